@@ -1,0 +1,90 @@
+"""Generate the Python code of every .proto file into ``slipway_protos``, and check the files with buf.
+
+Usage: ``python protos/generate.py [--check]``. With ``--check`` nothing is written: the committed code must be current and
+``buf lint`` must pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc_tools
+from google.rpc import status_pb2
+
+ROOT = Path(__file__).parent
+PACKAGE = ROOT / "slipway_protos"
+
+
+def protoc(*arguments: str) -> None:
+    """Run the protobuf compiler over every source, with the imports that Google's packages bring."""
+    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "slipway").rglob("*.proto"))
+    google = Path(status_pb2.__file__).parents[2]
+    include = Path(grpc_tools.__file__).parent / "_proto"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"-I{include}", f"-I{google}"]
+    subprocess.run([*command, *arguments, *sources], check=True)
+
+
+def generate(target: Path) -> None:
+    """Write messages, type stubs and services of ``slipway.v1`` as the package ``slipway_protos.v1``.
+
+    The compiler names modules after the folder of the source, ``slipway/v1``. The package ``slipway`` is the product's own,
+    so the generated modules move to a package of another name and import each other relatively.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        protoc(f"--python_out={scratch}", f"--pyi_out={scratch}", f"--grpc_python_out={scratch}")
+        generated = Path(scratch) / "slipway" / "v1"
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "__init__.py").write_text('"""Messages and services of slipway.v1. Generated; do not edit."""\n')
+        for path in sorted(generated.iterdir()):
+            text = re.sub(r"^from slipway\.v1 import ", "from . import ", path.read_text(), flags=re.MULTILINE)
+            (target / path.name).write_text(text)
+
+
+def lint() -> None:
+    """Check names, numbering and layout of the sources with buf, which reads the compiler's descriptors."""
+    with tempfile.TemporaryDirectory() as scratch:
+        image = Path(scratch) / "image.binpb"
+        protoc(f"--descriptor_set_out={image}", "--include_imports", "--include_source_info")
+        buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or "buf"
+        paths = [
+            argument
+            for path in sorted((ROOT / "slipway").rglob("*.proto"))
+            for argument in ("--path", str(path.relative_to(ROOT)))
+        ]
+        subprocess.run([buf, "lint", str(image), "--config", str(ROOT.parent / "buf.yaml"), *paths], check=True)
+
+
+def is_current() -> bool:
+    """Whether the committed code is what the sources give now."""
+    with tempfile.TemporaryDirectory() as scratch:
+        generate(Path(scratch) / "v1")
+        fresh, committed = Path(scratch) / "v1", PACKAGE / "v1"
+        names = sorted(path.name for path in fresh.iterdir())
+        if names != sorted(path.name for path in committed.iterdir() if path.is_file()):
+            return False
+        return not any(filecmp.cmpfiles(fresh, committed, names, shallow=False)[1:])
+
+
+def main() -> int:
+    """Generate, or check with ``--check``; the exit code is 1 when the committed code is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed code is out of date")
+    arguments = parser.parse_args()
+    if not arguments.check:
+        generate(PACKAGE / "v1")
+    lint()
+    if not is_current():
+        print("protos/slipway_protos is out of date: run make protos", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Messages and services of slipway.v1. Generated; do not edit."""

@@ -1,0 +1,317 @@
+"""Everything that can go wrong in an export, as one tree of exceptions and one table of reasons.
+
+::
+
+    ModelExportError
+    ├── ConfigurationError          the export configuration cannot be honoured
+    ├── CheckpointValidationError   the base model or the checkpoint is not usable
+    ├── ModelMergeError             the adapter cannot be merged exactly
+    ├── QuantizationError
+    ├── FormatExportError
+    │   ├── ONNXExportError
+    │   │   ├── TracerWarningError  a trace depends on the sample it was made with
+    │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
+    │   └── TensorRTBuildError
+    ├── ValidationError             an output does not behave like the fine-tuned model
+    ├── ArtifactError               the artifact store cannot give or take what was asked
+    ├── StageError                  the process that ran a stage ended without a result
+    └── ServiceError                the coordinator cannot be reached or refuses the call
+
+Every error carries a stable ``reason``. Recovery rules, exit codes and gRPC status codes follow from the reason alone,
+never from the class or the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+
+class Category(Enum):
+    """What kind of failure a reason is: decides the exit code and the gRPC status code."""
+
+    USAGE = (2, "INVALID_ARGUMENT")
+    INVALID_INPUT = (3, "INVALID_ARGUMENT")
+    NOT_FOUND = (3, "NOT_FOUND")
+    CONFLICT = (3, "ALREADY_EXISTS")
+    PRECONDITION = (3, "FAILED_PRECONDITION")
+    VALIDATION = (4, "FAILED_PRECONDITION")
+    RESOURCE = (5, "RESOURCE_EXHAUSTED")
+    UNSUPPORTED = (6, "UNIMPLEMENTED")
+    UNAVAILABLE = (7, "UNAVAILABLE")
+    TIMEOUT = (7, "DEADLINE_EXCEEDED")
+    DATA_LOSS = (7, "DATA_LOSS")
+    CANCELLED = (130, "CANCELLED")
+    INTERNAL = (1, "INTERNAL")
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command line for this kind of failure."""
+        return self.value[0]
+
+    @property
+    def status_code(self) -> str:
+        """Name of the gRPC status code, as in :class:`grpc.StatusCode`."""
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One row of the table of reasons: its category, whether repeating the same attempt can help, and its meaning."""
+
+    category: Category
+    meaning: str
+    retryable: bool = False
+
+
+_C = Category
+REASONS: Mapping[str, Reason] = {
+    # Configuration and command line
+    "CONFIGURATION_INVALID": Reason(_C.INVALID_INPUT, "one or more settings are unknown, impossible or in conflict"),
+    "CONFIGURATION_NOT_FOUND": Reason(_C.INVALID_INPUT, "the configuration file does not exist or cannot be read"),
+    "PARAMS_INVALID": Reason(_C.INVALID_INPUT, "a stage was given parameters that its model refuses"),
+    "STAGE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings a stage of this name"),
+    "INPUT_MISSING": Reason(_C.INVALID_INPUT, "a stage was not given one of its inputs, or one it does not know"),
+    # Base model and checkpoint
+    "BASE_MODEL_NOT_FOUND": Reason(
+        _C.NOT_FOUND, "the base model is neither a folder nor in the local Hugging Face cache"
+    ),
+    "BASE_MODEL_INVALID": Reason(
+        _C.INVALID_INPUT, "the base model's folder is incomplete or of an unknown architecture"
+    ),
+    "CHECKPOINT_NOT_FOUND": Reason(_C.NOT_FOUND, "no folder, or no checkpoint in it"),
+    "CHECKPOINT_INCOMPLETE": Reason(_C.INVALID_INPUT, "the newest usable checkpoint is half-written or lacks a file"),
+    "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
+    "ADAPTER_CONFIG_INVALID": Reason(_C.INVALID_INPUT, "adapter_config.json is not readable or contradicts itself"),
+    "ADAPTER_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this adapter type or option is not merged by this version"),
+    "SAFETENSORS_CORRUPT": Reason(_C.INVALID_INPUT, "a safetensors file is truncated or its header is not valid"),
+    "UNSAFE_PICKLE": Reason(_C.INVALID_INPUT, "weights are a pickle that would run code when loaded"),
+    "DTYPE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "a tensor has a data type this stage does not convert"),
+    # Merge
+    "ADAPTER_TENSOR_UNUSED": Reason(_C.INVALID_INPUT, "an adapter tensor belongs to no base weight"),
+    "ADAPTER_BASE_MISMATCH": Reason(_C.INVALID_INPUT, "the adapter's shapes do not fit this base model"),
+    "ADAPTER_NO_EFFECT": Reason(_C.INVALID_INPUT, "merging the adapter changes nothing"),
+    "NON_FINITE_WEIGHTS": Reason(_C.INVALID_INPUT, "weights contain NaN or infinity"),
+    # Quantization and formats
+    "QUANTIZATION_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this level cannot be made for this model or format"),
+    "QUANTIZATION_FAILED": Reason(_C.INTERNAL, "quantization stopped with an unexpected error"),
+    "OPSET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine cannot write the opset asked for"),
+    "EXPORT_ENGINE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine does not know this architecture"),
+    "EXPORT_ENGINE_FAILED": Reason(_C.INTERNAL, "the export engine stopped with an unexpected error"),
+    "EXPORT_PARITY_FAILED": Reason(_C.INTERNAL, "the exported graph does not compute what PyTorch computes"),
+    "TRACER_WARNING": Reason(_C.INTERNAL, "the trace depends on the values it was made with"),
+    "UNORDERED_MAP": Reason(_C.INTERNAL, "the legacy tracer failed with unordered_map::at"),
+    "ONNX_INVALID": Reason(_C.INVALID_INPUT, "the ONNX model is not readable or not valid"),
+    "UNSUPPORTED": Reason(_C.UNSUPPORTED, "this machine cannot run the stage; the message says what to install"),
+    "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
+    "TENSORRT_BUILD_FAILED": Reason(_C.INTERNAL, "TensorRT could not build an engine"),
+    # Validation
+    "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
+    "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),
+    # Resources and the process that runs a stage
+    "OUT_OF_MEMORY": Reason(_C.RESOURCE, "the stage needs more memory than it may use", retryable=True),
+    "DISK_FULL": Reason(_C.RESOURCE, "a file system has no space left", retryable=True),
+    "STAGE_CRASHED": Reason(_C.INTERNAL, "native code ended the stage's process by a signal", retryable=True),
+    "STAGE_KILLED": Reason(_C.INTERNAL, "somebody else ended the stage's process", retryable=True),
+    "STAGE_TIMEOUT": Reason(_C.TIMEOUT, "the stage took longer than its limit", retryable=True),
+    "STAGE_ERROR": Reason(_C.INTERNAL, "the stage stopped with an error nobody foresaw"),
+    "CANCELLED": Reason(_C.CANCELLED, "the export was cancelled"),
+    # Artifacts
+    "ARTIFACT_NOT_FOUND": Reason(_C.NOT_FOUND, "no artifact with this digest in the store"),
+    "ARTIFACT_CORRUPT": Reason(
+        _C.DATA_LOSS, "stored bytes do not have the digest they are stored under", retryable=True
+    ),
+    "ARTIFACT_INVALID": Reason(_C.INVALID_INPUT, "a folder or manifest that cannot be stored safely"),
+    "OUTPUT_EXISTS": Reason(_C.INVALID_INPUT, "the output folder holds something else already"),
+    "FILE_ERROR": Reason(_C.INVALID_INPUT, "a file or folder cannot be read or written"),
+    # Services
+    "EXPORT_NOT_FOUND": Reason(_C.NOT_FOUND, "no export of this name"),
+    "EXPORT_EXISTS": Reason(_C.CONFLICT, "an export of this name was created from another request"),
+    "EXPORT_STATE": Reason(_C.PRECONDITION, "the export's state does not allow this call"),
+    "REQUEST_INVALID": Reason(_C.INVALID_INPUT, "a field of the request is missing or malformed"),
+    "LEASE_LOST": Reason(_C.PRECONDITION, "the task was given to another worker since"),
+    "WORKER_BUSY": Reason(_C.RESOURCE, "the worker already runs as many tasks as it takes", retryable=True),
+    "COORDINATOR_UNAVAILABLE": Reason(_C.UNAVAILABLE, "the coordinator does not answer", retryable=True),
+    "COORDINATOR_LOCKED": Reason(_C.UNAVAILABLE, "another coordinator is active on this state", retryable=True),
+    "NO_WORKER": Reason(_C.UNAVAILABLE, "no worker takes this stage", retryable=True),
+    "INTERNAL": Reason(_C.INTERNAL, "a fault in Slipway itself"),
+}
+
+
+class ModelExportError(Exception):
+    """Base of every error Slipway raises on purpose.
+
+    Args:
+        message: What is wrong, naming the thing and its value.
+        reason: Key of :data:`REASONS`.
+        remedy: What the user can do about it; appended to the message.
+        about: What the error concerns, as names to values (``tensor``, ``file``, ``key`` …).
+        retryable: Whether the same attempt may succeed when repeated; the reason decides when not given.
+    """
+
+    default_reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        remedy: str = "",
+        about: Mapping[str, object] | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        self.reason = reason or self.default_reason
+        if self.reason not in REASONS:
+            raise ValueError(f"unknown reason {self.reason!r}: add it to slipway.errors.REASONS")
+        self.message = message
+        self.remedy = remedy
+        self.about = {key: str(value) for key, value in (about or {}).items()}
+        self.retryable = REASONS[self.reason].retryable if retryable is None else retryable
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+
+    def failure(self) -> Failure:
+        """This error as a value that crosses process and network boundaries."""
+        return Failure(
+            reason=self.reason,
+            message=self.message,
+            remedy=self.remedy,
+            error_type=type(self).__name__,
+            about=self.about,
+            retryable=self.retryable,
+        )
+
+
+class ConfigurationError(ModelExportError):
+    """The export configuration cannot be honoured."""
+
+    default_reason = "CONFIGURATION_INVALID"
+
+
+class CheckpointValidationError(ModelExportError):
+    """The base model or the checkpoint is missing, incomplete, corrupt or unsafe."""
+
+    default_reason = "CHECKPOINT_INCOMPLETE"
+
+
+class ModelMergeError(ModelExportError):
+    """The adapter cannot be merged exactly into this base model."""
+
+    default_reason = "ADAPTER_BASE_MISMATCH"
+
+
+class QuantizationError(ModelExportError):
+    """A quantization level cannot be made."""
+
+    default_reason = "QUANTIZATION_FAILED"
+
+
+class FormatExportError(ModelExportError):
+    """A format cannot be written."""
+
+    default_reason = "EXPORT_ENGINE_FAILED"
+
+
+class ONNXExportError(FormatExportError):
+    """The ONNX graph cannot be made or does not compute what PyTorch computes."""
+
+
+class TracerWarningError(ONNXExportError):
+    """A trace would silently depend on the values it was made with."""
+
+    default_reason = "TRACER_WARNING"
+
+
+class UnorderedMapError(ONNXExportError):
+    """The legacy tracer lost track of a value (``unordered_map::at``)."""
+
+    default_reason = "UNORDERED_MAP"
+
+
+class TensorRTBuildError(FormatExportError):
+    """TensorRT cannot parse the model or build an engine."""
+
+    default_reason = "TENSORRT_BUILD_FAILED"
+
+
+class ValidationError(ModelExportError):
+    """An output does not behave like the fine-tuned model."""
+
+    default_reason = "VALIDATION_FAILED"
+
+
+class ArtifactError(ModelExportError):
+    """The artifact store cannot give or take what was asked."""
+
+    default_reason = "ARTIFACT_NOT_FOUND"
+
+
+class StageError(ModelExportError):
+    """The process that ran a stage ended without a result of its own."""
+
+    default_reason = "STAGE_ERROR"
+
+
+class ServiceError(ModelExportError):
+    """The coordinator cannot be reached, or refuses a call."""
+
+    default_reason = "COORDINATOR_UNAVAILABLE"
+
+
+ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
+    cls.__name__: cls
+    for cls in (
+        ModelExportError,
+        ConfigurationError,
+        CheckpointValidationError,
+        ModelMergeError,
+        QuantizationError,
+        FormatExportError,
+        ONNXExportError,
+        TracerWarningError,
+        UnorderedMapError,
+        TensorRTBuildError,
+        ValidationError,
+        ArtifactError,
+        StageError,
+        ServiceError,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A :class:`ModelExportError` as plain data: what a stage's attempt ends with when it does not succeed."""
+
+    reason: str
+    message: str
+    remedy: str = ""
+    error_type: str = "ModelExportError"
+    about: dict[str, str] = field(default_factory=dict)
+    retryable: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command line for this failure."""
+        return REASONS[self.reason].category.exit_code if self.reason in REASONS else 1
+
+    def error(self) -> ModelExportError:
+        """The exception this failure was made from; an unknown reason (a newer peer's) becomes INTERNAL."""
+        cls = ERROR_TYPES.get(self.error_type, ModelExportError)
+        reason, message = self.reason, self.message
+        if reason not in REASONS:
+            reason, message = "INTERNAL", f"{self.reason}: {self.message}"
+        return cls(message, reason=reason, remedy=self.remedy, about=self.about, retryable=self.retryable)
+
+    def to_json(self) -> dict[str, Any]:
+        """This failure as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Failure:
+        """The failure that :meth:`to_json` wrote."""
+        return cls(**data)
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message

@@ -1,0 +1,159 @@
+"""The contract between Slipway and a stage: a plain function from input folders to output folders.
+
+A stage package has one module, ``stage.py``, with its parameters, its ``run`` function and a :class:`Stage` value named
+``STAGE``. It knows nothing of stores, services or tracing; the executor runs it in a child process of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from slipway.errors import StageError
+
+
+class StageParams(BaseModel):
+    """Base of every stage's parameters: frozen, strict, unknown fields refused, defaults checked."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+
+
+P = TypeVar("P", bound=StageParams)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage is. ``total`` is 0 while unknown; ``unit`` is ``bytes``, ``tensors``, ``layers``, ``samples`` …"""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass
+class Context:
+    """What a running stage may use beside its inputs and parameters.
+
+    Attributes:
+        workdir: Empty folder of this attempt; outputs are written below it. Removed with the attempt.
+        log: Logger of this attempt.
+        max_memory_bytes: Anonymous memory the stage should stay below.
+        threads: Threads that numeric libraries may use.
+    """
+
+    workdir: Path
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("slipway.stage"))
+    max_memory_bytes: int = 4 << 30
+    threads: int = 1
+    facts: dict[str, Any] = field(default_factory=dict)
+    on_progress: Callable[[Progress], None] = lambda _: None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def progress(self, phase: str, *, done: int, total: int = 0, unit: str = "bytes") -> None:
+        """Report progress, and stop here if the attempt was cancelled.
+
+        Cheap enough to call once per tensor or sample; call it at least once a second where that is possible.
+
+        Raises:
+            StageError: reason ``CANCELLED``.
+        """
+        self.check_cancelled()
+        self.on_progress(Progress(phase=phase, done=done, total=total, unit=unit))
+
+    def check_cancelled(self) -> None:
+        """Stop here if the attempt was cancelled.
+
+        Raises:
+            StageError: reason ``CANCELLED``.
+        """
+        if self.cancelled.is_set():
+            raise StageError("the stage was cancelled", reason="CANCELLED")
+
+    def record(self, **facts: Any) -> None:
+        """Add JSON-ready facts about the result (sizes, norms, chosen engine); they travel with it into the report."""
+        self.facts.update(facts)
+
+    def warn(self, message: str) -> None:
+        """Log a warning that the user will also find in the export's result."""
+        self.log.warning(message)
+        self.facts.setdefault("warnings", []).append(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A library or device a stage can work with, as ``slipway doctor`` shows it.
+
+    Attributes:
+        name: For example ``onnx``, ``tensorrt-rtx``.
+        available: Whether it can be used on this machine now.
+        version: Its version, empty when not installed.
+        detail: What it gives when available, otherwise what is missing and how to get it.
+    """
+
+    name: str
+    available: bool
+    version: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Stage(Generic[P]):
+    """One kind of work: names, versions, and the function that does it.
+
+    Attributes:
+        name: Name on the command line, in plans and in reports.
+        version: Raised whenever the same inputs and parameters give other output; part of the action key.
+        inputs: Names of the input folders, all required.
+        outputs: Names of the output folders.
+        params: The stage's parameters.
+        run: ``run(inputs, params, ctx) -> {output name: folder below ctx.workdir}``. It may raise any
+            :class:`~slipway.errors.ModelExportError`; whatever else it raises is reported as ``STAGE_ERROR``.
+        libraries: Distributions whose versions shape the output; part of the action key.
+        more_inputs: Whether inputs with other names are taken too (validate takes every output by its format's name).
+        device_bound: Whether the output depends on the GPU's architecture; it is then part of the action key.
+        probe: What this machine offers the stage. Looks at installed metadata only; imports nothing heavy.
+    """
+
+    name: str
+    version: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    params: type[P]
+    run: Callable[[Mapping[str, Path], P, Context], dict[str, Path]]
+    libraries: tuple[str, ...] = ()
+    more_inputs: bool = False
+    device_bound: bool = False
+    probe: Callable[[], tuple[Provider, ...]] | None = None
+
+    def library_versions(self) -> dict[str, str]:
+        """Installed versions of :attr:`libraries`; empty for one that is not installed."""
+        return {name: installed_version(name) for name in self.libraries}
+
+    def providers(self) -> tuple[Provider, ...]:
+        """What this machine offers the stage; by default, its libraries."""
+        if self.probe is not None:
+            return self.probe()
+        return tuple(library_provider(name) for name in self.libraries)
+
+
+def installed_version(distribution: str) -> str:
+    """Version of an installed distribution, or an empty string."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def library_provider(distribution: str) -> Provider:
+    """A distribution as a provider that is available when installed."""
+    found = installed_version(distribution)
+    detail = "" if found else f"pip install {distribution}"
+    return Provider(name=distribution, available=bool(found), version=found, detail=detail)
