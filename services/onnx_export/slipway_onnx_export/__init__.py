@@ -1,0 +1,1 @@
+"""Stage onnx_export: a merged PyTorch model to an ONNX decoder with KV cache."""

@@ -1,0 +1,102 @@
+"""Engines that make the graph of a decoder; they never touch its weights.
+
+Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`GraphRequest` and returns an
+:class:`EngineGraph`: the graph with named initializers that have no value, and where each value lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+import onnx_ir as ir
+import torch
+from slipway.errors import ONNXExportError
+
+from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.stage import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRequest:
+    """What is asked of an engine: the parameters that shape the graph, with the opset decided."""
+
+    opset: int
+    optimize: bool
+    runtime: Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGraph:
+    """A decoder's graph without weights.
+
+    Attributes:
+        model: The graph. Inputs and outputs carry the field's names; every weight is an initializer without a value.
+        weights: For each such initializer, the tensor it stands for (a view of the source's mapped files).
+    """
+
+    model: ir.Model
+    weights: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One way of making a graph.
+
+    Attributes:
+        name: As in the stage's ``engine`` parameter.
+        opsets: Opsets it can really write, ascending.
+        preferred: Opset taken when none is asked for, by runtime.
+        module: Module with ``build(source, request) -> EngineGraph``; imported when first used.
+    """
+
+    name: str
+    opsets: tuple[int, ...]
+    preferred: Mapping[Runtime, int]
+    module: str
+
+    def build(self, source: ModelSource, request: GraphRequest) -> EngineGraph:
+        """Make the graph.
+
+        Raises:
+            ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` when the architecture is not known to it,
+                ``EXPORT_ENGINE_FAILED`` when it stops with an error of its own.
+        """
+        build: Callable[[ModelSource, GraphRequest], EngineGraph] = import_module(self.module).build
+        return build(source, request)
+
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine
+    for engine in (Engine("mobius", (23, 24), {"onnxruntime": 23}, "slipway_onnx_export.engines.mobius"),)
+}
+
+# TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; 20 is what it parses in full.
+TENSORRT_MAX_OPSET = 20
+
+
+def choose_opset(engine: Engine, opset: int | None, *, runtime: Runtime) -> int:
+    """The opset to write: the one asked for, or the engine's preferred one.
+
+    Raises:
+        ONNXExportError: ``OPSET_UNSUPPORTED``; ``about`` tells what the engine supports for this runtime.
+    """
+    limit = TENSORRT_MAX_OPSET if runtime == "tensorrt" else max(engine.opsets)
+    supported = tuple(number for number in engine.opsets if number <= limit)
+    chosen = engine.preferred.get(runtime) if opset is None else opset
+    if chosen in supported:
+        return chosen
+    span = opset_span(supported)
+    raise ONNXExportError(
+        f"engine {engine.name} cannot write opset {chosen or f'≤ {limit}'} for {runtime}"
+        + (f"; it writes {span}" if span else ""),
+        reason="OPSET_UNSUPPORTED",
+        remedy="choose another engine" + (f" or an opset in {span}" if span else ""),
+        about={"engine": engine.name, "opset": chosen or limit, "supported_opsets": span, "runtime": runtime},
+    )
+
+
+def opset_span(opsets: tuple[int, ...]) -> str:
+    """Opsets as ``18-23``; empty when there are none. Engines support contiguous ranges."""
+    return f"{min(opsets)}-{max(opsets)}" if opsets else ""

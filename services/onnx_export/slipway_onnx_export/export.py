@@ -1,0 +1,140 @@
+"""The stage's course: open, build the graph, stream the weights, prove, pack."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from slipway.errors import ONNXExportError
+from slipway.stage import Context
+
+from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
+from slipway_onnx_export.graph import declare_interface, settle
+from slipway_onnx_export.package import complete_folder
+from slipway_onnx_export.parity import check_parity
+from slipway_onnx_export.source import ModelSource, open_source
+from slipway_onnx_export.stage import OnnxExportParams
+from slipway_onnx_export.weights import stream_weights
+
+MODEL_FILE = "model.onnx"
+# Runtimes hold the weights once, packed, besides activations and libraries.
+PARITY_OVERHEAD = 1.3
+
+
+def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) -> Path:
+    """Export the model in ``source_folder`` to ``ctx.workdir / "onnx"`` and return that folder.
+
+    Raises:
+        ONNXExportError: with the reasons listed in the README.
+    """
+    torch.set_num_threads(ctx.threads)
+    started = time.monotonic()
+    engine = ENGINES[params.engine]
+    opset = choose_opset(engine, params.opset, runtime=params.runtime)
+    source = open_source(source_folder)
+    _refuse_unknown_families(source, engine)
+
+    ctx.progress("graph", done=0, total=1, unit="graphs")
+    model, weights = _graph(source, engine, opset, params)
+    ctx.progress("graph", done=1, total=1, unit="graphs")
+
+    folder = ctx.workdir / "onnx"
+    folder.mkdir()
+    data_bytes = stream_weights(
+        model, weights, folder=folder, on_tensor=lambda done, total: ctx.progress("weights", done=done, total=total)
+    )
+    ir.save(model, folder / MODEL_FILE)
+    _verify_opset(folder / MODEL_FILE, engine, opset)
+
+    facts: dict[str, Any] = {
+        "engine": engine.name,
+        "opset": opset,
+        "runtime": params.runtime,
+        "architecture": source.architecture,
+        "precision": "float32",
+        "nodes": sum(1 for _ in model.graph.all_nodes()),
+        "operators": dict(sorted(Counter(_operator(node) for node in model.graph.all_nodes()).items())),
+        "graph_bytes": (folder / MODEL_FILE).stat().st_size,
+        "data_bytes": data_bytes,
+    }
+    facts |= _prove(source, folder / MODEL_FILE, params, ctx)
+    complete_folder(folder, source=source, params=params, facts=facts)
+    ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
+    return folder
+
+
+def _graph(
+    source: ModelSource, engine: Engine, opset: int, params: OnnxExportParams
+) -> tuple[ir.Model, dict[str, torch.Tensor]]:
+    made = engine.build(source, GraphRequest(opset=opset, optimize=params.optimize_graph, runtime=params.runtime))
+    weights = settle(made.model, made.weights)
+    declare_interface(made.model, source, dynamic_axes=params.dynamic_axes)
+    return made.model, weights
+
+
+def _operator(node: ir.Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _refuse_unknown_families(source: ModelSource, engine: Engine) -> None:
+    """Only text decoders are exported so far; say so before any work."""
+    config = source.config
+    if getattr(config, "is_encoder_decoder", False):
+        family = "encoder-decoder"
+    elif not any(
+        name.endswith(("ForCausalLM", "LMHeadModel")) for name in getattr(config, "architectures", None) or ()
+    ):
+        family = "not a causal language model"
+    else:
+        return
+    raise ONNXExportError(
+        f"{source.architecture} is {'an ' if family[0] == 'e' else ''}{family}; the ONNX export takes text decoders",
+        reason="EXPORT_ENGINE_UNSUPPORTED",
+        remedy="switch formats.onnx off for this model",
+        about={
+            "engine": engine.name,
+            "architecture": source.architecture,
+            "model_type": config.model_type,
+            "family": family,
+            "supported_engines": "",
+        },
+    )
+
+
+def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
+    """Read the written file back: an engine that fell back to another opset must not pass unnoticed."""
+    import onnx
+
+    written = {entry.domain: entry.version for entry in onnx.load(path, load_external_data=False).opset_import}
+    if written.get("", written.get("ai.onnx")) != opset:
+        raise ONNXExportError(
+            f"engine {engine.name} wrote opset {written.get('')} instead of {opset}",
+            reason="OPSET_UNSUPPORTED",
+            remedy="ask for another opset or engine",
+            about={"engine": engine.name, "opset": opset, "written": written.get("")},
+        )
+    onnx.checker.check_model(str(path))
+
+
+def _prove(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Context) -> dict[str, Any]:
+    """Compare with PyTorch, unless told not to or the memory does not allow it."""
+    needed = int(source.fp32_bytes * PARITY_OVERHEAD)
+    if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
+        reason = "switched off" if params.parity == "never" else f"needs {needed} bytes of {ctx.max_memory_bytes}"
+        ctx.warn(f"the ONNX model was not compared with PyTorch ({reason}); the validate stage still compares outputs")
+        return {"parity": "skipped"}
+    ctx.progress("parity", done=0, total=1, unit="comparisons")
+    report = check_parity(
+        source, path, tolerance=params.parity_tolerance, threads=ctx.threads, fixed_batch=not params.dynamic_axes
+    )
+    ctx.progress("parity", done=1, total=1, unit="comparisons")
+    return {
+        "parity": "passed",
+        "parity_max_abs_diff": report.max_abs_diff,
+        "parity_scale": report.scale,
+        "parity_calls": report.calls,
+    }

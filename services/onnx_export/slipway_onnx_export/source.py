@@ -1,0 +1,137 @@
+"""The merged model's folder: its configuration, and its weights as views of the mapped safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from slipway.errors import ONNXExportError
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A Hugging Face model folder opened for export.
+
+    Attributes:
+        folder: Where it lies.
+        config: Its transformers configuration.
+        weights: Tensors by name. They are views of mapped files: reading one costs page cache, not memory of its own.
+    """
+
+    folder: Path
+    config: Any
+    weights: Mapping[str, torch.Tensor]
+
+    @property
+    def architecture(self) -> str:
+        """Class name in the configuration, otherwise its model type."""
+        names = getattr(self.config, "architectures", None)
+        return names[0] if names else str(self.config.model_type)
+
+    @property
+    def tied(self) -> bool:
+        """Whether input embedding and lm_head are one tensor."""
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
+    @property
+    def fp32_bytes(self) -> int:
+        """Size of all weights as float32."""
+        return sum(4 * tensor.numel() for tensor in self.weights.values())
+
+
+def open_source(folder: Path) -> ModelSource:
+    """Open a merged model's folder.
+
+    Raises:
+        ONNXExportError: ``BASE_MODEL_INVALID`` (no configuration, no weights, a shard missing, an unknown model type),
+            ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``, ``DTYPE_UNSUPPORTED`` (the weights are quantized).
+    """
+    config = _read_config(folder)
+    if getattr(config, "quantization_config", None):
+        raise ONNXExportError(
+            f"the model in {folder.name} is already quantized",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="export the unquantized model, then quantize the ONNX model",
+            about={"file": "config.json", "key": "quantization_config"},
+        )
+    weights: dict[str, torch.Tensor] = {}
+    for path in _weight_files(folder):
+        weights.update(_open_weights(path))
+    for name in sorted(weights):
+        if weights[name].dtype not in FLOAT_DTYPES and weights[name].is_floating_point():
+            raise ONNXExportError(
+                f"tensor {name!r} is {weights[name].dtype}, which is not exported",
+                reason="DTYPE_UNSUPPORTED",
+                remedy="merge to float32, bfloat16 or float16",
+                about={"tensor": name, "dtype": weights[name].dtype},
+            )
+    return ModelSource(folder=folder, config=config, weights=weights)
+
+
+def _read_config(folder: Path) -> Any:
+    path = folder / "config.json"
+    try:
+        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except FileNotFoundError as error:
+        raise _invalid(f"{folder.name} has no config.json", file="config.json") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise _invalid(f"config.json of {folder.name} is not a JSON object: {error}", file="config.json") from error
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise _invalid(
+            f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",
+            file="config.json",
+            model_type=model_type,
+        ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        if (single := folder / "model.safetensors").is_file():
+            return [single]
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles:
+            raise ONNXExportError(
+                f"the weights in {folder.name} are a pickle, {pickles[0]!r}",
+                reason="UNSAFE_PICKLE",
+                remedy="convert them to safetensors",
+                about={"file": pickles[0]},
+            )
+        raise _invalid(f"{folder.name} has no model.safetensors", file="model.safetensors")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
+        raise _invalid(f"{index.name} is not readable: {error}", file=index.name) from error
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise _invalid(f"{index.name} names the shard {name!r}, which is not in {folder.name}", file=name)
+    return [folder / name for name in names]
+
+
+def _open_weights(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except SafetensorError as error:
+        raise ONNXExportError(
+            f"{path.name} is not a valid safetensors file: {error}",
+            reason="SAFETENSORS_CORRUPT",
+            remedy="make the merged model again",
+            about={"file": path.name},
+        ) from error
+
+
+def _invalid(message: str, **about: object) -> ONNXExportError:
+    return ONNXExportError(
+        message, reason="BASE_MODEL_INVALID", remedy="give a complete transformers model folder", about=about
+    )
