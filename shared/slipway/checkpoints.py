@@ -1,0 +1,254 @@
+"""Checkpoints of a LoRA training run: which there are, which are whole, and which is the newest of those.
+
+A run's folder holds ``checkpoint-<step>`` folders as transformers' Trainer writes them; a checkpoint's own folder (or a
+folder that only holds a saved adapter) is taken as well. Steps come from ``trainer_state.json`` and the folder's number,
+never from modification times, which copies and downloads do not keep.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_PICKLE,
+    ADAPTER_WEIGHTS,
+    MODEL_INDEX,
+    MODEL_WEIGHTS,
+    model_files,
+    resolve_base_model,
+    travelling_files,
+)
+from slipway.safetensors_file import read_safetensors
+
+__all__ = [
+    "Checkpoint",
+    "Problem",
+    "find_checkpoint",
+    "inspect_checkpoint",
+    "list_checkpoints",
+    "model_files",
+    "read_adapter_config",
+    "resolve_base_model",
+    "travelling_files",
+]
+
+TRAINER_STATE = "trainer_state.json"
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+_UNFINISHED = re.compile(r"tmp-checkpoint-(\d+)")  # the name under which Trainer writes before it renames
+_REMEDIES = {
+    "UNSAFE_PICKLE": "save the adapter as safetensors where you trust it: model.save_pretrained(…)",
+    "ADAPTER_CONFIG_MISSING": "copy adapter_config.json from the run, or name the folder that has it",
+    "ADAPTER_CONFIG_INVALID": "copy adapter_config.json from the run again",
+    "SAFETENSORS_CORRUPT": "copy the checkpoint again, or use another one",
+    "CHECKPOINT_INCOMPLETE": "let the upload or the save finish, or use another checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a checkpoint cannot be used."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint folder.
+
+    Attributes:
+        path: Its folder.
+        step: Optimizer step it was saved at; None for an adapter saved outside a run.
+        problems: Why it cannot be used; empty when it is whole.
+        loss: Training loss last logged before it was saved, if any.
+        eval_loss: Evaluation loss last logged before it was saved, if any.
+        rank: ``r`` of the adapter.
+        base_model: Name of the base model as the adapter's configuration gives it.
+        warnings: What the user should know: skipped newer checkpoints with the reason, contradictory steps.
+    """
+
+    path: Path
+    step: int | None = None
+    problems: tuple[Problem, ...] = ()
+    loss: float | None = None
+    eval_loss: float | None = None
+    rank: int | None = None
+    base_model: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it can be merged, as far as its files' structure tells."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """This checkpoint as JSON-ready data."""
+        return {**asdict(self), "path": str(self.path), "healthy": self.healthy}
+
+
+def find_checkpoint(path: Path | str, *, auto_detect_latest: bool = True) -> Checkpoint:
+    """The checkpoint to export: the folder itself when it holds an adapter, else the newest whole one below it.
+
+    Newer checkpoints that are broken are named, with the reason, in :attr:`Checkpoint.warnings`.
+
+    Raises:
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when there is none; the newest one's own reason
+            (``CHECKPOINT_INCOMPLETE``, ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
+            ``UNSAFE_PICKLE``) when none is usable.
+    """
+    folder = Path(path).expanduser()
+    found = list_checkpoints(folder)
+    if not auto_detect_latest:
+        found = [checkpoint for checkpoint in found if checkpoint.path == folder]
+    if not found:
+        raise _not_found(folder, auto_detect_latest)
+    skipped: list[str] = []
+    for checkpoint in found:
+        if checkpoint.healthy:
+            return replace(checkpoint, warnings=(*checkpoint.warnings, *skipped))
+        why = "; ".join(problem.message for problem in checkpoint.problems)
+        skipped.append(f"skipped {checkpoint.path}: {why}")
+    newest, first = found[0], found[0].problems[0]
+    others = "" if len(found) == 1 else f" ({len(found)} checkpoints, none usable: {' | '.join(skipped)})"
+    raise CheckpointValidationError(
+        f"checkpoint {newest.path}: {first.message}{others}",
+        reason=first.reason,
+        remedy=_REMEDIES.get(first.reason, "use another checkpoint"),
+        about={"checkpoint": newest.path},
+    )
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """All checkpoints at a folder: itself when it holds an adapter, then those below it, newest step first.
+
+    Raises:
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise CheckpointValidationError(
+            f"checkpoint folder {folder} does not exist",
+            reason="CHECKPOINT_NOT_FOUND",
+            remedy="check checkpoint.path",
+            about={"checkpoint": folder},
+        )
+    own_names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE)
+    itself = _FOLDER.fullmatch(folder.name) or any((folder / name).exists() for name in own_names)
+    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and _number(entry) is not None]
+    checkpoints = [inspect_checkpoint(entry) for entry in below]
+    checkpoints.sort(key=lambda checkpoint: (checkpoint.step or 0, _number(checkpoint.path) or 0), reverse=True)
+    return [*([inspect_checkpoint(folder)] if itself else []), *checkpoints]
+
+
+def inspect_checkpoint(folder: Path) -> Checkpoint:
+    """What one checkpoint folder holds and whether it is whole. Reads headers and JSON only; raises nothing."""
+    problems: list[Problem] = []
+    config: dict[str, Any] = {}
+    if _UNFINISHED.fullmatch(folder.name):
+        problems.append(Problem("CHECKPOINT_INCOMPLETE", "it was still being written when its process ended"))
+    try:
+        config = read_adapter_config(folder)
+    except CheckpointValidationError as error:
+        problems.append(Problem(error.reason, error.message))
+    problems.extend(_weight_problems(folder))
+    state, warnings = _trainer_state(folder)
+    rank = config.get("r")
+    base = config.get("base_model_name_or_path")
+    return Checkpoint(
+        path=folder,
+        step=state.get("global_step", _number(folder)),
+        problems=tuple(problems),
+        loss=_last_logged(state, "loss"),
+        eval_loss=_last_logged(state, "eval_loss"),
+        rank=rank if isinstance(rank, int) else None,
+        base_model=base if isinstance(base, str) and base else None,
+        warnings=warnings,
+    )
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """``adapter_config.json`` of a checkpoint as plain data.
+
+    Raises:
+        CheckpointValidationError: ``ADAPTER_CONFIG_MISSING`` or ``ADAPTER_CONFIG_INVALID``.
+    """
+    path = folder / ADAPTER_CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        full = any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX))
+        what = f"no {ADAPTER_CONFIG}" + (" (it holds a whole model, not an adapter)" if full else "")
+        raise _config_error(what, folder, "ADAPTER_CONFIG_MISSING") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _config_error(f"{ADAPTER_CONFIG} is not readable JSON ({error})", folder) from error
+    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
+        raise _config_error(f"{ADAPTER_CONFIG} does not say its peft_type", folder)
+    return config
+
+
+def _config_error(what: str, folder: Path, reason: str = "ADAPTER_CONFIG_INVALID") -> CheckpointValidationError:
+    return CheckpointValidationError(
+        what, reason=reason, remedy=_REMEDIES[reason], about={"file": folder / ADAPTER_CONFIG}
+    )
+
+
+def _weight_problems(folder: Path) -> list[Problem]:
+    weights = folder / ADAPTER_WEIGHTS
+    if not weights.is_file():
+        if (folder / ADAPTER_PICKLE).is_file():
+            message = f"its weights are a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded"
+            return [Problem("UNSAFE_PICKLE", message)]
+        return [Problem("CHECKPOINT_INCOMPLETE", f"no {ADAPTER_WEIGHTS}")]
+    if weights.stat().st_size == 0:
+        return [Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} is empty (half-written)")]
+    try:
+        tensors = read_safetensors(weights).tensors
+    except CheckpointValidationError as error:
+        return [Problem(error.reason, error.message)]
+    return [] if tensors else [Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} holds no tensor")]
+
+
+def _trainer_state(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The trainer's state (empty when there is none) and what is odd about it; it never makes an adapter unusable."""
+    try:
+        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ()
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, (f"{folder / TRAINER_STATE} is not readable ({error}): the step is taken from the folder's name",)
+    if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
+        return {}, (f"{folder / TRAINER_STATE} names no global_step: the step is taken from the folder's name",)
+    number = _number(folder)
+    if number is not None and number != state["global_step"]:
+        return state, (f"{folder} was saved at step {state['global_step']} according to {TRAINER_STATE}",)
+    return state, ()
+
+
+def _last_logged(state: dict[str, Any], key: str) -> float | None:
+    history = state.get("log_history")
+    values = (
+        [entry[key] for entry in history if isinstance(entry, dict) and key in entry]
+        if isinstance(history, list)
+        else []
+    )
+    return float(values[-1]) if values and isinstance(values[-1], int | float) else None
+
+
+def _number(folder: Path) -> int | None:
+    match = _FOLDER.fullmatch(folder.name) or _UNFINISHED.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def _not_found(folder: Path, auto_detect_latest: bool) -> CheckpointValidationError:
+    hint = "name a run's folder with checkpoint-<step> folders, or a folder with adapter_config.json"
+    return CheckpointValidationError(
+        f"no checkpoint in {folder}",
+        reason="CHECKPOINT_NOT_FOUND",
+        remedy=hint if auto_detect_latest else "name the checkpoint's own folder, or set checkpoint.auto_detect_latest",
+        about={"checkpoint": folder},
+    )

@@ -1,0 +1,129 @@
+"""Which files make up a model, a tokenizer or an adapter, and where a base model is found.
+
+Everything that leaves a training run goes through these lists, so that optimizer states, random-number states, trainer
+states and pickles never travel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway.errors import CheckpointValidationError
+from slipway.safetensors_file import INDEX_SUFFIX, read_index
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+#: Files of a tokenizer (or processor), as transformers' tokenizers of all families save them.
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "normalizer.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "special_tokens_map.json",
+    "spiece.model",
+    "spm.model",
+    "target.spm",
+    "tekken.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    *CHAT_TEMPLATES,
+)
+#: Folder of named chat templates beside the default one.
+CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_PICKLE = "adapter_model.bin"
+MODEL_WEIGHTS = "model.safetensors"
+MODEL_INDEX = f"model{INDEX_SUFFIX}"
+MODEL_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Tokenizer and chat-template files of a folder, sorted."""
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    return sorted([*found, *(folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja")])
+
+
+def travelling_files(folder: Path) -> list[Path]:
+    """What travels of a checkpoint: adapter configuration and weights, tokenizer, chat template, generation settings."""
+    own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
+    return sorted([*(folder / name for name in own if (folder / name).is_file()), *tokenizer_files(folder)])
+
+
+def model_files(folder: Path) -> list[Path]:
+    """What travels of a model: configuration, safetensors weights (the shards its index names), tokenizer, chat template.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the configuration, the weights or a shard is missing;
+            ``UNSAFE_PICKLE`` when the weights are a pickle only.
+    """
+    if not (folder / CONFIG).is_file():
+        raise CheckpointValidationError(
+            f"{folder} has no {CONFIG}",
+            reason="BASE_MODEL_INVALID",
+            remedy="name a Hugging Face model folder",
+            about={"folder": folder},
+        )
+    weights = [MODEL_WEIGHTS]
+    if not (folder / MODEL_WEIGHTS).is_file():
+        _refuse_pickle(folder)
+        weights = [MODEL_INDEX, *sorted(set(read_index(folder / MODEL_INDEX).values()))]
+    own = [CONFIG, *weights, *([GENERATION_CONFIG] if (folder / GENERATION_CONFIG).is_file() else [])]
+    return sorted([*(folder / name for name in own), *tokenizer_files(folder)])
+
+
+def _refuse_pickle(folder: Path) -> None:
+    pickles = [name for name in MODEL_PICKLES if (folder / name).is_file()]
+    if pickles and not (folder / MODEL_INDEX).is_file():
+        raise CheckpointValidationError(
+            f"{folder} has its weights only as a pickle ({pickles[0]}), which can run code when it is loaded",
+            reason="UNSAFE_PICKLE",
+            remedy="use a safetensors revision of the model, or convert it where you trust it: "
+            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)",
+            about={"file": folder / pickles[0]},
+        )
+
+
+def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
+    """Folder of a base model: a local folder, or its snapshot in the local Hugging Face cache. Never downloads.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``, ``BASE_MODEL_INVALID`` or ``UNSAFE_PICKLE``.
+    """
+    local = Path(name).expanduser()
+    folder = local.resolve() if local.is_dir() else _cached_snapshot(name, revision)
+    model_files(folder)
+    return folder
+
+
+def _cached_snapshot(name: str, revision: str | None) -> Path:
+    remedy = f"give the path of its folder, or download it first: hf download {name}"
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise CheckpointValidationError(
+            f"base model {name!r} is not a folder, and huggingface_hub, which knows the local cache, is not installed",
+            reason="BASE_MODEL_NOT_FOUND",
+            remedy="give the path of its folder, or pip install huggingface_hub",
+            about={"base_model": name},
+        ) from error
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except HFValidationError as error:  # neither an existing folder nor possible as a repository's name
+        what = f"base model {name!r} does not exist as a folder"
+        remedy = "check base_model.name"
+        cause: Exception = error
+    except LocalEntryNotFoundError as error:
+        what = f"base model {name!r} is neither a folder nor in the local Hugging Face cache"
+        cause = error
+    raise CheckpointValidationError(
+        what, reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"base_model": name}
+    ) from cause
