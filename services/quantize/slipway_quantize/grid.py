@@ -1,0 +1,68 @@
+"""The grid: how a group of weights becomes small integers and one scale.
+
+Axes: N output features, K input features, G groups of one row (K = G · group size).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SMALLEST_SCALE = 1e-37  # its inverse is still a float32
+
+
+def quantize_groups(weight: Tensor, *, bits: int, group_size: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Symmetric round-to-nearest onto a grid whose scale fits each group by least squares.
+
+    The grid of ``bits`` bits reaches one step further down than up, so the scale takes the sign that puts the group's
+    largest weight on the long side (as Intel's AutoRound and ONNX Runtime's own quantizer do). One least-squares step
+    then moves the scale to the optimum for the codes chosen, and the codes are chosen again for the scale as stored:
+    together a quarter less squared error at 4 bits than ``max(abs) / 7``, for three more passes.
+
+    Args:
+        weight: (N, K) floating point, finite; K divisible by ``group_size``.
+        bits: 4 or 8.
+        group_size: Weights per scale.
+        scale_dtype: Type the scales will be stored in.
+
+    Returns:
+        Codes (N, K) int8 in ``-2**(bits-1) … 2**(bits-1)-1``, and scales (N, G) of ``scale_dtype``;
+        ``dequantize_groups`` of the two is the weight a model computes with.
+    """
+    rows, columns = weight.shape
+    groups = weight.float().view(rows, columns // group_size, group_size)  # (N, G, group_size)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))  # (N, G, 1), signed
+    scale = largest / -(1 << (bits - 1))
+    codes = _nearest(groups, scale, bits=bits)
+    squares = codes.square().sum(-1, keepdim=True)
+    fitted = (codes * groups).sum(-1, keepdim=True) / squares.clamp_min(1)
+    # All codes are zero only where the group is zero or its scale underflows; the scale is then irrelevant.
+    scale = torch.where(squares > 0, fitted, scale).to(scale_dtype)
+    codes = _nearest(groups, scale.float(), bits=bits)
+    return codes.to(torch.int8).view(rows, columns), scale.squeeze(-1)
+
+
+def dequantize_groups(codes: Tensor, scales: Tensor) -> Tensor:
+    """Weights (N, K) in float32 from codes (N, K) and scales (N, G)."""
+    rows, columns = codes.shape
+    grouped = codes.view(rows, scales.shape[1], -1).float() * scales.float().unsqueeze(-1)
+    return grouped.view(rows, columns)
+
+
+def pack_codes(codes: Tensor, *, bits: int) -> Tensor:
+    """Codes (N, K) as unsigned bytes (N, K · bits / 8), offset by ``2**(bits-1)``, the first of two nibbles lowest.
+
+    Read as little-endian int32 words this is the ``pack-quantized`` layout of compressed-tensors (K a multiple of 8), and
+    read as bytes it is ``B`` of ONNX Runtime's MatMulNBits.
+    """
+    unsigned = (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    if bits == 8:
+        return unsigned
+    return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+
+
+def _nearest(groups: Tensor, scale: Tensor, *, bits: int) -> Tensor:
+    """Nearest codes (N, G, group_size) as floats; zero where the scale is too small to invert."""
+    inverse = torch.where(scale.abs() < _SMALLEST_SCALE, 0.0, 1.0 / scale)
+    limit = 1 << (bits - 1)
+    return (groups * inverse).round_().clamp_(-limit, limit - 1)

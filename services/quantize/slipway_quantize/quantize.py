@@ -1,0 +1,54 @@
+"""One quantization from start to end: check what was given, write the weights, copy the rest, report, check the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+
+from slipway_quantize.companions import copy_companions, read_json
+from slipway_quantize.report import Outcome, write_report
+from slipway_quantize.stage import QuantizeParams
+
+BITS = {"int8": 8, "int4": 4}
+
+
+def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> None:
+    """Write ``source`` at ``params.level`` into the empty folder ``target``.
+
+    Raises:
+        QuantizationError: With the reasons the package's README lists.
+    """
+    torch.set_num_threads(max(1, ctx.threads))
+    _refuse_quantized(source)
+    copy_companions(source, target)
+    outcome = _write_pytorch(source, target, params, ctx) if params.format == "pytorch" else None
+    settings = {"format": params.format, "level": params.level}
+    if params.level in BITS:
+        settings |= {"group_size": params.group_size, "packed": params.packed}
+    write_report(source, target, outcome, settings=settings, ctx=ctx)
+
+
+def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    if params.level in ("fp16", "bf16"):
+        from slipway_quantize.pytorch_half import write_half
+
+        return write_half(source, target, level=params.level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
+    from slipway_quantize.pytorch_int import IntLevel, write_int
+
+    level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
+    return write_int(source, target, level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
+
+
+def _refuse_quantized(source: Path) -> None:
+    config = read_json(source / "config.json")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise QuantizationError(
+            f"the model is quantized already ({method})",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="quantize the merged model in its original precision",
+            about={"quant_method": method},
+        )

@@ -1,0 +1,79 @@
+"""What a quantization did, as quantization.json and as facts of the export's report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway.stage import Context
+
+from slipway_quantize.companions import write_json
+
+_SHOWN = 8
+
+
+@dataclass
+class Outcome:
+    """What became of each weight.
+
+    Attributes:
+        method: How the level is represented, for example ``compressed-tensors pack-quantized``.
+        quantized: Names of the weights now in the level's type.
+        kept: Names of the weights left as they were, with the reason.
+        error_energy: Squared error added to the weights, and ``weight_energy`` their squared sum (int levels).
+        details: Further facts of the format.
+    """
+
+    method: str
+    quantized: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    error_energy: float = 0.0
+    weight_energy: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def relative_error(self) -> float:
+        """Root of the added squared error relative to the weights' own; 0 without quantized weights."""
+        return (self.error_energy / self.weight_energy) ** 0.5 if self.weight_energy else 0.0
+
+
+def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict[str, Any], ctx: Context) -> None:
+    """Write ``quantization.json`` into ``target`` and record its facts.
+
+    Sizes are of the weight files alone, in bytes; ``reduction`` is the share saved (0.5 = half the size).
+    """
+    before, after = weight_bytes(source), weight_bytes(target)
+    reduction = round(1 - after / before, 4) if before else 0.0
+    facts = {
+        "method": outcome.method,
+        "size_before_bytes": before,
+        "size_after_bytes": after,
+        "reduction": reduction,
+        "tensors_quantized": len(outcome.quantized),
+        "tensors_kept": len(outcome.kept),
+        "relative_weight_error": round(outcome.relative_error, 6),
+        **outcome.details,
+    }
+    tensors = {"quantized": sorted(outcome.quantized), "kept": dict(sorted(outcome.kept.items()))}
+    write_json(target / "quantization.json", {**settings, **facts, "tensors": tensors})
+    ctx.record(**facts)
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the folder's weight files (safetensors, ONNX graphs and their data)."""
+    return sum(
+        path.stat().st_size
+        for pattern in ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data")
+        for path in sorted(folder.rglob(pattern))
+    )
+
+
+def warn_unaligned(names: list[str], group_size: int, ctx: Context) -> None:
+    """Tell the user which weights a group size left unquantized."""
+    if names:
+        shown = ", ".join(sorted(names)[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+        ctx.warn(
+            f"{len(names)} weights keep their precision because their input width is no multiple of the group size "
+            f"{group_size}: {shown}; choose a group size that divides it"
+        )

@@ -1,0 +1,91 @@
+"""Which tensors of a checkpoint are weights of linear layers, asked of transformers without allocating the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from slipway.errors import QuantizationError
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from slipway_quantize.checkpoint import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """One linear layer's weight.
+
+    Attributes:
+        module: Name of the module, as loaders know it.
+        source: Tensor of the checkpoint that holds the weight; another module's where the two are tied.
+    """
+
+    module: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How a model uses its tensors.
+
+    Attributes:
+        linear: Linear layers whose weight is in the checkpoint, in the model's order.
+        dtype: Data type the model is loaded in.
+    """
+
+    linear: tuple[LinearWeight, ...]
+    dtype: torch.dtype | None
+
+
+def model_config(folder: Path) -> Any:
+    """The folder's transformers configuration.
+
+    Raises:
+        QuantizationError: ``BASE_MODEL_INVALID`` without a readable config.json or for an unknown architecture.
+    """
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise QuantizationError(
+            f"config.json does not describe a model that transformers knows ({str(error).splitlines()[0]})",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a folder written by save_pretrained",
+            about={"file": "config.json"},
+        ) from error
+
+
+def meta_model(config: Any) -> torch.nn.Module:
+    """The model of ``config`` without storage: names, types and shapes only.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if it is no causal language model.
+    """
+    try:
+        with torch.device("meta"):
+            model: torch.nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise QuantizationError(
+            f"model type {config.model_type!r} is not a causal language model ({str(error).splitlines()[0]})",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="use level fp16 or bf16",
+            about={"model_type": config.model_type},
+        ) from error
+    return model
+
+
+def inspect(config: Any, tensors: dict[str, TensorInfo]) -> Structure:
+    """The linear layers of ``config``'s model whose weights ``tensors`` has, directly or through a tie."""
+    model = meta_model(config)
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    linear = []
+    for module, layer in model.named_modules():
+        if not isinstance(layer, torch.nn.Linear):
+            continue
+        name = f"{module}.weight"
+        source = name if name in tensors else ties.get(name, name)
+        if source in tensors and tensors[source].shape == tuple(layer.weight.shape):
+            linear.append(LinearWeight(module=module, source=source))
+    dtype = getattr(config, "dtype", None)
+    return Structure(linear=tuple(linear), dtype=dtype if isinstance(dtype, torch.dtype) else None)
