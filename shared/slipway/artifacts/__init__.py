@@ -1,0 +1,18 @@
+"""Content-addressed artifacts: folders stored as one blob per file and a manifest that names them."""
+
+from slipway.artifacts.actions import ActionResult, action_key
+from slipway.artifacts.digests import digest_file, parse_digest
+from slipway.artifacts.local import LocalStore
+from slipway.artifacts.manifest import Manifest, ManifestFile
+from slipway.artifacts.store import ArtifactStore
+
+__all__ = [
+    "ActionResult",
+    "ArtifactStore",
+    "LocalStore",
+    "Manifest",
+    "ManifestFile",
+    "action_key",
+    "digest_file",
+    "parse_digest",
+]

@@ -1,0 +1,39 @@
+"""Action keys: what makes two runs of a stage give the same result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway.stage import Stage, StageParams
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """What a stage made: the digest of each output by name, and the facts it recorded."""
+
+    outputs: dict[str, str]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def action_key(stage: Stage[Any], inputs: Mapping[str, str], params: StageParams, *, gpu_architecture: str = "") -> str:
+    """Name of a result before it is made, as 64 hexadecimal digits.
+
+    Args:
+        stage: The stage; its name, version and the versions of its libraries are part of the key.
+        inputs: Digest of each input by name.
+        params: Validated parameters.
+        gpu_architecture: For example ``sm89``; counts only for stages whose output depends on it.
+    """
+    document = {
+        "stage": stage.name,
+        "version": stage.version,
+        "inputs": dict(inputs),
+        "params": params.model_dump(mode="json"),
+        "libraries": stage.library_versions(),
+        "gpu_architecture": gpu_architecture if stage.device_bound else "",
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,48 @@
+"""SHA-256 digests of files, written ``sha256:<64 hexadecimal digits>`` as in the OCI image specification."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from slipway.errors import ArtifactError
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_CHUNK_BYTES = 4 << 20
+
+
+def parse_digest(text: str) -> str:
+    """The hexadecimal part of a digest.
+
+    Raises:
+        ArtifactError: reason ``ARTIFACT_INVALID`` if ``text`` is not a SHA-256 digest.
+    """
+    match = _DIGEST.fullmatch(text)
+    if match is None:
+        raise ArtifactError(
+            f"{text!r} is not a digest",
+            reason="ARTIFACT_INVALID",
+            remedy="digests are written sha256: and 64 hexadecimal digits",
+            about={"digest": text},
+        )
+    return match.group(1)
+
+
+def digest_bytes(data: bytes) -> str:
+    """Digest of bytes in memory."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def digest_file(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Digest of a file, read in chunks; ``on_bytes`` gets the number of bytes of each."""
+    sha = hashlib.sha256()
+    buffer = bytearray(_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            sha.update(view[:count])
+            if on_bytes is not None:
+                on_bytes(count)
+    return f"sha256:{sha.hexdigest()}"

@@ -1,0 +1,59 @@
+"""Giving a file a second name, by the cheapest way its file system offers."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+_FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give ``source``'s content the new name ``target``: a hard link, or a copy where links cannot reach."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        copy_file(source, target)
+
+
+def clone_or_link(source: Path, target: Path) -> None:
+    """As :func:`link_or_copy`, but a copy-on-write clone first, so that a later change of ``source`` stays its own."""
+    try:
+        reflink(source, target)
+    except OSError:
+        target.unlink(missing_ok=True)
+        link_or_copy(source, target)
+
+
+def reflink(source: Path, target: Path) -> None:
+    """Clone a file on a file system that shares extents (btrfs, XFS, bcachefs).
+
+    Raises:
+        OSError: The file system cannot; ``target`` may then be left empty.
+    """
+    with source.open("rb") as reader, target.open("xb") as writer:
+        fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's content in the kernel; a failed copy leaves nothing."""
+    try:
+        with source.open("rb") as reader, target.open("xb") as writer:
+            try:
+                while os.copy_file_range(reader.fileno(), writer.fileno(), 1 << 30):
+                    pass
+            except OSError as error:
+                if error.errno not in {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:
+                    raise
+                reader.seek(0)
+                writer.seek(0)
+                shutil.copyfileobj(reader, writer, 4 << 20)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,280 @@
+"""The artifact store in a local folder.
+
+::
+
+    blobs/sha256/aa/<digest>       one file each, read-only, hard-linked or cloned from where it was made
+    manifests/sha256/aa/<digest>   written last: an artifact exists from then on
+    actions/aa/<key>.json          results by action key
+    uploads/                       blobs on their way in
+    lock                           shared by writers, exclusive to garbage collection
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from slipway.artifacts.actions import ActionResult
+from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
+from slipway.artifacts.files import clone_or_link, link_or_copy
+from slipway.artifacts.manifest import Manifest, ManifestFile, media_type
+from slipway.artifacts.store import OnBytes
+from slipway.errors import ArtifactError
+
+_Stat = tuple[int, int, int]  # inode, size, modification time
+
+
+class LocalStore:
+    """An :class:`~slipway.artifacts.store.ArtifactStore` below one folder, safe for several processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._verified: dict[str, _Stat] = {}
+        for name in ("blobs/sha256", "manifests/sha256", "actions", "uploads"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+
+    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+        """Commit a folder; its files are given to the store and become read-only.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``DISK_FULL``.
+        """
+        files = dict(_regular_files(folder))
+        for path in files.values():
+            if path.stat().st_nlink == 1:  # a linked file's mode belongs to its other names too
+                path.chmod(0o444)
+        return self._commit(files, link_or_copy, on_bytes)
+
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Commit files that stay their owner's: cloned, or hard-linked with their mode, or copied.
+
+        A hard-linked file that its owner changes later no longer has its digest; reading finds that out.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` or ``DISK_FULL``.
+        """
+        return self._commit({name: Path(path).resolve() for name, path in files.items()}, clone_or_link, on_bytes)
+
+    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+        """Lay an artifact's files below ``target`` as hard links, each verified.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, or ``ARTIFACT_CORRUPT`` naming the file; the corrupt blob is removed, so
+                that making or pushing it again repairs the store.
+        """
+        manifest = self.manifest(digest)
+        with self.lock(fcntl.LOCK_SH), _disk_full("fetching", digest):
+            target.mkdir(parents=True)
+            self._touch(digest)
+            with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+                list(pool.map(lambda file: self._verify(file, digest, on_bytes), manifest.files))
+            for file in manifest.files:
+                path = target / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(self._blob(file.digest), path)
+        return target
+
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND`` or ``ARTIFACT_CORRUPT``.
+        """
+        path = self.manifest_path(digest)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise _not_found(digest) from error
+        if digest_bytes(data) != digest:
+            path.unlink(missing_ok=True)
+            raise _corrupt(digest, "its manifest")
+        return Manifest.from_bytes(data)
+
+    def exists(self, digest: str) -> bool:
+        """Whether the manifest and every blob of an artifact are there, with their sizes."""
+        try:
+            files = self.manifest(digest).files
+        except ArtifactError:
+            return False
+        return all(_size(self._blob(file.digest)) == file.size_bytes for file in files)
+
+    def action(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key, if every output still exists."""
+        try:
+            document = json.loads(self._action(key).read_bytes())
+            result = ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        if not all(self.exists(digest) for digest in result.outputs.values()):
+            return None
+        for digest in result.outputs.values():
+            self._touch(digest)
+        return result
+
+    def record_action(self, key: str, result: ActionResult) -> None:
+        """Remember a result under its action key."""
+        document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
+        with self.lock(fcntl.LOCK_SH), _disk_full("recording", key):
+            self._write(self._action(key), document.encode())
+
+    def digests(self) -> list[str]:
+        """Digests of all artifacts, sorted."""
+        return sorted(f"sha256:{path.name}" for path in (self.root / "manifests").glob("sha256/??/*"))
+
+    def last_used(self, digest: str) -> float:
+        """When an artifact was last made, fetched or reused, in seconds since the epoch.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``.
+        """
+        try:
+            return self.manifest_path(digest).stat().st_mtime
+        except FileNotFoundError as error:
+            raise _not_found(digest) from error
+
+    def _commit(self, files: Mapping[str, Path], give: Callable[[Path, Path], None], on_bytes: OnBytes | None) -> str:
+        with self.lock(fcntl.LOCK_SH), _disk_full("storing", ", ".join(sorted(files)[:3])):
+            with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+                entries = list(
+                    pool.map(lambda item: self._take(item[0], item[1], give, on_bytes), sorted(files.items()))
+                )
+            manifest = Manifest.of(entries)
+            # Blobs are not synced: after a power cut a torn blob is found by its digest and made again.
+            self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
+            return manifest.digest
+
+    def _take(
+        self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes | None
+    ) -> ManifestFile:
+        """Store one file as a blob."""
+        try:
+            digest, size = digest_file(path, on_bytes=on_bytes), path.stat().st_size
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path}
+            ) from error
+        blob = self._blob(digest)
+        if _size(blob) != size:
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            arriving = self.root / "uploads" / uuid.uuid4().hex
+            try:
+                give(path, arriving)
+                arriving.replace(blob)
+            finally:
+                arriving.unlink(missing_ok=True)
+            self._remember(digest)
+        return ManifestFile(path=name, size_bytes=size, digest=digest, media_type=media_type(name))
+
+    def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes | None) -> None:
+        """Compare a blob with its digest; once per process while its size, time and inode stay."""
+        blob = self._blob(file.digest)
+        try:
+            if self._verified.get(file.digest) == _stat(blob):
+                return
+            found = digest_file(blob, on_bytes=on_bytes)
+        except FileNotFoundError as error:
+            raise _not_found(artifact) from error
+        if found != file.digest:
+            blob.unlink(missing_ok=True)
+            raise _corrupt(artifact, file.path)
+        self._remember(file.digest)
+
+    def _remember(self, digest: str) -> None:
+        self._verified[digest] = _stat(self._blob(digest))
+
+    def _touch(self, digest: str) -> None:
+        with contextlib.suppress(OSError):  # a read-only store still serves
+            os.utime(self.manifest_path(digest))
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a small file so that others see all of it or nothing."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arriving = self.root / "uploads" / uuid.uuid4().hex
+        try:
+            with arriving.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            arriving.replace(path)
+        finally:
+            arriving.unlink(missing_ok=True)
+
+    def _blob(self, digest: str) -> Path:
+        name = parse_digest(digest)
+        return self.root / "blobs" / "sha256" / name[:2] / name
+
+    def manifest_path(self, digest: str) -> Path:
+        """Where the manifest of an artifact lies, or would."""
+        name = parse_digest(digest)
+        return self.root / "manifests" / "sha256" / name[:2] / name
+
+    def _action(self, key: str) -> Path:
+        name = parse_digest(f"sha256:{key}")
+        return self.root / "actions" / name[:2] / f"{name}.json"
+
+    @contextlib.contextmanager
+    def lock(self, kind: int) -> Iterator[None]:
+        """Hold the store's lock, shared or exclusive. Locks belong to the open file, so threads do not disturb each other."""
+        with (self.root / "lock").open("ab") as file:
+            fcntl.flock(file, kind)
+            yield
+
+
+def _regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ArtifactError(
+                f"{path} is a link or a special file, which artifacts do not hold",
+                reason="ARTIFACT_INVALID",
+                about={"file": path},
+            )
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _stat(path: Path) -> _Stat:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _size(path: Path) -> int:
+    """Size of a file, or -1 if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+@contextlib.contextmanager
+def _disk_full(doing: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise ArtifactError(
+            f"no space left while {doing} {what}", reason="DISK_FULL", remedy="free space, or run slipway cache gc"
+        ) from error
+
+
+def _not_found(digest: str) -> ArtifactError:
+    return ArtifactError(
+        f"artifact {digest} is not in the store, or not complete", reason="ARTIFACT_NOT_FOUND", about={"digest": digest}
+    )
+
+
+def _corrupt(digest: str, what: str) -> ArtifactError:
+    return ArtifactError(
+        f"artifact {digest} is corrupt: the stored bytes of {what} do not have their digest; they were removed",
+        reason="ARTIFACT_CORRUPT",
+        remedy="run the export again to make it anew",
+        about={"digest": digest, "path": what},
+    )

@@ -1,0 +1,115 @@
+"""The manifest of an artifact: every file's path, size, digest and media type, in one canonical JSON document."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from slipway.artifacts.digests import digest_bytes, parse_digest
+from slipway.errors import ArtifactError
+
+MANIFEST_VERSION = 1
+_MEDIA_TYPES = {
+    ".safetensors": "application/vnd.safetensors",
+    ".onnx": "application/vnd.onnx",
+    ".engine": "application/vnd.nvidia.tensorrt-engine",
+    ".jinja": "text/x-jinja",
+    ".md": "text/markdown",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ManifestFile:
+    """One file of an artifact. ``path`` is relative with forward slashes, and never leaves the artifact."""
+
+    path: str
+    size_bytes: int
+    digest: str
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of one artifact, sorted by path."""
+
+    files: tuple[ManifestFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """Digest of this manifest, which is the artifact's name."""
+        return digest_bytes(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: the same files always give the same bytes."""
+        document = {"version": MANIFEST_VERSION, "files": [asdict(file) for file in self.files]}
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def of(cls, files: Iterable[ManifestFile]) -> Manifest:
+        """A manifest of files in any order.
+
+        Raises:
+            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice.
+        """
+        ordered = tuple(sorted(files))
+        seen: set[str] = set()
+        for file in ordered:
+            check_path(file.path)
+            parse_digest(file.digest)
+            if file.path in seen:
+                raise _invalid(f"the path {file.path!r} stands twice in a manifest", file.path)
+            seen.add(file.path)
+        return cls(ordered)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """The manifest that :meth:`to_bytes` wrote, checked.
+
+        Raises:
+            ArtifactError: reason ``ARTIFACT_INVALID`` if it is not a manifest, or one that could write outside its folder.
+        """
+        try:
+            document = json.loads(data)
+            if document["version"] != MANIFEST_VERSION:
+                raise _invalid(f"manifest version {document['version']!r} is not known", "")
+            return cls.of(
+                ManifestFile(str(f["path"]), int(f["size_bytes"]), str(f["digest"]), str(f["media_type"]))
+                for f in document["files"]
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise _invalid(f"not a manifest: {error}", "") from error
+
+
+def media_type(path: str) -> str:
+    """Media type of a file by its name."""
+    suffix = PurePosixPath(path).suffix.lower()
+    return _MEDIA_TYPES.get(suffix) or mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that is not a plain relative one.
+
+    Raises:
+        ArtifactError: reason ``ARTIFACT_INVALID``.
+    """
+    parts = path.split("/")
+    if (
+        not path
+        or "\0" in path
+        or "\\" in path
+        or path.startswith("/")
+        or any(part in ("", ".", "..") for part in parts)
+    ):
+        raise _invalid(f"{path!r} is not a safe path inside an artifact", path)
+
+
+def _invalid(message: str, path: str) -> ArtifactError:
+    return ArtifactError(message, reason="ARTIFACT_INVALID", about={"path": path} if path else None)

@@ -1,0 +1,44 @@
+"""What Slipway asks of an artifact store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from slipway.artifacts.actions import ActionResult
+from slipway.artifacts.manifest import Manifest
+
+OnBytes = Callable[[int], None]
+
+
+class ArtifactStore(Protocol):
+    """Artifacts by digest and results by action key. Every method may be called from several processes at once."""
+
+    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+        """Commit a folder that the caller gives up; answers the artifact's digest."""
+        ...
+
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Commit somebody else's files, by their path inside the artifact; answers the artifact's digest."""
+        ...
+
+    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+        """Lay an artifact's verified files below ``target``, which must not exist; answers ``target``."""
+        ...
+
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact."""
+        ...
+
+    def exists(self, digest: str) -> bool:
+        """Whether an artifact is complete: its manifest and every blob are there with their sizes."""
+        ...
+
+    def action(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key, if all its outputs still exist."""
+        ...
+
+    def record_action(self, key: str, result: ActionResult) -> None:
+        """Remember a result under its action key."""
+        ...

@@ -1,0 +1,257 @@
+"""Starting, watching and ending the child process of one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slipway.errors import Failure, StageError
+from slipway.executor.failures import failure_of_exit
+from slipway.stage import Progress
+
+GRACE_SECONDS = 3.0
+_SAMPLE_SECONDS = 0.5
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
+
+OnProgress = Callable[[Progress, int], None]
+OnLog = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One attempt of one stage.
+
+    Attributes:
+        stage: Installed name, or ``module:ATTRIBUTE``.
+        params: JSON-ready parameters.
+        inputs: Input folders by name.
+        workdir: Empty folder for the outputs.
+        threads: Threads of numeric libraries.
+        max_memory_bytes: Memory the stage should stay below.
+        timeout_seconds: Longest run, or None.
+    """
+
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, Path]
+    workdir: Path
+    threads: int = 1
+    max_memory_bytes: int = 4 << 30
+    timeout_seconds: float | None = None
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended: output folders and facts, or a failure."""
+
+    outputs: dict[str, Path] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    peak_memory_bytes: int = 0
+
+
+async def execute(
+    execution: Execution,
+    *,
+    on_progress: OnProgress = lambda progress, memory: None,  # noqa: ARG005
+    on_log: OnLog = lambda level, message: None,  # noqa: ARG005
+) -> Outcome:
+    """Run one stage in a child process and answer how it ended; never raises for what the stage does.
+
+    Cancelling the awaiting task ends the child, politely first, and returns when it and all it started are gone.
+
+    Args:
+        execution: What to run.
+        on_progress: Called with the stage's progress and the resident memory of its processes, in bytes.
+        on_log: Called with level and text of each log record; what libraries print comes as ``debug``.
+    """
+    killed_before = _oom_kills()
+    reader, writer = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "slipway.executor.child", str(writer)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=(writer,),
+            env=_environment(execution),
+            start_new_session=True,  # a group of its own: Ctrl-C is the parent's, and the group can be ended as one
+        )
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    child = _Child(process, execution, on_progress, on_log)
+    return await child.outcome(reader, oom_killed=lambda: _oom_kills() > killed_before)
+
+
+class _Child:
+    """One running child and what it has said so far."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, execution: Execution, on_progress: OnProgress, on_log: OnLog
+    ) -> None:
+        self._process = process
+        self._execution = execution
+        self._on_progress = on_progress
+        self._on_log = on_log
+        self._memory_bytes = 0
+        self._peak_bytes = 0
+        self._result: Outcome | None = None
+        self._output: deque[str] = deque(maxlen=40)
+
+    async def outcome(self, descriptor: int, *, oom_killed: Callable[[], bool]) -> Outcome:
+        """Follow the child to its end."""
+        tasks = [asyncio.create_task(work) for work in (self._events(descriptor), self._prints(), self._memory())]
+        timed_out = False
+        try:
+            self._start()
+            async with asyncio.timeout(self._execution.timeout_seconds):
+                await self._process.wait()
+        except TimeoutError:
+            timed_out = True
+        finally:
+            await asyncio.shield(self._end())
+            tasks[2].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        outcome = self._result or Outcome()
+        if timed_out:
+            outcome = Outcome(failure=_timeout(self._execution))
+        elif self._result is None:
+            returncode = self._process.returncode or 0
+            output = "\n".join(self._output)
+            stage = self._execution.stage
+            failure = failure_of_exit(returncode, stage=stage, oom_killed=oom_killed(), output=output)
+            outcome = Outcome(failure=failure)
+        outcome.peak_memory_bytes = self._peak_bytes
+        return outcome
+
+    def _start(self) -> None:
+        """Hand the execution over; standard input stays open as the child's lifeline."""
+        execution = self._execution
+        document = {
+            "stage": execution.stage,
+            "params": dict(execution.params),
+            "inputs": {name: str(path) for name, path in execution.inputs.items()},
+            "workdir": str(execution.workdir),
+            "threads": execution.threads,
+            "max_memory_bytes": execution.max_memory_bytes,
+        }
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died already; its exit says why
+            self._process.stdin.write(json.dumps(document).encode() + b"\n")
+
+    async def _end(self) -> None:
+        """End the child and its group: SIGTERM, then SIGKILL after a grace."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), GRACE_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the leader may be gone; what it started need not be
+        await self._process.wait()
+
+    async def _events(self, descriptor: int) -> None:
+        """Read the child's events until it closes their pipe."""
+        stream = asyncio.StreamReader(limit=64 << 20)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", buffering=0)
+        )
+        try:
+            while line := await stream.readline():
+                if line.endswith(b"\n"):  # a killed child may leave half a line
+                    self._take(json.loads(line))
+        finally:
+            transport.close()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event.pop("event"):
+            case "progress":
+                self._on_progress(Progress(**event), self._memory_bytes)
+            case "log":
+                self._on_log(event["level"], event["message"])
+            case "result":
+                outputs = {name: Path(path) for name, path in event["outputs"].items()}
+                self._result = Outcome(outputs=outputs, facts=event["facts"])
+            case "failure":
+                self._result = Outcome(failure=Failure.from_json(event["failure"]))
+
+    async def _prints(self) -> None:
+        """Keep the last lines that libraries print, and pass all on as debug messages."""
+        assert self._process.stdout is not None
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # a line longer than the buffer: progress bars without an end
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._output.append(text)
+            self._on_log("debug", text)
+
+    async def _memory(self) -> None:
+        """Sample the memory of the child and what it started."""
+        while True:
+            self._memory_bytes = _tree_memory(self._process.pid)
+            self._peak_bytes = max(self._peak_bytes, self._memory_bytes)
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _environment(execution: Execution) -> dict[str, str]:
+    """The child's environment: the parent's without secrets, threads limited, libraries kept from the network."""
+    environment = {key: value for key, value in os.environ.items() if not _SECRETS.search(key)}
+    environment |= dict.fromkeys(_THREAD_VARIABLES, str(execution.threads))
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "TQDM_DISABLE": "1",
+    }
+    return environment
+
+
+def _tree_memory(pid: int) -> int:
+    """Resident memory of a process and its descendants, in bytes; 0 when gone."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
+def _oom_kills() -> int:
+    """Processes the kernel has killed for memory since boot, in this machine or container (Linux; 0 elsewhere)."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _timeout(execution: Execution) -> Failure:
+    return StageError(
+        f"{execution.stage} took longer than {execution.timeout_seconds:g} s",
+        reason="STAGE_TIMEOUT",
+        remedy="raise resources.stage_timeout_seconds",
+    ).failure()

@@ -1,0 +1,181 @@
+"""One task from digests to digests: look the result up, or fetch the inputs, run the stage and store its outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import pydantic
+
+from slipway.artifacts import ActionResult, ArtifactStore, action_key
+from slipway.errors import ConfigurationError, Failure, ModelExportError
+from slipway.executor import Execution, execute
+from slipway.executor.failures import failure_of
+from slipway.executor.process import OnLog, OnProgress
+from slipway.registry import load_stage
+from slipway.stage import Progress, Stage, StageParams
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What to run: a stage, its parameters, and the digest of each input by name."""
+
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    timeout_seconds: float | None = None
+    max_memory_bytes: int = 4 << 30
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """How a task ended: the digest of each output by name and the facts, or a failure."""
+
+    outputs: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    reused: bool = False
+    failure: Failure | None = None
+    peak_memory_bytes: int = 0
+
+
+class TaskRunner:
+    """Runs tasks against one store. Work folders live below ``scratch`` and go with the task.
+
+    Args:
+        store: Where inputs come from and outputs go.
+        scratch: Folder for work folders; on the store's file system, so that storing an output does not copy it.
+        gpu_architecture: Of this machine, for stages whose output depends on it.
+    """
+
+    def __init__(self, store: ArtifactStore, scratch: Path, *, gpu_architecture: str = "") -> None:
+        self._store = store
+        self._scratch = scratch
+        self._gpu_architecture = gpu_architecture
+        scratch.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(scratch)
+
+    async def run(
+        self,
+        spec: TaskSpec,
+        *,
+        on_progress: OnProgress = lambda progress, memory: None,  # noqa: ARG005
+        on_log: OnLog = lambda level, message: None,  # noqa: ARG005
+    ) -> TaskResult:
+        """Run one task; never raises for what the task does. Cancelling ends its processes and removes its work folder."""
+        try:
+            stage = load_stage(spec.stage)
+            params = check_call(stage, spec.params, spec.inputs)
+            key = action_key(stage, spec.inputs, params, gpu_architecture=self._gpu_architecture)
+            found = await asyncio.to_thread(self._store.action, key)
+            if found is not None:
+                return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
+            with self._workspace() as folder:
+                return await self._execute(spec, key, folder, on_progress, on_log)
+        except (ModelExportError, OSError) as error:
+            return TaskResult(failure=failure_of(error, stage=spec.stage))
+
+    async def _execute(
+        self, spec: TaskSpec, key: str, folder: Path, on_progress: OnProgress, on_log: OnLog
+    ) -> TaskResult:
+        inputs = {}
+        for name, digest in sorted(spec.inputs.items()):
+            on_progress(Progress(phase=f"fetching {name}", done=0, total=0, unit="bytes"), 0)
+            inputs[name] = await asyncio.to_thread(self._store.fetch, digest, folder / "inputs" / name)
+        workdir = folder / "work"
+        workdir.mkdir()
+        execution = Execution(
+            stage=spec.stage,
+            params=spec.params,
+            inputs=inputs,
+            workdir=workdir,
+            threads=spec.threads,
+            max_memory_bytes=spec.max_memory_bytes,
+            timeout_seconds=spec.timeout_seconds,
+        )
+        outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
+        if outcome.failure is not None:
+            return TaskResult(failure=outcome.failure, peak_memory_bytes=outcome.peak_memory_bytes)
+        on_progress(Progress(phase="storing", done=0, total=0, unit="bytes"), 0)
+        outputs = {
+            name: await asyncio.to_thread(self._store.put, path) for name, path in sorted(outcome.outputs.items())
+        }
+        result = ActionResult(outputs=outputs, facts=outcome.facts)
+        await asyncio.to_thread(self._store.record_action, key, result)
+        return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
+
+    @contextlib.contextmanager
+    def _workspace(self) -> Iterator[Path]:
+        """A folder for one task, locked while this process lives, removed at the end."""
+        folder = self._scratch / uuid.uuid4().hex
+        folder.mkdir()
+        with (folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_call(stage: Stage[Any], params: Mapping[str, Any], inputs: Mapping[str, object]) -> StageParams:
+    """Check parameters and input names against a stage before any work.
+
+    Raises:
+        ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.
+    """
+    missing = sorted(set(stage.inputs) - set(inputs))
+    unknown = [] if stage.more_inputs else sorted(set(inputs) - set(stage.inputs))
+    if missing or unknown:
+        problem = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(unknown)}"
+        raise ConfigurationError(
+            f"the stage {stage.name} {problem}",
+            reason="INPUT_MISSING",
+            remedy=f"its inputs are {', '.join(stage.inputs)}",
+            about={"stage": stage.name},
+        )
+    try:
+        return stage.params.model_validate_json(json.dumps(dict(params)))
+    except pydantic.ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {e['input']!r})" for e in error.errors())
+        raise ConfigurationError(
+            f"parameters of {stage.name} are not valid: {problems}",
+            reason="PARAMS_INVALID",
+            remedy=f"it takes {', '.join(stage.params.model_fields)}",
+            about={"stage": stage.name},
+        ) from error
+
+
+def remove_abandoned(scratch: Path) -> None:
+    """Remove work folders whose process is gone; a living one holds its folder's lock."""
+    for folder in sorted(scratch.iterdir()):
+        lock = _try_lock(folder / "lock")
+        if lock is not None:
+            with lock:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try_lock(path: Path) -> IO[bytes] | None:
+    """An open, locked file, or None if a living process holds it or has yet to make it."""
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            return None
+        raise
+    os.utime(path)
+    return file

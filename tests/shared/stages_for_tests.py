@@ -1,0 +1,88 @@
+"""Stages that do what a test asks: copy, wait, crash, fill memory or disk."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.errors import ModelMergeError
+from slipway.stage import Context, Stage, StageParams
+
+
+class EchoParams(StageParams):
+    text: str = "hello"
+    seconds: float = 0.0
+
+
+def echo(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    out = ctx.workdir / "out"
+    out.mkdir()
+    deadline = time.monotonic() + params.seconds
+    while (left := deadline - time.monotonic()) > 0:
+        ctx.progress("waiting", done=int(1000 * (params.seconds - left)), total=int(1000 * params.seconds), unit="ms")
+        time.sleep(min(0.02, left))
+    (out / "text.txt").write_text(params.text)
+    for name, folder in sorted(inputs.items()):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                (out / f"{name}-{path.name}").write_bytes(path.read_bytes())
+    ctx.log.info("echoed")
+    ctx.record(length=len(params.text))
+    return {"out": out}
+
+
+class TroubleParams(StageParams):
+    kind: str
+
+
+def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> dict[str, Path]:  # noqa: C901
+    match params.kind:
+        case "segfault":
+            print("about to crash", flush=True)
+            ctypes.string_at(0)
+        case "abort":
+            os.abort()
+        case "exit":
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "memory":
+            blocks = []
+            while True:
+                blocks.append(bytearray(os.urandom(1 << 20)) * 16)
+        case "torch-memory":
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+        case "disk":
+            with (ctx.workdir / "fill").open("wb") as file:
+                while True:
+                    file.write(b"\1" * (1 << 20))
+        case "hang":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            ctx.progress("hanging", done=1, total=2, unit="steps")
+            while True:
+                time.sleep(0.1)
+        case "typed":
+            raise ModelMergeError("tensor 'w' is odd", reason="ADAPTER_TENSOR_UNUSED", about={"tensor": "w"})
+        case "untyped":
+            raise KeyError("nobody foresaw this")
+        case "outside":
+            outside = ctx.workdir.parent / "outside"
+            outside.mkdir()
+            return {"out": outside}
+        case "undeclared":
+            return {"other": ctx.workdir}
+        case "missing-file":
+            (ctx.workdir / "nothing.txt").read_text()
+    return {"out": ctx.workdir}
+
+
+ECHO = Stage(name="echo", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=echo)
+SOURCE = Stage(name="source", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo)
+TROUBLE = Stage(name="trouble", version=1, inputs=(), outputs=("out",), params=TroubleParams, run=trouble)
