@@ -1,0 +1,68 @@
+"""Settings that are possible one by one, but not together; and those that are possible but worth a word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipway.configuration.problems import Problem
+
+if TYPE_CHECKING:
+    from slipway.configuration.model import ExportConfiguration
+
+
+def conflicts(configuration: ExportConfiguration) -> tuple[Problem, ...]:
+    """Settings that contradict each other, each with one that works."""
+    return (
+        *_no_format(configuration),
+        *_levels_without_format(configuration),
+        *_targets_without_builder(configuration),
+    )
+
+
+def cautions(configuration: ExportConfiguration) -> tuple[str, ...]:
+    """What the user should know about settings that are kept."""
+    found = []
+    formats = configuration.formats
+    if configuration.base_model.load_in_4bit:
+        found.append(
+            "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training"
+        )
+    if configuration.optimization.quantization and not (formats.pytorch.enabled or formats.onnx.enabled):
+        found.append(
+            "optimization.quantization is not applied: only the pytorch and onnx formats are quantized, and neither is enabled"
+        )
+    if not configuration.validation.enabled:
+        found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
+    return tuple(found)
+
+
+def _no_format(configuration: ExportConfiguration) -> list[Problem]:
+    formats = configuration.formats
+    if formats.pytorch.enabled or formats.onnx.enabled or formats.tensorrt.enabled:
+        return []
+    return [
+        Problem("formats", "no format is enabled, so there is nothing to deliver", "set formats.pytorch.enabled: true")
+    ]
+
+
+def _levels_without_format(configuration: ExportConfiguration) -> list[Problem]:
+    if not configuration.formats.onnx.enabled or "bf16" not in configuration.levels("onnx"):
+        return []
+    own = configuration.formats.onnx.quantization is not None
+    key = "formats.onnx.quantization" if own else "optimization.quantization"
+    kept = [level for level in configuration.levels("onnx") if level not in {"bf16", "fp16"}]
+    works = ", ".join(["fp16", *kept])
+    remedy = f"set formats.onnx.quantization: [{works}]" + ("" if own else " and the others keep bf16")
+    return [Problem(key, "bf16 is not delivered as onnx: ONNX Runtime has no bf16 kernels on CPU", remedy)]
+
+
+def _targets_without_builder(configuration: ExportConfiguration) -> list[Problem]:
+    tensorrt = configuration.formats.tensorrt
+    if not (tensorrt.enabled and tensorrt.targets and tensorrt.builder == "tensorrt"):
+        return []
+    message = f"{', '.join(tensorrt.targets)} cannot be built by builder tensorrt, which builds for the GPU it runs on"
+    return [
+        Problem(
+            "formats.tensorrt.targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets"
+        )
+    ]

@@ -1,0 +1,88 @@
+"""The ``EXPORT_*`` variables: one per setting."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from slipway.configuration.layers import Layer, Setting
+from slipway.configuration.problems import Problem
+from slipway.configuration.schema import from_text, keys
+
+PREFIX = "EXPORT_"
+
+ENVIRONMENT: Mapping[str, str] = {
+    "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
+    "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
+    "EXPORT_BASE_MODEL": "base_model.name",
+    "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
+    "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",
+    "EXPORT_GROUP_SIZE": "optimization.group_size",
+    "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",
+    "EXPORT_COMPRESS_WEIGHTS": "optimization.compress_weights",
+    "EXPORT_ENABLE_PYTORCH": "formats.pytorch.enabled",
+    "EXPORT_SAVE_TOKENIZER": "formats.pytorch.save_tokenizer",
+    "EXPORT_PYTORCH_QUANTIZATION": "formats.pytorch.quantization",
+    "EXPORT_ENABLE_ONNX": "formats.onnx.enabled",
+    "EXPORT_ONNX_OPSET_VERSION": "formats.onnx.opset_version",
+    "EXPORT_ONNX_DYNAMIC_AXES": "formats.onnx.dynamic_axes",
+    "EXPORT_ONNX_OPTIMIZE_GRAPH": "formats.onnx.optimize_graph",
+    "EXPORT_ONNX_QUANTIZATION": "formats.onnx.quantization",
+    "EXPORT_ENABLE_TENSORRT": "formats.tensorrt.enabled",
+    "EXPORT_TENSORRT_BUILDER": "formats.tensorrt.builder",
+    "EXPORT_TENSORRT_TARGETS": "formats.tensorrt.targets",
+    "EXPORT_TENSORRT_BATCH": "formats.tensorrt.batch",
+    "EXPORT_TENSORRT_SEQUENCE": "formats.tensorrt.sequence",
+    "EXPORT_TENSORRT_PAST": "formats.tensorrt.past",
+    "EXPORT_ENABLE_VALIDATION": "validation.enabled",
+    "EXPORT_TEST_SAMPLES": "validation.test_samples",
+    "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
+    "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
+    "EXPORT_HELDOUT": "validation.heldout",
+    "EXPORT_OUTPUT_DIR": "output.directory",
+    "EXPORT_NAMING_PATTERN": "output.naming_pattern",
+    "EXPORT_RECOVERY_PROFILE": "recovery.profile",
+    "EXPORT_MAX_ATTEMPTS": "recovery.max_attempts",
+    "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",
+    "EXPORT_THREADS": "resources.threads",
+    "EXPORT_STAGE_TIMEOUT_SECONDS": "resources.stage_timeout_seconds",
+    "EXPORT_LOG_LEVEL": "log.level",
+}
+"""Variable to setting. Lists are separated by commas; an empty variable counts as not set."""
+
+
+def read_environment(environment: Mapping[str, str]) -> Layer:
+    """The settings in the ``EXPORT_*`` variables.
+
+    A variable nobody knows is a problem when it resembles a known one (a misspelling would otherwise be ignored in
+    silence), and a warning otherwise: other programs use names of this kind too.
+    """
+    layer = Layer()
+    for name in sorted(environment):
+        text = environment[name]
+        if not name.startswith(PREFIX) or not text.strip():
+            continue
+        if name not in ENVIRONMENT:
+            _unknown(name, layer)
+            continue
+        key = ENVIRONMENT[name]
+        try:
+            layer.settings[key] = Setting(from_text(key, text), name)
+        except ValueError as error:
+            message, _, remedy = str(error).partition("|")
+            layer.problems.append(Problem(key, message, remedy, name))
+            layer.broken.add(key)
+    return layer
+
+
+def _unknown(name: str, layer: Layer) -> None:
+    close = difflib.get_close_matches(name, sorted(ENVIRONMENT), n=1, cutoff=0.85)
+    if close:
+        layer.problems.append(
+            Problem(name, "is not a variable of Slipway", f"did you mean {close[0]!r}?", "environment")
+        )
+    else:
+        layer.warnings.append(f"environment variable {name} is not one of Slipway's and was ignored")
+
+
+assert set(ENVIRONMENT.values()) == set(keys()), "every setting has one variable"

@@ -1,0 +1,33 @@
+"""One source of settings: values by dotted key, each with where it came from, and what was wrong with the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway.configuration.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and its source, such as ``export.yaml:12``, ``EXPORT_OUTPUT_DIR`` or ``--out``."""
+
+    value: Any
+    source: str
+
+
+@dataclass
+class Layer:
+    """What one source says.
+
+    Attributes:
+        settings: Values by dotted key.
+        problems: What could not be read.
+        warnings: What was ignored.
+        broken: Keys whose value could not be read, so that nothing else is said about them.
+    """
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)

@@ -1,0 +1,214 @@
+"""Putting the sources together, and checking everything at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError as PydanticError
+
+from slipway.configuration.conflicts import cautions
+from slipway.configuration.environment import read_environment
+from slipway.configuration.flags import read_flags
+from slipway.configuration.layers import Layer, Setting
+from slipway.configuration.model import ExportConfiguration
+from slipway.configuration.problems import Problem, configuration_error, did_you_mean
+from slipway.configuration.schema import default, keys, sections
+from slipway.configuration.yaml_file import read_yaml
+
+PATH_KEYS = ("checkpoint.path", "validation.heldout", "output.directory")
+"""Settings that are paths; a relative one starts at the YAML file's folder, or at the current one elsewhere."""
+
+
+@dataclass(frozen=True)
+class LoadedConfiguration:
+    """A configuration that can be honoured.
+
+    Attributes:
+        configuration: The settings, paths absolute.
+        origins: Source of each setting by its dotted key; ``default`` where nothing was said.
+        warnings: What was ignored or is worth a word.
+    """
+
+    configuration: ExportConfiguration
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def load(
+    path: Path | None,
+    *,
+    environment: Mapping[str, str],
+    flags: Mapping[str, str | None] | None = None,
+    assignments: Sequence[str] = (),
+    folder: Path | None = None,
+) -> LoadedConfiguration:
+    """Read the YAML file, then ``EXPORT_*``, then flags; later ones win, setting by setting.
+
+    Args:
+        path: The YAML file; None reads none.
+        environment: Usually ``os.environ``.
+        flags: Texts of ``--base-model``, ``--checkpoint`` and ``--out``; None where not given.
+        assignments: Texts of ``--set``.
+        folder: Where relative paths of variables, flags and defaults start; the current folder by default.
+
+    Raises:
+        ConfigurationError: With every problem there is, or ``CONFIGURATION_NOT_FOUND``.
+    """
+    here = (folder or Path.cwd()).resolve()
+    from_file = read_yaml(path) if path is not None else Layer()
+    layers = [from_file, read_environment(environment), read_flags(flags or {}, assignments)]
+    if path is not None:
+        _anchor(from_file, path.resolve().parent)
+    for layer in layers[1:]:
+        _anchor(layer, here)
+    settings: dict[str, Setting] = {"output.directory": Setting(str(here / default("output.directory")), "default")}
+    for layer in layers:
+        settings.update(layer.settings)
+    problems = [problem for layer in layers for problem in layer.problems]
+    broken = {key for layer in layers for key in layer.broken}
+    if "checkpoint.path" not in settings and "checkpoint.path" not in broken:
+        remedy = "set checkpoint.path, EXPORT_CHECKPOINT_PATH or --checkpoint to the folder of a training run"
+        problems.append(Problem("checkpoint.path", "is needed", remedy))
+    configuration, found = _check(settings, broken)
+    problems += found
+    if problems or configuration is None:
+        raise configuration_error(problems)
+    origins = {key: settings[key].source if key in settings else "default" for key in keys()}
+    warnings = [warning for layer in layers for warning in layer.warnings]
+    return LoadedConfiguration(configuration, origins, (*warnings, *cautions(configuration)))
+
+
+def parse(data: Mapping[str, Any], *, source: str = "") -> ExportConfiguration:
+    """A configuration from nested plain data, as it comes over the network.
+
+    Raises:
+        ConfigurationError: With every problem there is.
+    """
+    settings: dict[str, Setting] = {}
+    problems: list[Problem] = []
+    _flatten(data, "", source, settings, problems)
+    configuration, found = _check(settings, set())
+    problems += found
+    if problems or configuration is None:
+        raise configuration_error(problems)
+    return configuration
+
+
+def _flatten(
+    data: Mapping[str, Any], path: str, source: str, settings: dict[str, Setting], problems: list[Problem]
+) -> None:
+    for name, value in data.items():
+        key = f"{path}.{name}" if path else name
+        if key in keys():
+            settings[key] = Setting(value, source)
+        elif key in sections() and isinstance(value, Mapping):
+            _flatten(value, key, source, settings, problems)
+        elif key in sections():
+            problems.append(
+                Problem(key, f"{value!r} is not a section", f"it holds {', '.join(sections()[key])}", source)
+            )
+        else:
+            problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
+
+
+def _anchor(layer: Layer, folder: Path) -> None:
+    """Make a layer's relative paths absolute; a base model is one only when it looks like a path or exists as one."""
+    for key in PATH_KEYS:
+        setting = layer.settings.get(key)
+        if setting is not None and isinstance(setting.value, str) and setting.value:
+            layer.settings[key] = Setting(str(_absolute(setting.value, folder)), setting.source)
+    base = layer.settings.get("base_model.name")
+    if base is None or not isinstance(base.value, str) or not base.value:
+        return
+    if base.value.startswith((".", "/", "~")) or _absolute(base.value, folder).is_dir():
+        layer.settings["base_model.name"] = Setting(str(_absolute(base.value, folder)), base.source)
+
+
+def _absolute(text: str, folder: Path) -> Path:
+    # Without resolving symbolic links: the user's own names stay in messages and in the report.
+    import os.path
+
+    return Path(os.path.normpath(folder / Path(text).expanduser()))
+
+
+def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportConfiguration | None, list[Problem]]:
+    """Validate; settings found wrong are set aside and the rest checked again, so that conflicts are reported too."""
+    kept = {key: setting for key, setting in settings.items() if key not in broken}
+    problems: list[Problem] = []
+    while True:
+        try:
+            return ExportConfiguration.model_validate(_nested(kept)), problems
+        except PydanticError as error:
+            wrong: set[str] = set()
+            for details in error.errors(include_url=False):
+                if details["type"] == "conflict":
+                    found = details["ctx"]["problems"]
+                    problems += [_sourced(problem, settings) for problem in found if not _depends(problem.key, broken)]
+                    return None, problems
+                key = _key(details["loc"])
+                wrong.add(key)
+                problems.append(_problem(key, details, settings))
+            broken = broken | wrong
+            kept = {key: setting for key, setting in kept.items() if key not in wrong}
+
+
+def _nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for key, setting in settings.items():
+        *path, name = key.split(".")
+        section = root
+        for part in path:
+            section = section.setdefault(part, {})
+        section[name] = setting.value
+    return root
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """The setting an error's location lies in; the rest of the location is a place inside its value."""
+    for length in range(len(location), 0, -1):
+        key = ".".join(str(part) for part in location[:length])
+        if key in keys():
+            return key
+    return ".".join(str(part) for part in location)
+
+
+def _depends(key: str, broken: set[str]) -> bool:
+    """Whether a conflict about a key may come from a value that was set aside."""
+    return any(other == key or other.startswith(f"{key}.") for other in broken)
+
+
+def _sourced(problem: Problem, settings: Mapping[str, Setting]) -> Problem:
+    setting = settings.get(problem.key)
+    return Problem(problem.key, problem.message, problem.remedy, setting.source if setting else "")
+
+
+_EXPECTED = {
+    "bool_type": ("is neither true nor false", "use true or false without quotes"),
+    "int_type": ("is not a whole number", "use digits without quotes"),
+    "string_type": ("is not a text", "put it in quotes"),
+    "tuple_type": ("is not a list", "write it like [a, b]"),
+    "string_too_short": ("is empty", "give it a value"),
+    "model_type": ("is not a range", "use [min, opt, max]"),
+    "model_attributes_type": ("is not a range", "use [min, opt, max]"),
+}
+
+
+def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem:
+    setting = settings.get(key)
+    source = setting.source if setting else ""
+    value = setting.value if setting else details["input"]
+    context = details.get("ctx", {})
+    if "remedy" in context:
+        return Problem(key, details["msg"], context["remedy"], source)
+    if details["type"] == "literal_error":
+        return Problem(key, f"{value!r} is not possible", f"use {context['expected']}", source)
+    if details["type"] in {"greater_than_equal", "less_than_equal"}:
+        word, limit = ("less", context.get("ge")) if "ge" in context else ("more", context.get("le"))
+        return Problem(key, f"{value!r} is {word} than possible", f"the nearest that works is {limit}", source)
+    if details["type"] in _EXPECTED:
+        what, remedy = _EXPECTED[details["type"]]
+        return Problem(key, f"{value!r} {what}", remedy, source)
+    return Problem(key, f"{value!r}: {details['msg']}", "", source)

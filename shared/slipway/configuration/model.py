@@ -1,0 +1,331 @@
+"""The export configuration: frozen, strict, unknown fields refused. Mirrors ``slipway.v1.ExportConfiguration``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from slipway.configuration.naming import pattern_fault
+
+Level = Literal["fp16", "bf16", "int8", "int4"]
+LEVELS: tuple[str, ...] = get_args(Level)
+FORMAT_LEVELS: Mapping[str, tuple[str, ...]] = {
+    "pytorch": ("fp16", "bf16", "int8", "int4"),
+    "onnx": ("fp16", "int8", "int4"),
+}
+"""Quantization levels each format can be delivered at."""
+
+GROUP_SIZES = (16, 32, 64, 128, 256)
+
+
+def _levels(value: Any) -> Any:
+    """One level or a list of them as a tuple without repetitions; ``none`` adds nothing, as unquantized always comes."""
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, list | tuple):
+        return value
+    unknown = [level for level in value if level not in (*LEVELS, "none")]
+    if unknown:
+        raise PydanticCustomError(
+            "level",
+            "{found} is not a quantization level",
+            {"found": repr(unknown[0]), "remedy": f"use none, {', '.join(LEVELS)}"},
+        )
+    return tuple(dict.fromkeys(level for level in value if level != "none"))
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+
+
+class CheckpointConfiguration(_Section):
+    """Where the fine-tuned adapter is.
+
+    Attributes:
+        path: Folder of a training run, or of one checkpoint. Needed unless the adapter is given as an artifact.
+        auto_detect_latest: Take the newest healthy ``checkpoint-N`` of a training run.
+    """
+
+    path: str = ""
+    auto_detect_latest: bool = True
+
+
+class BaseModelConfiguration(_Section):
+    """The model the adapter was trained on.
+
+    Attributes:
+        name: Folder, or repository id in the local Hugging Face cache; empty takes the one the adapter names.
+        load_in_4bit: The adapter was trained on the 4-bit (NF4) base. It is merged into the 16-bit weights all the same.
+    """
+
+    name: str = ""
+    load_in_4bit: bool = False
+
+
+class OptimizationConfiguration(_Section):
+    """What is done to every format that does not say otherwise (the pytorch and onnx formats).
+
+    Attributes:
+        quantization: Levels delivered beside the unquantized format.
+        group_size: Weights that share one scale, counted along a row: a power of two from 16 to 256.
+        remove_artifacts: Leave training leftovers (optimizer, scheduler, RNG state) behind. They never travel: only true.
+        compress_weights: Store integer PyTorch weights packed; false keeps them dense, rounded to the same grid.
+    """
+
+    quantization: Levels = ()
+    group_size: int = 32
+    remove_artifacts: bool = True
+    compress_weights: bool = True
+
+    @field_validator("group_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value not in GROUP_SIZES:
+            nearest = min(GROUP_SIZES, key=lambda size: abs(size - value))
+            raise PydanticCustomError(
+                "group_size",
+                "{found} is not a power of two from 16 to 256",
+                {"found": value, "remedy": f"the nearest that works is {nearest}"},
+            )
+        return value
+
+    @field_validator("remove_artifacts")
+    @classmethod
+    def _leftovers_stay(cls, value: bool) -> bool:
+        if not value:
+            raise PydanticCustomError(
+                "remove_artifacts",
+                "false is not possible: optimizer, scheduler and RNG state never travel with a model",
+                {"remedy": "set it to true and keep the checkpoint itself to resume training"},
+            )
+        return value
+
+
+class PyTorchConfiguration(_Section):
+    """The merged model as a transformers folder.
+
+    Attributes:
+        enabled: Whether it is delivered.
+        save_tokenizer: Put the tokenizer and chat template beside the weights.
+        quantization: Levels of this format; None takes ``optimization.quantization``.
+    """
+
+    enabled: bool = True
+    save_tokenizer: bool = True
+    quantization: Levels | None = None
+
+
+class OnnxConfiguration(_Section):
+    """The model as an ONNX graph with KV cache.
+
+    Attributes:
+        enabled: Whether it is delivered.
+        opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
+        dynamic_axes: Dynamic batch, sequence and past length.
+        optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
+        quantization: Levels of this format; None takes ``optimization.quantization``.
+    """
+
+    enabled: bool = True
+    opset_version: int = 0
+    dynamic_axes: bool = True
+    optimize_graph: bool = True
+    quantization: Levels | None = None
+
+    @field_validator("opset_version")
+    @classmethod
+    def _known_opset(cls, value: int) -> int:
+        if value != 0 and not 7 <= value <= 26:
+            raise PydanticCustomError(
+                "opset",
+                "{found} is no opset an engine writes",
+                {"found": value, "remedy": "use 7 to 26, or 0 for the engine's best"},
+            )
+        return value
+
+
+class DimensionRange(_Section):
+    """Smallest, typical and largest value of one dynamic axis; ``[min, opt, max]`` is taken too."""
+
+    min: int
+    opt: int
+    max: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) == 3:
+            return dict(zip(("min", "opt", "max"), value, strict=True))
+        return value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not 0 <= self.min <= self.opt <= self.max or self.max < 1:
+            raise PydanticCustomError(
+                "range",
+                "{found} is not a range",
+                {
+                    "found": f"[{self.min}, {self.opt}, {self.max}]",
+                    "remedy": "use 0 <= min <= opt <= max, for example [1, 1, 8]",
+                },
+            )
+        return self
+
+
+class TensorRTConfiguration(_Section):
+    """A TensorRT engine.
+
+    Attributes:
+        enabled: Whether it is delivered.
+        builder: ``tensorrt`` (for the GPU of the machine it runs on), ``tensorrt_rtx`` (ahead of time for named targets).
+        targets: GPU architectures to build for ahead of time, such as ``sm89``.
+        batch: Shapes the engine is optimized for: rows.
+        sequence: New tokens per row and call.
+        past: Tokens already in the KV cache.
+    """
+
+    enabled: bool = False
+    builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
+    targets: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    batch: DimensionRange = DimensionRange(min=1, opt=1, max=8)
+    sequence: DimensionRange = DimensionRange(min=1, opt=128, max=1024)
+    past: DimensionRange = DimensionRange(min=0, opt=256, max=2048)
+
+    @field_validator("targets")
+    @classmethod
+    def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for target in value:
+            if not re.fullmatch(r"sm\d{2,3}", target):
+                raise PydanticCustomError(
+                    "target",
+                    "{found} is not a GPU architecture",
+                    {"found": repr(target), "remedy": "write it like sm89"},
+                )
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("batch", "sequence")
+    @classmethod
+    def _at_least_one(cls, value: DimensionRange) -> DimensionRange:
+        if value.min < 1:
+            raise PydanticCustomError("range", "min is 0", {"remedy": "only past may start at 0: use 1 or more"})
+        return value
+
+
+class FormatsConfiguration(_Section):
+    """The formats to deliver."""
+
+    pytorch: PyTorchConfiguration = PyTorchConfiguration()
+    onnx: OnnxConfiguration = OnnxConfiguration()
+    tensorrt: TensorRTConfiguration = TensorRTConfiguration()
+
+
+class ValidationConfiguration(_Section):
+    """How outputs are compared with base + adapter.
+
+    Attributes:
+        enabled: Compare and report; without it nothing vouches for an output.
+        test_samples: Samples of held-out text, 1 to 10000.
+        compare_outputs: Compare logits, continuations and perplexity.
+        benchmark_performance: Measure speed and memory.
+        heldout: Folder of .txt files with text the model was not trained on; empty uses the built-in text.
+    """
+
+    enabled: bool = True
+    test_samples: int = Field(default=10, ge=1, le=10_000)
+    compare_outputs: bool = True
+    benchmark_performance: bool = True
+    heldout: str = ""
+
+
+class OutputConfiguration(_Section):
+    """Where the result goes.
+
+    Attributes:
+        directory: Folder that holds the exports.
+        naming_pattern: Name of this export's folder: ``{model_name}``, ``{timestamp}``, ``{checkpoint}``, ``{export_id}``.
+    """
+
+    directory: str = Field(default="exported_models", min_length=1)
+    naming_pattern: str = "{model_name}_{timestamp}"
+
+    @field_validator("naming_pattern")
+    @classmethod
+    def _placeholders(cls, value: str) -> str:
+        fault = pattern_fault(value)
+        if fault:
+            message, _, remedy = fault.partition("; ")
+            raise PydanticCustomError("pattern", "{message}", {"message": message, "remedy": remedy})
+        return value
+
+
+class RecoveryConfiguration(_Section):
+    """What happens after a stage fails.
+
+    Attributes:
+        profile: How cautious attempts are; ``auto`` chooses from the model's size and history.
+        max_attempts: Attempts of one task before its failure is final, 1 to 20.
+    """
+
+    profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
+    max_attempts: int = Field(default=5, ge=1, le=20)
+
+
+class ResourcesConfiguration(_Section):
+    """What one stage may use.
+
+    Attributes:
+        max_memory_bytes: Anonymous memory a stage should stay below; 0 takes a share of what is free.
+        threads: Threads of a stage's numeric libraries; 0 takes all cores.
+        stage_timeout_seconds: Longest time one attempt of a stage may take.
+    """
+
+    max_memory_bytes: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
+    stage_timeout_seconds: int = Field(default=86_400, ge=1)
+
+
+class LogConfiguration(_Section):
+    """How much is logged."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ExportConfiguration(_Section):
+    """What an export shall do: from which checkpoint and base model, to which formats, proven how, put where."""
+
+    checkpoint: CheckpointConfiguration = CheckpointConfiguration()
+    base_model: BaseModelConfiguration = BaseModelConfiguration()
+    optimization: OptimizationConfiguration = OptimizationConfiguration()
+    formats: FormatsConfiguration = FormatsConfiguration()
+    validation: ValidationConfiguration = ValidationConfiguration()
+    output: OutputConfiguration = OutputConfiguration()
+    recovery: RecoveryConfiguration = RecoveryConfiguration()
+    resources: ResourcesConfiguration = ResourcesConfiguration()
+    log: LogConfiguration = LogConfiguration()
+
+    def levels(self, format_name: Literal["pytorch", "onnx"]) -> tuple[Level, ...]:
+        """Quantization levels delivered beside an enabled format: its own, otherwise the common ones."""
+        own = self.formats.pytorch.quantization if format_name == "pytorch" else self.formats.onnx.quantization
+        return self.optimization.quantization if own is None else own
+
+    @model_validator(mode="after")
+    def _no_conflicts(self) -> Self:
+        from slipway.configuration.conflicts import conflicts
+
+        found = conflicts(self)
+        if found:
+            raise PydanticCustomError(
+                "conflict", "{text}", {"text": "; ".join(str(problem) for problem in found), "problems": found}
+            )
+        return self

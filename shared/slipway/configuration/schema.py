@@ -1,0 +1,126 @@
+"""The configuration's keys, and how the text of a variable or flag becomes a value of one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from slipway.configuration.model import DimensionRange, ExportConfiguration
+
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_UNITS = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+
+
+@cache
+def keys() -> Mapping[str, Any]:
+    """Every setting by its dotted path, with its type; sections are not settings."""
+    return dict(_walk(ExportConfiguration, ""))
+
+
+@cache
+def sections() -> Mapping[str, tuple[str, ...]]:
+    """The names each section knows, by the section's dotted path; the whole configuration is ``""``."""
+    found: dict[str, tuple[str, ...]] = {}
+    _walk_sections(ExportConfiguration, "", found)
+    return found
+
+
+def default(key: str) -> Any:
+    """A setting's default."""
+    value: Any = ExportConfiguration()
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def from_text(key: str, text: str) -> Any:
+    """The value that the text of a variable or flag stands for.
+
+    Raises:
+        ValueError: The text is not of the setting's type; the message is ``what|remedy``.
+    """
+    kind = _plain(keys()[key])
+    if kind is bool:
+        return _boolean(text)
+    if kind is int:
+        return size(text) if key.endswith("_bytes") else _integer(text)
+    if kind is DimensionRange:
+        return [_integer(part) for part in _list(text)]
+    if get_origin(kind) is tuple:
+        return _list(text)
+    return text
+
+
+def size(text: str) -> int:
+    """Bytes from a text such as ``8589934592``, ``8GiB`` or ``8G``.
+
+    Raises:
+        ValueError: Not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size|write it like 8GiB or 8589934592")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, info in model.model_fields.items():
+        kind = _plain(info.annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not DimensionRange:
+            found += _walk(kind, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", info.annotation))
+    return found
+
+
+def _walk_sections(model: type[BaseModel], path: str, found: dict[str, tuple[str, ...]]) -> None:
+    found[path] = tuple(model.model_fields)
+    for name, info in model.model_fields.items():
+        kind = _plain(info.annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            _walk_sections(kind, f"{path}.{name}" if path else name, found)
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without its optionality and annotations."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return _plain(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    return annotation
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.strip().strip("[]").split(",") if part.strip()]
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in TRUE:
+        return True
+    if lowered in FALSE:
+        return False
+    raise ValueError(f"{text!r} is neither true nor false|use true or false")
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text.strip().replace("_", ""))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number|use digits only") from None

@@ -1,0 +1,112 @@
+"""The answer of an export: what was made, where it is, how good it is, and how it came about."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class AttemptResult(_Value):
+    """One try of one stage.
+
+    Attributes:
+        task: Task within the export, such as ``quantize-onnx-int8``.
+        stage: Stage the task runs.
+        number: Counts from 1 within the task.
+        outcome: ``succeeded``, ``failed``, ``cancelled`` …
+        params: Parameters of this attempt.
+        rule: Recovery rule that led to it; empty for the first.
+        reused: The result existed already and was taken from the store.
+        worker: Worker that ran it.
+        reason: Stable reason of a failure; empty otherwise.
+        error_message: What went wrong, with the remedy.
+        duration_seconds: From start to end; None while unknown.
+        peak_memory_bytes: Largest memory of the stage's process; 0 when not measured.
+    """
+
+    task: str
+    stage: str
+    number: int
+    outcome: str
+    params: dict[str, Any] = {}
+    rule: str = ""
+    reused: bool = False
+    worker: str = ""
+    reason: str = ""
+    error_message: str = ""
+    duration_seconds: float | None = None
+    peak_memory_bytes: int = 0
+
+
+class FormatResult(_Value):
+    """One delivered format.
+
+    Attributes:
+        digest: Artifact the folder was delivered from.
+        size_bytes: All files of the folder.
+        reduction_percent: Against the unquantized merged model; negative when larger.
+        status: ``passed``, ``failed``, ``not_run`` (this machine cannot run it) or ``not_validated``.
+        mean_kl: Against the reference, nats per token.
+        top1_agreement: Share of positions where both rank the same token first, 0 to 1.
+        decode_tokens_per_second: Speed of generation.
+        inference_speed_ms: Time of one forward pass over a prompt (prefill).
+        memory_usage_mb: Peak memory while the model was measured, 10^6 bytes.
+    """
+
+    digest: str
+    size_bytes: int
+    reduction_percent: float | None = None
+    status: str = "not_validated"
+    mean_kl: float | None = None
+    top1_agreement: float | None = None
+    decode_tokens_per_second: float | None = None
+    inference_speed_ms: float | None = None
+    memory_usage_mb: float | None = None
+
+
+class ExportResult(_Value):
+    """The answer of an export.
+
+    Attributes:
+        export_id: Digest of configuration and sources.
+        timestamp: When the export was first created, UTC.
+        success: Whether everything asked for was made and nothing failed validation.
+        paths: Folder of each produced format, absolute.
+        output_directory: Folder that holds them; empty when nothing was delivered.
+        formats: Details of each produced format.
+        original_size_bytes: The merged model, unquantized.
+        optimized_size_bytes: The smallest produced format.
+        size_reduction_percent: How much smaller that is.
+        inference_speed_ms: Of the fastest produced format: one forward pass over a prompt.
+        memory_usage_mb: Of the same format: peak memory while it was measured, 10^6 bytes.
+        validation_passed: None when nothing was validated.
+        validation_report_path: ``report.html``; empty when there is none.
+        reason: Stable reason of a failure; empty on success.
+        error_message: Why the export failed, with the remedy; empty on success.
+        warnings: What the user should know.
+        attempts: Every attempt of every stage.
+    """
+
+    export_id: str
+    timestamp: datetime
+    success: bool
+    paths: dict[str, str] = {}
+    output_directory: str = ""
+    formats: dict[str, FormatResult] = {}
+    original_size_bytes: int | None = None
+    optimized_size_bytes: int | None = None
+    size_reduction_percent: float | None = None
+    inference_speed_ms: float | None = None
+    memory_usage_mb: float | None = None
+    validation_passed: bool | None = None
+    validation_report_path: str = ""
+    reason: str = ""
+    error_message: str = ""
+    warnings: tuple[str, ...] = ()
+    attempts: tuple[AttemptResult, ...] = ()
