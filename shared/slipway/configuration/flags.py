@@ -32,9 +32,9 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> L
             )
         else:
             _read(layer, key, text, f"--set {key}")
-    for flag, text in flags.items():
-        if text is not None:
-            _read(layer, FLAGS[flag], text, flag)
+    for flag, given in flags.items():
+        if given is not None:
+            _read(layer, FLAGS[flag], given, flag)
     return layer
 
 
