@@ -67,9 +67,13 @@ class Engine:
         return build(source, request)
 
 
+_HERE = __name__
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
-    for engine in (Engine("mobius", (23, 24), {"onnxruntime": 23}, "slipway_onnx_export.engines.mobius"),)
+    for engine in (
+        Engine("mobius", (23, 24), {"onnxruntime": 23}, f"{_HERE}.mobius"),
+        Engine("dynamo", tuple(range(18, 24)), {"onnxruntime": 23, "tensorrt": 20}, f"{_HERE}.dynamo"),
+    )
 }
 
 # TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; 20 is what it parses in full.

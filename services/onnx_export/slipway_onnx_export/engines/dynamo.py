@@ -1,0 +1,104 @@
+"""Graphs traced by ``torch.onnx.export(dynamo=True)`` from a model without weights."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnxscript.optimizer
+import torch
+from slipway.errors import ONNXExportError
+
+from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.graph import BATCH, PAST, SEQUENCE, TOTAL
+from slipway_onnx_export.hollow import FlatDecoder, hollow_decoder, interface_names, trace_inputs
+from slipway_onnx_export.source import ModelSource
+
+# FlatDecoder holds the transformers model under this attribute.
+PREFIX = "model."
+
+
+def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
+    """Trace the graph; every causal language model of transformers whose code torch.export understands."""
+    decoder = hollow_decoder(source, engine="dynamo", attention="sdpa")
+    model = _trace(decoder, source, opset=request.opset)
+    initializers = model.graph.initializers
+    parameters = {PREFIX + name for name, _ in decoder.model.named_parameters(remove_duplicate=False)}
+    for name in [name for name in initializers if name in parameters]:
+        # Their values are placeholders; hidden before optimizing, or they would be folded into the graph.
+        initializers[name].const_value = None
+        initializers[name].name = name.removeprefix(PREFIX)
+    onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+    return EngineGraph(model=model, weights=tied_weights(decoder, source))
+
+
+def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> Any:
+    """The untouched graph as an onnx_ir model."""
+    example = trace_inputs(decoder)
+    inputs, outputs = interface_names(len(example[3]) // 2)
+    axes = {0: BATCH, 1: SEQUENCE}
+    shapes = (axes, {0: BATCH, 1: TOTAL}, axes, [{0: BATCH, 2: PAST}] * len(example[3]))
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                decoder,
+                example,
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=inputs,
+                output_names=outputs,
+                opset_version=opset,
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:  # torch.export lets any exception of the model's or its own code through
+        raise ONNXExportError(
+            f"torch {torch.__version__} could not trace {source.architecture}: {_first_line(error)}",
+            reason="EXPORT_ENGINE_FAILED",
+            remedy="use engine legacy",
+            about={"engine": "dynamo", "architecture": source.architecture, "cause": type(error).__name__},
+        ) from error
+    assert program is not None
+    return program.model
+
+
+def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.Tensor]:
+    """The source's weights under every name the module knows them by.
+
+    A tied weight is stored once and may appear in a graph under its other name.
+    """
+    weights = dict(source.weights)
+    names: dict[int, list[str]] = {}
+    for name, parameter in decoder.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for group in names.values():
+        stored = next((name for name in group if name in weights), None)
+        if stored is not None:
+            weights.update({name: weights[stored] for name in group})
+    return weights
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's notes about its own progress out of the stage's log."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _first_line(error: BaseException) -> str:
+    """What the innermost cause says, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,125 @@
+"""A transformers model that can be traced but holds no weights, and the flat signature engines trace it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from slipway.errors import ONNXExportError
+
+from slipway_onnx_export.source import ModelSource
+
+# Sizes of the traced example, all different and above 1, so that no axis is mistaken for another or for a constant.
+TRACE_BATCH, TRACE_SEQUENCE, TRACE_PAST = 2, 3, 5
+
+
+class FlatDecoder(torch.nn.Module):
+    """A causal language model with plain tensors in and out.
+
+    forward takes input_ids (batch, sequence), attention_mask (batch, past + sequence), position_ids (batch, sequence) and
+    the cache as key, value, key, value … each (batch, kv heads, past, head size); it returns logits (batch, sequence,
+    vocabulary) and the grown cache in the same order.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, past: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the model; see the class."""
+        cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        present = [tensor for layer in out.past_key_values.layers for tensor in (layer.keys, layer.values)]
+        return (out.logits, *present)
+
+
+def hollow_decoder(source: ModelSource, *, engine: str, attention: str) -> FlatDecoder:
+    """The source's architecture with real buffers and weights that are one zero, seen in their full shape.
+
+    Args:
+        source: The model's folder; its weights are not read.
+        engine: Name for the error's ``about``.
+        attention: transformers' attention implementation, ``sdpa`` or ``eager``.
+
+    Raises:
+        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` when transformers has no causal language model for it.
+    """
+    try:
+        with _parameters_on_meta():
+            model = transformers.AutoModelForCausalLM.from_config(
+                source.config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+            ).eval()
+    except (ValueError, TypeError, ImportError) as error:
+        raise ONNXExportError(
+            f"transformers cannot build {source.architecture} with {attention} attention: {error}",
+            reason="EXPORT_ENGINE_UNSUPPORTED",
+            remedy="use another engine",
+            about={"engine": engine, "architecture": source.architecture, "model_type": source.config.model_type},
+        ) from error
+    _fill_with_zero(model)
+    model.requires_grad_(False)  # noqa: FBT003  torch's signature
+    return FlatDecoder(model)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules made inside have their parameters on the meta device, buffers as usual.
+
+    Buffers (rotary frequencies, masks) become constants of the graph, so they must be real.
+    """
+    register = torch.nn.Module.register_parameter
+
+    def register_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = register_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _fill_with_zero(model: torch.nn.Module) -> None:
+    """Replace meta parameters by views of one number; what is tied stays tied."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # noqa: SLF001  the only place where a tie can be kept
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                view = torch.zeros(1).as_strided(parameter.shape, [0] * parameter.dim())
+                made[id(parameter)] = torch.nn.Parameter(view, requires_grad=False)
+            module._parameters[name] = made[id(parameter)]  # noqa: SLF001
+
+
+def trace_inputs(decoder: FlatDecoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Example inputs with a past and left padding, so that nothing about either is taken for granted."""
+    config = decoder.model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    mask = torch.ones(TRACE_BATCH, TRACE_PAST + TRACE_SEQUENCE, dtype=torch.int64)
+    mask[0, :2] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, TRACE_PAST:]
+    ids = torch.zeros(TRACE_BATCH, TRACE_SEQUENCE, dtype=torch.int64)
+    past = [torch.zeros(TRACE_BATCH, heads, TRACE_PAST, size) for _ in range(2 * config.num_hidden_layers)]
+    return ids, mask, positions, past
+
+
+def interface_names(layers: int) -> tuple[list[str], list[str]]:
+    """Names of the inputs and outputs of :class:`FlatDecoder`, in its order."""
+    pairs = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
+    inputs = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{pair}" for pair in pairs)]
+    return inputs, ["logits", *(f"present.{pair}" for pair in pairs)]
