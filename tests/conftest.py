@@ -1,0 +1,46 @@
+"""Fixtures for every test: an environment that children inherit, a trained sample, places with limited disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parent / "support"
+
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for name in [name for name in os.environ if name.startswith(("EXPORT_", "SLIPWAY_")) and name != "SLIPWAY_TEST_SAMPLE"]:
+    del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained base and adapter as ``slipway sample`` makes them; SLIPWAY_TEST_SAMPLE names one made before."""
+    made = os.environ.get("SLIPWAY_TEST_SAMPLE")
+    if made:
+        return Path(made)
+    from slipway.sample import make_sample
+
+    folder = tmp_path_factory.mktemp("sample")
+    make_sample(folder)
+    return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB of its own, for running out of space."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"mounting a file system needs privileges: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,0 +1,195 @@
+"""The local artifact store: identity, verification, safety, collection."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slipway.artifacts import ActionResult, LocalStore, Manifest, ManifestFile
+from slipway.artifacts.collection import collect
+from slipway.errors import ArtifactError
+
+
+def folder_of(path: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def test_the_same_files_are_the_same_artifact_wherever_they_lie(store: LocalStore, tmp_path: Path) -> None:
+    files = {"config.json": "{}", "deep/er/weights.safetensors": "w"}
+    first = store.put(folder_of(tmp_path / "a", files))
+    second = store.put(folder_of(tmp_path / "b", dict(reversed(files.items()))))
+    assert first == second
+    assert store.manifest(first).size_bytes == 3
+    other = store.put(folder_of(tmp_path / "c", {"config.json": "{}", "deep/er/weights2.safetensors": "w"}))
+    assert other != first
+
+
+def test_what_is_fetched_is_what_was_put(store: LocalStore, tmp_path: Path) -> None:
+    digest = store.put(folder_of(tmp_path / "a", {"x": "1", "y/z": "2"}))
+    fetched = store.fetch(digest, tmp_path / "out")
+    assert {p.relative_to(fetched).as_posix(): p.read_text() for p in fetched.rglob("*") if p.is_file()} == {
+        "x": "1",
+        "y/z": "2",
+    }
+
+
+def test_committing_makes_no_second_copy(store: LocalStore, tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "a", {"weights": "w" * 1000})
+    inode = (source / "weights").stat().st_ino
+    digest = store.put(source)
+    fetched = store.fetch(digest, tmp_path / "out")
+    assert (fetched / "weights").stat().st_ino == inode
+
+
+def test_files_of_others_keep_their_mode(store: LocalStore, tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "a", {"weights": "w"}) / "weights"
+    source.chmod(0o640)
+    store.put_files({"model/weights": source})
+    assert source.stat().st_mode & 0o777 == 0o640
+
+
+def test_corruption_is_found_named_removed_and_repaired(store: LocalStore, tmp_path: Path) -> None:
+    files = {"config.json": "{}", "weights": "a" * 100}
+    digest = store.put(folder_of(tmp_path / "a", files))
+    blob = next(p for p in (store.root / "blobs").rglob("*") if p.is_file() and p.stat().st_size == 100)
+    blob.chmod(0o644)
+    blob.write_text("a" * 99 + "b")
+    with pytest.raises(ArtifactError, match="weights") as raised:
+        LocalStore(store.root).fetch(digest, tmp_path / "out")
+    assert raised.value.reason == "ARTIFACT_CORRUPT"
+    assert not store.exists(digest)
+    assert store.put(folder_of(tmp_path / "b", files)) == digest
+    store.fetch(digest, tmp_path / "again")
+
+
+def test_a_changed_original_is_noticed(store: LocalStore, tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "a", {"weights": "before"}) / "weights"
+    digest = store.put_files({"weights": source})
+    time.sleep(0.01)
+    source.write_text("after!")
+    try:
+        assert (store.fetch(digest, tmp_path / "out") / "weights").read_text() == "before"  # cloned or copied
+    except ArtifactError as error:
+        assert error.reason == "ARTIFACT_CORRUPT"  # hard-linked
+
+
+def test_a_corrupt_manifest_is_no_artifact(store: LocalStore, tmp_path: Path) -> None:
+    digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
+    path = store.manifest_path(digest)
+    path.write_bytes(path.read_bytes().replace(b'"x"', b'"y"'))
+    with pytest.raises(ArtifactError) as raised:
+        store.manifest(digest)
+    assert raised.value.reason == "ARTIFACT_CORRUPT"
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", "a//b", "./x", "a\\..\\x", "x\0y"])
+def test_manifests_cannot_point_outside(path: str) -> None:
+    entry = ManifestFile(path=path, size_bytes=0, digest="sha256:" + "0" * 64, media_type="text/plain")
+    with pytest.raises(ArtifactError) as raised:
+        Manifest.of([entry])
+    assert raised.value.reason == "ARTIFACT_INVALID"
+    document = {"version": 1, "files": [{"path": path, "size_bytes": 0, "digest": entry.digest, "media_type": ""}]}
+    with pytest.raises(ArtifactError):
+        Manifest.from_bytes(json.dumps(document).encode())
+
+
+def test_links_are_refused(store: LocalStore, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", {"x": "1"})
+    (folder / "link").symlink_to("/etc/passwd")
+    with pytest.raises(ArtifactError, match="link"):
+        store.put(folder)
+    assert store.digests() == []
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:", "sha256:" + "g" * 64, "../../etc/passwd", "md5:" + "0" * 32])
+def test_what_is_not_a_digest_is_refused(store: LocalStore, digest: str) -> None:
+    with pytest.raises(ArtifactError):
+        store.manifest(digest)
+
+
+def test_actions_are_forgotten_with_their_outputs(store: LocalStore, tmp_path: Path) -> None:
+    digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
+    key = "0" * 64
+    assert store.action(key) is None
+    store.record_action(key, ActionResult({"out": digest}, {"n": 1}))
+    assert store.action(key) == ActionResult({"out": digest}, {"n": 1})
+    next(p for p in (store.root / "blobs").rglob("*") if p.is_file()).unlink()
+    assert store.action(key) is None
+
+
+def test_a_full_disk_leaves_nothing_half_written(small_disk: Path, tmp_path: Path) -> None:
+    store = LocalStore(small_disk / "store")
+    big = tmp_path / "big"
+    big.mkdir()
+    (big / "weights").write_bytes(os.urandom(16 << 20))
+    with pytest.raises(ArtifactError) as raised:
+        store.put(big)
+    assert raised.value.reason == "DISK_FULL"
+    assert store.digests() == []
+    assert [p for p in store.root.rglob("*") if p.is_file() and p.name != "lock"] == []
+
+
+def test_collection_removes_the_least_recently_used_and_what_only_it_had(store: LocalStore, tmp_path: Path) -> None:
+    old = store.put(folder_of(tmp_path / "a", {"shared": "s" * 10, "own": "o" * 100}))
+    new = store.put(folder_of(tmp_path / "b", {"shared": "s" * 10, "mine": "m" * 50}))
+    os.utime(store.manifest_path(old), (1, 1))
+    store.record_action("0" * 64, ActionResult({"out": old}))
+    planned = collect(store, max_bytes=100, dry_run=True)
+    assert planned.artifacts == (old,)
+    assert store.exists(old)
+    done = collect(store, max_bytes=100)
+    assert (done.artifacts, done.blobs, done.freed_bytes) == ((old,), 1, 100)
+    assert not store.exists(old)
+    assert store.exists(new)
+    assert list((store.root / "actions").rglob("*.json")) == []
+
+
+def test_collection_keeps_what_it_is_told_to(store: LocalStore, tmp_path: Path) -> None:
+    digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
+    os.utime(store.manifest_path(digest), (1, 1))
+    assert collect(store, max_age_seconds=60, keep=[digest]).artifacts == ()
+    assert collect(store, max_age_seconds=60).artifacts == (digest,)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from slipway.artifacts import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+for n in range(40):
+    folder = Path(sys.argv[2]) / str(n)
+    folder.mkdir(parents=True)
+    (folder / "same").write_text(f"content {n}")
+    (folder / "common").write_text("common")
+    print(store.put(folder), flush=True)
+"""
+
+
+def test_several_processes_write_the_same_artifacts_while_one_collects(store: LocalStore, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(store.root)]
+    writers = [
+        subprocess.Popen([*command, str(tmp_path / name)], stdout=subprocess.PIPE, text=True)
+        for name in ("a", "b", "c")
+    ]
+    while any(writer.poll() is None for writer in writers):
+        collect(store, max_age_seconds=3600)
+        time.sleep(0.02)
+    digests = [writer.communicate()[0].split() for writer in writers]
+    assert all(writer.returncode == 0 for writer in writers)
+    assert digests[0] == digests[1] == digests[2]
+    for n, digest in enumerate(digests[0]):
+        assert (store.fetch(digest, tmp_path / "out" / str(n)) / "same").read_text() == f"content {n}"
