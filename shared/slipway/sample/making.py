@@ -1,0 +1,151 @@
+"""The sample as a whole: train, save as a training run does, and describe what was made."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from slipway.errors import ModelExportError
+from slipway.sample.corpus import documentation, python_sources
+from slipway.sample.recipe import Recipe
+from slipway.sample.training import BASE, RUN, Measured, train
+from slipway.stage import Progress, installed_version
+
+HELDOUT = "heldout"
+CONFIGURATION = "export.yaml"
+SUMMARY = "sample.json"
+
+_PIECES = (BASE, RUN, HELDOUT, CONFIGURATION)
+_LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
+
+# Paths are relative to the file's own folder.
+EXPORT_YAML = """\
+# The whole chain on the sample: slipway export -c export.yaml
+export:
+  checkpoint: {path: "qwen3-finetuned", auto_detect_latest: true}
+  base_model: {name: "qwen3-base"}
+  optimization: {quantization: "none"}
+  formats:
+    pytorch: {enabled: true, save_tokenizer: true, quantization: "int4"}
+    onnx: {enabled: true, dynamic_axes: true, optimize_graph: true, quantization: ["int8", "int4"]}
+    tensorrt: {enabled: true, targets: ["sm89"]}
+  validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
+  output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
+"""
+
+
+class SampleSummary(BaseModel):
+    """What :func:`make_sample` made. Also written as ``sample.json``, last of all.
+
+    Attributes:
+        seed: Seed of all weights and orders.
+        recipe: Sizes, steps and learning rates.
+        libraries: Versions of what trained it.
+        measured: Size and perplexities.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    seed: int
+    recipe: dict[str, int | float]
+    libraries: dict[str, str]
+    measured: Measured
+
+
+def make_sample(
+    directory: Path,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    recipe: Recipe | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> SampleSummary:
+    """Train a small Qwen3 base model and a LoRA on another text, and save both as a Hugging Face run does.
+
+    ``directory`` receives ``qwen3-base/``, ``qwen3-finetuned/checkpoint-N/``, ``heldout/heldout.txt`` (text of the
+    adapter's domain that was never trained on), ``export.yaml`` and, last, ``sample.json``. A sample that is already
+    there and was made by the same recipe, seed and libraries is kept.
+
+    Args:
+        directory: Where to write; made if missing. Other files in it are left alone.
+        seed: Same seed and threads on the same machine, same weights.
+        threads: Threads of the training; two (or one, on a single core) when not given.
+        recipe: Sizes and steps.
+        on_progress: Told of every training step.
+
+    Raises:
+        ModelExportError: reason ``OUTPUT_EXISTS``, something else of these names is in ``directory``;
+            ``FILE_ERROR``, this Python lacks the texts, or ``directory`` cannot be written.
+    """
+    recipe = recipe or Recipe()
+    made = _made_before(directory, seed=seed, recipe=recipe)
+    if made is not None:
+        return made
+    _refuse_to_overwrite(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".sample-", dir=directory) as scratch:
+            english, python = documentation(), python_sources()
+            measured = train(
+                Path(scratch),
+                english,
+                python=python,
+                recipe=recipe,
+                seed=seed,
+                threads=threads,
+                on_progress=on_progress,
+            )
+            _write_text(Path(scratch) / HELDOUT / "heldout.txt", "\n".join(python.heldout))
+            _write_text(Path(scratch) / CONFIGURATION, EXPORT_YAML)
+            summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
+            _publish(Path(scratch), directory, summary)
+    except OSError as error:
+        raise ModelExportError(
+            f"cannot write the sample into {directory}: {error.strerror}",
+            reason="FILE_ERROR",
+            remedy="choose a folder that can be written",
+            about={"file": directory},
+        ) from error
+    return summary
+
+
+def _made_before(directory: Path, *, seed: int, recipe: Recipe) -> SampleSummary | None:
+    """The sample that is there, if it is complete and the same one would be made again."""
+    try:
+        summary = SampleSummary.model_validate_json((directory / SUMMARY).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    same = summary.seed == seed and summary.recipe == asdict(recipe) and summary.libraries == _library_versions()
+    complete = all((directory / piece).exists() for piece in _PIECES)
+    return summary if same and complete else None
+
+
+def _refuse_to_overwrite(directory: Path) -> None:
+    present = [piece for piece in _PIECES if (directory / piece).exists()]
+    if present:
+        raise ModelExportError(
+            f"{directory} already holds {', '.join(present)}, made with another seed, recipe or library version",
+            reason="OUTPUT_EXISTS",
+            remedy="choose another folder or remove these first",
+            about={"file": directory / present[0]},
+        )
+
+
+def _publish(scratch: Path, directory: Path, summary: SampleSummary) -> None:
+    for piece in _PIECES:
+        (scratch / piece).rename(directory / piece)
+    _write_text(scratch / SUMMARY, summary.model_dump_json(indent=2) + "\n")
+    (scratch / SUMMARY).replace(directory / SUMMARY)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _library_versions() -> dict[str, str]:
+    return {name: installed_version(name) for name in _LIBRARIES}

@@ -1,0 +1,48 @@
+"""What the sample is made of: sizes, step counts and learning rates, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A training recipe. The default one takes about a minute on two cores.
+
+    Attributes:
+        vocab_size: Tokens of the byte-level BPE, its three special tokens included.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width of the MLP.
+        layers: Decoder layers.
+        heads: Query heads. ``heads × head_dim`` differs from ``hidden_size`` on purpose, as in the real Qwen3.
+        kv_heads: Key and value heads.
+        head_dim: Width of one head.
+        max_positions: Longest sequence the configuration promises.
+        batch: Sequences of one optimizer step.
+        sequence: Tokens of one training sequence.
+        base_steps: Optimizer steps of the base model.
+        base_learning_rate: Its peak learning rate.
+        adapter_steps: Optimizer steps of the adapter.
+        adapter_learning_rate: Its peak learning rate.
+        save_steps: Steps between two checkpoints of the adapter.
+        rank: LoRA rank.
+        alpha: LoRA alpha; differs from the rank so that a wrong scaling shows.
+    """
+
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    layers: int = 4
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 64
+    max_positions: int = 1024
+    batch: int = 4
+    sequence: int = 128
+    base_steps: int = 300
+    base_learning_rate: float = 1.5e-3
+    adapter_steps: int = 100
+    adapter_learning_rate: float = 5e-3
+    save_steps: int = 50
+    rank: int = 8
+    alpha: int = 12

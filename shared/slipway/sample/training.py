@@ -1,0 +1,178 @@
+"""Both trainings in order, in a process state that makes them repeatable and keeps them off the network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from slipway.sample.corpus import Corpus
+from slipway.sample.recipe import Recipe
+from slipway.stage import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+BASE = "qwen3-base"
+RUN = "qwen3-finetuned"
+
+# Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
+_THREADS = 2
+# Enough for a stable perplexity; the whole text would take as long as a part of the training.
+_MEASURED_TOKENS = 8192
+
+
+class Measured(BaseModel):
+    """What the trained sample is.
+
+    Attributes:
+        parameters: Weights of the base model, tied ones counted once.
+        base_documentation_perplexity: The base model on documentation it was not trained on.
+        base_perplexity: The base model on the held-out text of the adapter's domain.
+        adapter_perplexity: The base model with its adapter on the same text.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    parameters: int
+    base_documentation_perplexity: float
+    base_perplexity: float
+    adapter_perplexity: float
+
+
+def train(
+    folder: Path,
+    english: Corpus,
+    *,
+    python: Corpus,
+    recipe: Recipe,
+    seed: int,
+    threads: int | None,
+    on_progress: Callable[[Progress], None],
+) -> Measured:
+    """Train base and adapter and save them in ``folder``.
+
+    Args:
+        folder: Receives ``qwen3-base/`` and ``qwen3-finetuned/``.
+        english: What tokenizer and base learn.
+        python: What the adapter learns.
+        recipe: Sizes and steps.
+        seed: Seed of all weights and orders.
+        threads: Threads; two, or one on a single core, when not given.
+        on_progress: Told of every step.
+    """
+    from slipway.sample.tokenizer import train_tokenizer
+
+    with _deterministic(threads or min(_THREADS, os.cpu_count() or 1)), _offline():
+        tokenizer = train_tokenizer(english.training, vocab_size=recipe.vocab_size, max_length=recipe.max_positions)
+        base, on_english = _train_base(tokenizer, english, recipe=recipe, seed=seed, on_progress=on_progress)
+        base.save_pretrained(folder / BASE)
+        tokenizer.save_pretrained(folder / BASE)
+        parameters = base.num_parameters()
+        before = _perplexity(base, tokenizer, texts=python.heldout, recipe=recipe)
+        adapted = _train_adapter(
+            base, tokenizer, texts=python.training, folder=folder, recipe=recipe, seed=seed, on_progress=on_progress
+        )
+        after = _perplexity(adapted, tokenizer, texts=python.heldout, recipe=recipe)
+    return Measured(
+        parameters=parameters,
+        base_documentation_perplexity=on_english,
+        base_perplexity=before,
+        adapter_perplexity=after,
+    )
+
+
+def _train_base(
+    tokenizer: PreTrainedTokenizerFast,
+    english: Corpus,
+    *,
+    recipe: Recipe,
+    seed: int,
+    on_progress: Callable[[Progress], None],
+) -> tuple[Qwen3ForCausalLM, float]:
+    from slipway.sample.base import train_base
+    from slipway.sample.tokenizer import token_stream
+
+    model = train_base(
+        tokenizer,
+        token_stream(tokenizer, english.training),
+        recipe=recipe,
+        seed=seed,
+        on_step=_steps("base", recipe.base_steps, on_progress),
+    )
+    return model, _perplexity(model, tokenizer, texts=english.heldout, recipe=recipe)
+
+
+def _train_adapter(
+    base: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    texts: tuple[str, ...],
+    folder: Path,
+    recipe: Recipe,
+    seed: int,
+    on_progress: Callable[[Progress], None],
+) -> Qwen3ForCausalLM:
+    from slipway.sample.adapter import train_adapter
+    from slipway.sample.tokenizer import token_stream
+
+    return train_adapter(
+        base,
+        tokenizer,
+        token_stream(tokenizer, texts),
+        base_name=BASE,
+        folder=folder / RUN,
+        recipe=recipe,
+        seed=seed,
+        on_step=_steps("adapter", recipe.adapter_steps, on_progress),
+    )
+
+
+def _perplexity(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, texts: tuple[str, ...], recipe: Recipe
+) -> float:
+    from slipway.sample.base import perplexity
+    from slipway.sample.tokenizer import token_stream
+
+    return perplexity(model, token_stream(tokenizer, texts)[:_MEASURED_TOKENS], sequence=recipe.sequence)
+
+
+def _steps(phase: str, total: int, on_progress: Callable[[Progress], None]) -> Callable[[int], None]:
+    return lambda done: on_progress(Progress(phase=phase, done=done, total=total, unit="steps"))
+
+
+@contextmanager
+def _deterministic(threads: int) -> Iterator[None]:
+    """Fixed number of threads and deterministic kernels; the caller's settings and random state come back after."""
+    import torch
+
+    threads_before = torch.get_num_threads()
+    deterministic_before = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic_before)
+        torch.set_num_threads(threads_before)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep peft from asking the hub for a base model of the sample's name: it reads this variable on every save."""
+    import transformers  # noqa: F401 - read its environment before it changes here
+
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
