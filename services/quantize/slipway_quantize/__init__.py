@@ -1,1 +1,1 @@
-
+"""Slipway: the quantize stage."""

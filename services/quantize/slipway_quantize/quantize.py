@@ -24,7 +24,8 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     torch.set_num_threads(max(1, ctx.threads))
     _refuse_quantized(source)
     copy_companions(source, target)
-    outcome = _write_pytorch(source, target, params, ctx) if params.format == "pytorch" else None
+    write = _write_pytorch if params.format == "pytorch" else _write_onnx
+    outcome = write(source, target, params, ctx)
     settings = {"format": params.format, "level": params.level}
     if params.level in BITS:
         settings |= {"group_size": params.group_size, "packed": params.packed}
@@ -40,6 +41,22 @@ def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Cont
 
     level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
     return write_int(source, target, level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
+
+
+def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    if params.level in BITS:
+        from slipway_quantize.onnx_int import write_int
+        from slipway_quantize.pytorch_int import IntLevel
+
+        level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
+        return write_int(source, target, level, accuracy_level=_accuracy_level(params), ctx=ctx)
+    raise NotImplementedError
+
+
+def _accuracy_level(params: QuantizeParams) -> int:
+    if params.accuracy_level is not None:
+        return params.accuracy_level
+    return 4 if params.level == "int4" else 1
 
 
 def _refuse_quantized(source: Path) -> None:

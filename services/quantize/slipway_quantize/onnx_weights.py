@@ -1,0 +1,122 @@
+"""Finding the weights of an ONNX decoder: what a MatMul multiplies by, and the table that tokens are looked up in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+_PASS_THROUGH = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(slots=True)
+class Weight:
+    """One constant matrix and the nodes that compute with it.
+
+    Attributes:
+        value: The initializer.
+        transposed: Whether it is stored (K, N), input features first, as MatMul takes it; otherwise (N, K), as PyTorch
+            and lookup tables store it.
+        products: MatMul and Gemm nodes with the matrix as second operand.
+        lookups: Gather nodes that look up token embeddings in it.
+    """
+
+    value: ir.Value
+    transposed: bool
+    products: list[ir.Node] = field(default_factory=list)
+    lookups: list[ir.Node] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the initializer."""
+        assert self.value.name is not None
+        return self.value.name
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """(N, K): output and input features."""
+        assert self.value.shape is not None
+        first, second = (int(size) for size in self.value.shape.numpy())
+        return (second, first) if self.transposed else (first, second)
+
+
+def find_weights(graph: ir.Graph) -> list[Weight]:
+    """Every weight matrix of ``graph``, in the order of first use; one that is tied appears once, with all its uses.
+
+    A matrix that is also used in another way than by MatMul, Gemm and token lookup is left out.
+    """
+    found: dict[tuple[str, bool], Weight] = {}
+    for node in graph:
+        use = _product(node) or _lookup(node)
+        if use is None:
+            continue
+        value, transposed = use
+        assert value.name is not None
+        weight = found.setdefault((value.name, transposed), Weight(value=value, transposed=transposed))
+        (weight.lookups if node.op_type == "Gather" else weight.products).append(node)
+    names = [name for name, _ in found]
+    return [weight for (name, _), weight in found.items() if names.count(name) == 1 and _only_these(weight)]
+
+
+def _product(node: ir.Node) -> tuple[ir.Value, bool] | None:
+    """The weight that a MatMul or plain Gemm multiplies by, and whether it is stored (K, N)."""
+    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    operand = node.inputs[1]
+    if operand is None:
+        return None
+    transposed = True
+    if node.op_type == "Gemm":
+        plain = all(_attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        if not plain or _attribute(node, "transA", 0) != 0:
+            return None
+        transposed = _attribute(node, "transB", 0) == 0
+    producer = operand.producer()
+    if producer is not None and producer.op_type == "Transpose" and producer.domain == "":
+        operand = producer.inputs[0]
+        transposed = not transposed
+    return (operand, transposed) if _is_matrix(operand) else None
+
+
+def _lookup(node: ir.Node) -> tuple[ir.Value, bool] | None:
+    """The table that a Gather looks up tokens in: stored (N, K), one row per token."""
+    if node.domain != "" or node.op_type != "Gather" or _attribute(node, "axis", 0) != 0:
+        return None
+    table, indices = node.inputs[0], node.inputs[1]
+    return (table, False) if _is_matrix(table) and _comes_from_tokens(indices) else None
+
+
+def _attribute(node: ir.Node, name: str, default: float) -> float:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.value
+
+
+def _is_matrix(value: ir.Value | None) -> bool:
+    return (
+        value is not None
+        and value.is_initializer()
+        and value.const_value is not None
+        and value.const_value.dtype in _FLOAT_TYPES
+        and len(value.const_value.shape) == 2
+    )
+
+
+def _comes_from_tokens(value: ir.Value | None) -> bool:
+    """Whether ``value`` is the graph's ``input_ids``, unchanged but for type and shape."""
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type not in _PASS_THROUGH:
+            return False
+        value = producer.inputs[0]
+    return value is not None and value.is_graph_input() and value.name == "input_ids"
+
+
+def _only_these(weight: Weight) -> bool:
+    """Whether nothing else uses the matrix."""
+    known = {id(node) for node in (*weight.products, *weight.lookups)}
+    for user in weight.value.consumers():
+        if id(user) in known:
+            continue
+        if user.op_type != "Transpose" or any(id(node) not in known for node in user.outputs[0].consumers()):
+            return False
+    return not weight.value.is_graph_output()

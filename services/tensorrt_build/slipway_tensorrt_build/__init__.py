@@ -1,0 +1,1 @@
+"""Slipway: the TensorRT build stage."""
