@@ -29,7 +29,11 @@ class FlatDecoder(torch.nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, past: list[torch.Tensor]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        past: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         """Run the model; see the class."""
         cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))

@@ -73,6 +73,7 @@ ENGINES: Mapping[str, Engine] = {
     for engine in (
         Engine("mobius", (23, 24), {"onnxruntime": 23}, f"{_HERE}.mobius"),
         Engine("dynamo", tuple(range(18, 24)), {"onnxruntime": 23, "tensorrt": 20}, f"{_HERE}.dynamo"),
+        Engine("legacy", tuple(range(14, 18)), {"onnxruntime": 17, "tensorrt": 17}, f"{_HERE}.legacy"),
     )
 }
 

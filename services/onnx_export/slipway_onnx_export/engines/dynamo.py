@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import onnxscript.optimizer
+import onnxscript.rewriter.onnx_fusions
 import torch
 from slipway.errors import ONNXExportError
 
@@ -32,6 +33,7 @@ def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
         initializers[name].const_value = None
         initializers[name].name = name.removeprefix(PREFIX)
     onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+    onnxscript.rewriter.onnx_fusions.fuse(model)  # to the operators of opset 23 where the graph is written in it
     return EngineGraph(model=model, weights=tied_weights(decoder, source))
 
 

@@ -1,0 +1,101 @@
+"""Graphs traced by ``torch.onnx.export(dynamo=False)``, the TorchScript exporter, for opsets below 18."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnxscript.optimizer
+import torch
+from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
+
+from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.engines.dynamo import tied_weights
+from slipway_onnx_export.graph import BATCH, PAST, SEQUENCE, TOTAL
+from slipway_onnx_export.hollow import FlatDecoder, hollow_decoder, interface_names, trace_inputs
+from slipway_onnx_export.source import ModelSource
+
+# FlatDecoder holds the transformers model under this attribute.
+PREFIX = "model."
+
+# Modules of transformers whose branches on tensor values decide nothing that varies between calls of a decoder with a
+# cache and a mask: whether the cache is empty, whether a mask may be left out. The parity check covers both.
+HARMLESS = ("cache_utils.py", "masking_utils.py", "sdpa_attention.py")
+
+
+def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
+    """Trace the graph. Weights stay outside: the exporter is told to leave parameters as inputs."""
+    decoder = hollow_decoder(source, engine="legacy", attention="eager")
+    model = _trace(decoder, source, opset=request.opset)
+    graph = model.graph
+    names = set(interface_names(int(source.config.get_text_config(decoder=True).num_hidden_layers))[0])
+    for value in [value for value in graph.inputs if value.name not in names]:
+        graph.inputs.remove(value)
+        value.name = (value.name or "").removeprefix(PREFIX)
+        graph.initializers[value.name] = value
+    onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+    return EngineGraph(model=model, weights=tied_weights(decoder, source))
+
+
+def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> ir.Model:
+    ids, mask, positions, past = trace_inputs(decoder)
+    inputs, outputs = interface_names(len(past) // 2)
+    axes = {"input_ids": {0: BATCH, 1: SEQUENCE}, "attention_mask": {0: BATCH, 1: TOTAL}}
+    axes |= {"position_ids": {0: BATCH, 1: SEQUENCE}, "logits": {0: BATCH, 1: SEQUENCE}}
+    axes |= {name: {0: BATCH, 2: PAST} for name in inputs[3:]} | {name: {0: BATCH, 2: TOTAL} for name in outputs[1:]}
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        try:
+            torch.onnx.export(
+                decoder,
+                (ids, mask, positions, past),
+                buffer,
+                dynamo=False,
+                export_params=False,
+                keep_initializers_as_inputs=True,
+                do_constant_folding=False,  # it would fold the placeholders of the weights too
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_axes=axes,
+                opset_version=opset,
+            )
+        except Exception as error:  # the TorchScript exporter lets any exception of the model's or its own code through
+            raise _failure(source, error) from error
+    _refuse_tracer_warnings(caught)
+    return ir.from_proto(onnx.load_from_string(buffer.getvalue()))
+
+
+def _failure(source: ModelSource, error: Exception) -> ONNXExportError:
+    about = {"engine": "legacy", "architecture": source.architecture, "cause": type(error).__name__}
+    text = str(error)
+    if "unordered_map" in text:  # libstdc++ says unordered_map::at, others "invalid unordered_map<K, T> key"
+        return UnorderedMapError(
+            f"the legacy tracer lost a value of {source.architecture}: {text.splitlines()[0]}",
+            remedy="use engine dynamo with opset 18 or later",
+            about=about,
+        )
+    first = (text.strip().splitlines() or [type(error).__name__])[0]
+    return ONNXExportError(
+        f"the legacy tracer of torch {torch.__version__} failed on {source.architecture}: {first}",
+        reason="EXPORT_ENGINE_FAILED",
+        remedy="use engine dynamo with opset 18 or later",
+        about=about,
+    )
+
+
+def _refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
+    for warning in caught:
+        if not issubclass(warning.category, torch.jit.TracerWarning):
+            continue
+        place = Path(warning.filename)
+        if place.name in HARMLESS and "transformers" in place.parts:
+            continue
+        raise TracerWarningError(
+            f"the trace depends on its sample at {place.name}:{warning.lineno}: {str(warning.message).splitlines()[0]}",
+            remedy="use engine dynamo with opset 18 or later",
+            about={"engine": "legacy", "file": place.name, "line": warning.lineno},
+        )
