@@ -90,7 +90,8 @@ class ShapeCase(_Value):
 
     Attributes:
         name: ``left_padded``, ``single_token``, ``decode`` (prefill, then one token at a time with the KV cache),
-            ``decode_left_padded``, ``chunked`` (prefill, then several tokens at once), ``native_dtype``.
+            ``decode_left_padded``, ``chunked`` (prefill, then several tokens at once), ``native_dtype`` (a padded batch
+            in the data type it is served in, when logits are otherwise compared in float32).
         batch: Rows.
         tokens: Positions compared (padding left out).
         max_abs_diff: Against the reference's logits at the same positions.
@@ -182,6 +183,7 @@ class Engine(_Value):
         provider: Execution provider or device.
         stored_dtype: Data type of the stored weights, the one that most bytes have (``bfloat16``, ``int4`` …).
         compute_dtype: Data type of the arithmetic behind the compared logits.
+        native_dtype: Data type it computes in as it is served; speed and memory are measured in it.
     """
 
     runtime: str
@@ -189,6 +191,7 @@ class Engine(_Value):
     provider: str = "cpu"
     stored_dtype: str = ""
     compute_dtype: str = ""
+    native_dtype: str = ""
 
 
 class Limits(_Value):

@@ -1,0 +1,95 @@
+"""What a model folder holds, read from its headers and JSON files only: nothing heavy is imported or loaded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SAFETENSORS_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+MAX_HEADER_BYTES = 100 << 20
+"""What the safetensors format allows."""
+LEVELS = ("fp16", "bf16", "int8", "int4")
+LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when the file is missing or holds anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def size_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def format_and_level(name: str) -> tuple[str, str]:
+    """Split an output's name: ``onnx-int8`` is format ``onnx`` at level ``int8``; ``pytorch`` has level ``none``."""
+    name_of_format, _, level = name.partition("-")
+    return name_of_format, level or "none"
+
+
+def stored_dtype(folder: Path) -> str:
+    """Data type of the stored weights, as far as headers tell.
+
+    The level of a quantized folder (``quantization.json`` or its ``quantization_config``), otherwise the type that most
+    bytes of its safetensors files have, otherwise (ONNX) the precision its export noted. Empty when unknown.
+    """
+    noted = read_json(folder / "quantization.json").get("level")
+    if noted in LEVEL_DTYPES:
+        return LEVEL_DTYPES[noted]
+    safetensors = safetensors_dtype(folder)
+    if safetensors:
+        return safetensors
+    for file in ("onnx_export.json", "engine.json"):
+        precision = str(read_json(folder / file).get("precision", ""))
+        if precision:
+            return LEVEL_DTYPES.get(precision, {"fp32": "float32"}.get(precision, precision))
+    return "float32" if (folder / "model.onnx").is_file() else ""
+
+
+def safetensors_dtype(folder: Path) -> str:
+    """The data type that most bytes of a folder's safetensors files have, empty without such files."""
+    counts: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        for entry in _header(path).values():
+            begin, end = entry.get("data_offsets", (0, 0))
+            counts[str(entry.get("dtype", ""))] += end - begin
+    if not counts:
+        return ""
+    most = max(sorted(counts), key=lambda dtype: counts[dtype])
+    return SAFETENSORS_NAMES.get(most, most.lower())
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            return {}
+        length = struct.unpack("<Q", start)[0]
+        if length > MAX_HEADER_BYTES:
+            return {}
+        try:
+            header = json.loads(file.read(length))
+        except ValueError:
+            return {}
+    return {name: entry for name, entry in header.items() if name != "__metadata__"} if isinstance(header, dict) else {}

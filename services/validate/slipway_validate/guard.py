@@ -1,0 +1,55 @@
+"""Keeps a runner from outliving the stage that started it, and reads its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+EXIT_PARENT_GONE = 17
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that happens.
+
+    Twice, because each alone leaves a gap: the kernel's signal is tied to the thread that started us and exists on
+    Linux only; the pipe (the parent holds its other end and never writes) needs no kernel support, but a thread that
+    can run.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_wait_for_end_of_input, name="parent-watch", daemon=True).start()
+
+
+def _wait_for_end_of_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(EXIT_PARENT_GONE)  # no clean-up: native code may be running in the main thread
+
+
+def peak_rss_bytes() -> int:
+    """Most resident memory this program ever had.
+
+    From ``VmHWM``, which starts anew with each program; ``ru_maxrss`` would carry the parent's peak across exec.
+    """
+    return _status_bytes("VmHWM")
+
+
+def rss_bytes() -> int:
+    """Resident memory now."""
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(key: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    found = next((line for line in lines if line.startswith(key + ":")), f"{key}: 0 kB")
+    return int(found.split()[1]) * 1024

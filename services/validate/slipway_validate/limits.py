@@ -1,0 +1,89 @@
+"""How far an output may be from the reference, by the precision its weights are stored in.
+
+Where the figures come from: rounding a weight to n levels adds noise of relative size about 2^-24 (float32), 2^-12
+(float16), 2^-9 (bfloat16), 1/127 of a row's or group's largest weight (int8) and 1/7 of it (int4); KL grows with the
+square of the noise. Each limit leaves several times what round-to-nearest gives on small trained models, and is far
+below what a lost adapter, a wrong scale or an ignored mask gives. All logits are compared in float32 where the runtime
+allows it, so that the limits judge the stored weights and the graph, not the arithmetic of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.validation import Limits
+
+# fmt: off
+_ROWS: tuple[tuple[str, float | None, float, float, float, float], ...] = (
+    # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl
+    ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6),
+    ("float16",  None,         1e-4,    0.99,  1.002,     5e-4),
+    ("bfloat16", None,         5e-4,    0.985, 1.005,     2e-3),
+    ("int8",     None,         1e-3,    0.98,  1.01,      4e-3),
+    ("int4",     None,         2e-2,    0.90,  1.05,      6e-2),
+)
+# fmt: on
+LIMITS: Mapping[str, Limits] = {
+    level: Limits(
+        level=level,
+        max_abs_diff=max_abs_diff,
+        mean_kl=mean_kl,
+        top1_agreement=top1,
+        perplexity_ratio=perplexity,
+        case_mean_kl=case_kl,
+    )
+    for level, max_abs_diff, mean_kl, top1, perplexity, case_kl in _ROWS
+}
+"""From tightest to loosest; ``max_abs_diff`` is a share of the reference's logit scale."""
+
+MERGED_FLOAT32_MAX_ABS_DIFF = 1e-5
+"""For the merged model in float32: PyTorch computes both, only the order of additions differs."""
+NATIVE_MEAN_KL = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2}
+"""Beyond the level's own limit: what computing in the native data type, rather than float32, may add (mean KL)."""
+NOISE_FACTOR = 8.0
+"""Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
+MAX_NOISE_SHARE = 1e-3
+"""… as long as that stays below this share of the logit scale, beyond which noise is no excuse."""
+
+
+class LimitOverrides(BaseModel):
+    """Limits that replace the table's for one level; None keeps the table's."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    max_abs_diff: float | None = Field(default=None, gt=0, description="share of the reference's logit scale")
+    mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    top1_agreement: float | None = Field(default=None, ge=0, le=1, description="share of positions")
+    perplexity_ratio: float | None = Field(default=None, ge=1)
+    case_mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+
+
+def table(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:
+    """The limits by level with the overrides put in."""
+    return {
+        level: limits.model_copy(update=overrides[level].model_dump(exclude_none=True))
+        if level in overrides
+        else limits
+        for level, limits in LIMITS.items()
+    }
+
+
+def level_of(stored_dtype: str) -> str:
+    """Row of the table for a stored data type; an unknown one is judged as float32, the tightest."""
+    return stored_dtype if stored_dtype in LIMITS else "float32"
+
+
+def coarser(first: str, second: str) -> str:
+    """The level that rounds more."""
+    order = list(LIMITS)
+    return max(first, second, key=order.index)
+
+
+def absolute_limit(limits: Limits, *, logit_scale: float, noise: float | None) -> float | None:
+    """Largest difference of a logit in logits; None when the level does not limit it."""
+    if limits.max_abs_diff is None:
+        return None
+    floor = min(NOISE_FACTOR * (noise or 0.0), MAX_NOISE_SHARE * logit_scale)
+    return max(limits.max_abs_diff * logit_scale, floor)

@@ -1,0 +1,155 @@
+"""What the stage tells a runner process to do, and what the runner answers: files in one folder.
+
+The stage writes ``spec.json``; the runner writes logits as ``.npy`` files and last ``result.json``, whose presence means
+that it finished. N = windows, T = tokens per window, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from slipway.validation import Engine, Memory, Speed
+
+SPEC_FILE = "spec.json"
+RESULT_FILE = "result.json"
+LOGITS_FILE = "logits.npy"
+"""(N, T, V) float32."""
+BASE_LOGITS_FILE = "base_logits.npy"
+"""As LOGITS_FILE, with the adapter switched off; written by the reference only."""
+
+
+def case_file(name: str) -> str:
+    """Logits of a shape case: (positions, V) float32, row by row of the case, padding left out."""
+    return f"case_{name}.npy"
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CaseRow(_Message):
+    """One row of a shape case: the first ``length`` tokens of a window."""
+
+    window: int
+    length: int
+
+
+class Case(_Message):
+    """Prefixes of windows, padded on the left to one length L and computed in consecutive segments of columns.
+
+    Attributes:
+        name: As in :class:`slipway.validation.ShapeCase`.
+        rows: The batch.
+        segments: Columns computed per call, summing to L; every call after the first uses the KV cache.
+    """
+
+    name: str
+    rows: tuple[CaseRow, ...]
+    segments: tuple[int, ...]
+
+    @property
+    def positions(self) -> int:
+        """Tokens compared."""
+        return sum(row.length for row in self.rows)
+
+
+class Benchmark(_Message):
+    """What is timed: ``repeats`` prefills of ``prefill_tokens``, ``decode_steps`` steps, each within its seconds."""
+
+    prefill_tokens: int
+    decode_steps: int
+    repeats: int
+    max_seconds: float = 4.0
+
+
+class RunSpec(_Message):
+    """One model to run.
+
+    Attributes:
+        runtime: Key of ``slipway_validate.runner.RUNTIMES``.
+        model: Folder of the model.
+        adapter: Adapter to put on it, unmerged; None for an output.
+        tokens: ``.npy`` file of the windows, (N, T) int64.
+        threads: Threads the runtime may use.
+        batch_values: Logits that one call may return at most (bounds memory); at least one window is computed.
+        write_logits: Whether logits are compared later; otherwise they are only looked at for NaN.
+        cases: Shape cases to compute.
+        prompts: Prompts of the greedy continuations: token ids.
+        new_tokens: Tokens to continue each with.
+        benchmark: None when speed is not measured.
+    """
+
+    runtime: str
+    model: Path
+    adapter: Path | None = None
+    tokens: Path
+    threads: int = 1
+    batch_values: int = 1 << 24
+    write_logits: bool = True
+    cases: tuple[Case, ...] = ()
+    prompts: tuple[tuple[int, ...], ...] = ()
+    new_tokens: int = 0
+    benchmark: Benchmark | None = None
+
+
+class TokenizeSpec(_Message):
+    """Text to cut into windows of tokens, done by a runner because tokenizers come with heavy libraries.
+
+    Attributes:
+        tokenizer: Folder with the tokenizer.
+        text: UTF-8 text file.
+        windows: Windows wanted; fewer when the text is short.
+        length: Tokens per window wanted.
+        seed: Places the windows in the text.
+        tokens: ``.npy`` file to write, (N, T) int64.
+    """
+
+    tokenizer: Path
+    text: Path
+    windows: int
+    length: int
+    seed: int
+    tokens: Path
+
+
+class Spec(_Message):
+    """Contents of ``spec.json``: exactly one of the two."""
+
+    run: RunSpec | None = None
+    tokenize: TokenizeSpec | None = None
+
+
+class RunResult(_Message):
+    """Contents of ``result.json``.
+
+    Attributes:
+        status: ``done``; ``not_run`` when this machine cannot run it; ``failed`` when the model cannot be used.
+        reason: Of a failure, a key of ``slipway.errors.REASONS``.
+        message: Why not run or failed, in words.
+        engine: What ran it.
+        vocabulary: V.
+        non_finite: Logits that are NaN or infinite, over everything computed (padding left out).
+        first_non_finite: Where the first of them was seen, in words.
+        skipped_cases: Names of cases that do not apply, with why.
+        continuations: Greedy continuations, one per prompt.
+        architecture: Class of the model, where known.
+        adapter: The adapter in words, of the reference.
+    """
+
+    status: Literal["done", "not_run", "failed"] = "done"
+    reason: str = ""
+    message: str = ""
+    engine: Engine | None = None
+    vocabulary: int = 0
+    load_seconds: float | None = None
+    memory: Memory | None = None
+    speed: Speed | None = None
+    non_finite: int = 0
+    first_non_finite: str = ""
+    skipped_cases: dict[str, str] = {}
+    continuations: tuple[tuple[int, ...], ...] = ()
+    architecture: str = ""
+    adapter: str = ""

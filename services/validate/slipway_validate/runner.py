@@ -1,0 +1,186 @@
+"""One model, one process: ``python -m slipway_validate.runner FOLDER`` does what ``FOLDER/spec.json`` says.
+
+Progress goes to stdout as JSON lines; the last thing written is ``FOLDER/result.json``. The process ends when the
+stage that started it ends, and at the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from slipway.validation import Memory
+from slipway_validate import guard
+from slipway_validate.benchmark import measure
+from slipway_validate.cases import native_case
+from slipway_validate.collect import Collector
+from slipway_validate.model import LanguageModel, NotRunnable, Unusable
+from slipway_validate.protocol import (
+    BASE_LOGITS_FILE,
+    LOGITS_FILE,
+    RESULT_FILE,
+    SPEC_FILE,
+    RunResult,
+    RunSpec,
+    Spec,
+    TokenizeSpec,
+)
+
+
+def _transformers(spec: RunSpec) -> Callable[[], LanguageModel]:
+    from slipway_validate import runtime_transformers
+
+    return lambda: runtime_transformers.load(spec.model, threads=spec.threads)
+
+
+def _reference(spec: RunSpec) -> Callable[[], LanguageModel]:
+    from slipway_validate import runtime_transformers
+
+    adapter = spec.adapter
+    assert adapter is not None
+    return lambda: runtime_transformers.load_reference(spec.model, adapter, threads=spec.threads)
+
+
+def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
+    try:
+        from slipway_validate import runtime_onnx
+    except ImportError as error:
+        raise NotRunnable(f"ONNX Runtime is not usable here ({error}): pip install onnxruntime") from error
+    return lambda: runtime_onnx.load(spec.model, threads=spec.threads)
+
+
+def _tensorrt(spec: RunSpec) -> Callable[[], LanguageModel]:
+    from slipway_validate import runtime_tensorrt
+
+    return lambda: runtime_tensorrt.load(spec.model)
+
+
+RUNTIMES: dict[str, Callable[[RunSpec], Callable[[], LanguageModel]]] = {
+    "reference": _reference,
+    "transformers": _transformers,
+    "onnxruntime": _onnxruntime,
+    "tensorrt": _tensorrt,
+}
+"""By name: imports the libraries, then gives the function that loads the model (only that is timed as loading)."""
+
+
+def run_model(spec: RunSpec, folder: Path) -> RunResult:
+    """Load a model, run it as it is served (memory and speed), then compute what is compared.
+
+    Raises:
+        NotRunnable: This machine cannot run it.
+        Unusable: It cannot be loaded.
+    """
+    load = RUNTIMES[spec.runtime](spec)
+    baseline = guard.rss_bytes()
+    begin = time.perf_counter()
+    model = load()
+    load_seconds = time.perf_counter() - begin
+    tokens = np.load(spec.tokens)
+    collector = Collector(model, folder, write=spec.write_logits, report=_report)
+
+    collector.case(native_case(*tokens.shape), tokens)
+    speed = measure(model, tokens, spec.benchmark, threads=spec.threads) if spec.benchmark else None
+    memory = Memory(
+        peak_rss_bytes=guard.peak_rss_bytes(),
+        baseline_rss_bytes=baseline,
+        peak_device_bytes=model.peak_device_bytes(),
+    )
+
+    model.prepare_comparison()
+    collector.windows(tokens, file=LOGITS_FILE, batch_values=spec.batch_values)
+    for case in spec.cases:
+        collector.case(case, tokens)
+    continuations = tuple(collector.continuation(prompt, spec.new_tokens) for prompt in spec.prompts)
+    adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.runtime == "reference" else ""
+    return RunResult(
+        engine=model.engine,
+        vocabulary=collector.vocabulary,
+        load_seconds=load_seconds,
+        memory=memory,
+        speed=speed,
+        non_finite=collector.non_finite,
+        first_non_finite=collector.first_non_finite,
+        skipped_cases=collector.skipped,
+        continuations=continuations,
+        architecture=model.architecture,
+        adapter=adapter,
+    )
+
+
+def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector, *, tokens: np.ndarray) -> str:
+    """The windows once more without the adapter; returns the adapter in words."""
+    from slipway_validate.runtime_transformers import TransformersModel, adapter_in_words
+
+    assert isinstance(model, TransformersModel)
+    with model.without_adapter():
+        collector.windows(tokens, file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
+    return adapter_in_words(model)
+
+
+def tokenize(spec: TokenizeSpec) -> RunResult:
+    """Cut the text into windows.
+
+    Raises:
+        Unusable: No tokenizer, or too little text.
+    """
+    from slipway_validate.windows import cut, load_tokenizer
+
+    tokenizer = load_tokenizer(spec.tokenizer)
+    tokens = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
+    np.save(spec.tokens, tokens)
+    return RunResult(vocabulary=len(tokenizer))
+
+
+def execute(folder: Path) -> RunResult:
+    """Do what the folder's spec says; whatever goes wrong comes back as a result."""
+    spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    try:
+        if spec.tokenize is not None:
+            return tokenize(spec.tokenize)
+        assert spec.run is not None
+        return run_model(spec.run, folder)
+    except NotRunnable as finding:
+        return RunResult(status="not_run", message=str(finding))
+    except Unusable as error:
+        return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
+    except MemoryError as error:
+        return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
+    except Exception as error:  # noqa: BLE001 - a runtime's errors share no base, and each is one output's failure
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        reason = "DISK_FULL" if full else "VALIDATION_IMPOSSIBLE"
+        return RunResult(status="failed", reason=reason, message=f"{type(error).__name__}: {error}")
+
+
+def _report(phase: str, done: int, total: int) -> None:
+    print(json.dumps({"phase": phase, "done": done, "total": total}), file=_progress, flush=True)
+
+
+_progress = sys.stdout
+
+
+def main() -> int:
+    """Entry point."""
+    guard.die_with_parent()
+    folder = Path(sys.argv[1])
+    # Libraries print as they like: only progress may reach the pipe.
+    with contextlib.redirect_stdout(sys.stderr):
+        result = execute(folder)
+    temporary = folder / f"{RESULT_FILE}.part"
+    temporary.write_text(result.model_dump_json(), encoding="utf-8")
+    temporary.replace(folder / RESULT_FILE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the result is complete; unloading gigabytes and native threads would only take time, or crash
+
+
+if __name__ == "__main__":
+    main()

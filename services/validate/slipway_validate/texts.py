@@ -1,0 +1,76 @@
+"""The text that models are compared on: given as held out, or a built-in one that every Python brings."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.errors import ValidationError
+
+BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
+BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")
+MAX_CHARACTERS = 4_000_000
+"""Text beyond this is left out: windows are few, and tokenizing everything would only take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutText:
+    """Text, and where it comes from.
+
+    Attributes:
+        text: All of it.
+        source: In words.
+        files: Names of the files, in order.
+        held_out: Whether it was given as held out.
+    """
+
+    text: str
+    source: str
+    files: tuple[str, ...]
+    held_out: bool
+
+
+def held_out(folder: Path) -> HeldOutText:
+    """The ``.txt`` files of a folder, in order of name, one blank line between them.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: there are none, or one is not UTF-8.
+    """
+    paths = sorted(folder.rglob("*.txt"))
+    try:
+        parts = [path.read_text(encoding="utf-8") for path in paths]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(
+            f"held-out text cannot be read as UTF-8: {error}",
+            reason="VALIDATION_IMPOSSIBLE",
+            remedy="save the .txt files as UTF-8",
+        ) from error
+    if not any(part.strip() for part in parts):
+        raise ValidationError(
+            f"the held-out folder {folder.name!r} has no .txt file with text",
+            reason="VALIDATION_IMPOSSIBLE",
+            remedy="put text that the model was not trained on into .txt files there, or leave held-out text away",
+        )
+    names = tuple(path.relative_to(folder).as_posix() for path in paths)
+    return HeldOutText(
+        "\n\n".join(parts)[:MAX_CHARACTERS], f"held-out text, {len(names)} file(s)", names, held_out=True
+    )
+
+
+def built_in() -> HeldOutText:
+    """English from Python's documentation topics and code from its standard library, always the same for one Python."""
+    from pydoc_data.topics import topics
+
+    parts = [topics[name] for name in BUILT_IN_TOPICS if name in topics]
+    names = [f"pydoc_data.topics[{name!r}]" for name in BUILT_IN_TOPICS if name in topics]
+    for module in BUILT_IN_MODULES:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin and Path(spec.origin).is_file():
+            parts.append(Path(spec.origin).read_text(encoding="utf-8"))
+            names.append(module)
+    source = (
+        "built-in text (Python's documentation topics and standard library sources), because no held-out text was "
+        "given: the model may have been trained on it, so its perplexity is no measure of quality"
+    )
+    return HeldOutText("\n\n".join(parts), source, tuple(names), held_out=False)

@@ -1,0 +1,138 @@
+"""One validation from inputs to report: text, reference, outputs one after the other, verdict."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.errors import ValidationError
+from slipway.stage import Context
+from slipway.validation import OutputStatus, OutputValidation, ValidationReport
+from slipway_validate import process
+from slipway_validate.evaluate import MERGED, Evaluator, runtime_for
+from slipway_validate.limits import LIMITS, table
+from slipway_validate.preparation import Prepared, decoder, prepare, require
+from slipway_validate.protocol import RunResult, Spec
+from slipway_validate.reference import describe, run_reference
+from slipway_validate.stage import ValidateParams
+
+NOT_OUTPUTS = ("adapter", "base", "heldout")
+WEAK_EFFECT_KL = 1e-3
+"""Below this (nats per token) the adapter hardly changes the text's predictions, so comparing proves little."""
+
+
+def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> Path:
+    """Validate and write the report; returns its folder.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: see :func:`slipway_validate.stage.run`.
+        StageError: ``CANCELLED``, ``DISK_FULL``.
+    """
+    outputs = _outputs(inputs, params)
+    work = ctx.workdir / "runs"
+    work.mkdir()
+    try:
+        report = _validated(inputs, outputs, params, ctx, work=work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    folder = ctx.workdir / "validation"
+    folder.mkdir()
+    report.write(folder)
+    _record(report, ctx)
+    return folder
+
+
+def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
+    """Names of the outputs: the merged model first, because others are compared with it; then by name."""
+    unknown = sorted(set(params.limits) - set(LIMITS))
+    if unknown:
+        message, remedy = f"limits are given for unknown levels {unknown}", f"levels are {', '.join(LIMITS)}"
+        raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
+    outputs = sorted(set(inputs) - set(NOT_OUTPUTS), key=lambda name: (name != MERGED, name))
+    if not outputs:
+        remedy = "give at least one output by its format's name, for example pytorch"
+        raise ValidationError("there is no output to validate", reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
+    return outputs
+
+
+def _validated(
+    inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
+) -> ValidationReport:
+    begin = time.monotonic()
+    prepared = prepare(inputs, params, ctx, work=work)
+    reference = None
+    if params.compare_outputs:
+        reference = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
+    evaluator = Evaluator(reference, table(params.limits), decode=decoder(prepared))
+    results = [
+        _validate_output(name, inputs[name], prepared, params, ctx, evaluator=evaluator, folder=work / "outputs" / name)
+        for name in outputs
+    ]
+    described = describe(reference)
+    effect = described.adapter_effect_kl
+    if effect is not None and effect < WEAK_EFFECT_KL:
+        ctx.warn(
+            f"the adapter hardly matters on this text (mean KL to the base {effect:.2g} nats/token): "
+            "give held-out text of the kind it was trained for"
+        )
+    return ValidationReport(
+        reference=described,
+        inputs=prepared.described(params, vocabulary=reference.result.vocabulary if reference else 0),
+        outputs=tuple(sorted(results, key=lambda result: result.name)),
+        warnings=tuple(ctx.facts.get("warnings", ())),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _validate_output(
+    name: str,
+    model: Path,
+    prepared: Prepared,
+    params: ValidateParams,
+    ctx: Context,
+    *,
+    evaluator: Evaluator,
+    folder: Path,
+) -> OutputValidation:
+    runtime = runtime_for(model)
+    spec = prepared.spec(runtime, model, params=params, threads=ctx.threads)
+    if runtime:
+        timeout = params.output_timeout_seconds
+        result = process.run(Spec(run=spec), folder, ctx, label=name, timeout_seconds=timeout)
+    else:
+        message = "its folder has no model.safetensors, no model.onnx and no .engine file"
+        result = RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
+    if result.reason == "DISK_FULL":
+        require(result, what=name, remedy="")
+    validated = evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
+    if validated.status is OutputStatus.FAILED:
+        ctx.warn(f"{name} failed validation: {validated.explanation}; {validated.remedy}")
+    return validated
+
+
+def _record(report: ValidationReport, ctx: Context) -> None:
+    ctx.record(
+        validation_passed=report.passed,
+        failed_outputs=list(report.failed_outputs),
+        not_run_outputs=list(report.not_run_outputs),
+        validation_seconds=round(report.seconds, 2),
+        outputs={output.name: _summary(output) for output in report.outputs},
+    )
+
+
+def _summary(output: OutputValidation) -> dict[str, object]:
+    speed, memory, distance = output.speed, output.memory, output.to_reference
+    return {
+        "status": output.status.value,
+        "size_bytes": output.size_bytes,
+        "prefill_ms": speed.prefill_ms if speed else None,
+        "decode_tokens_per_second": speed.decode_tokens_per_second if speed else None,
+        "peak_rss_bytes": memory.peak_rss_bytes if memory else None,
+        "mean_kl": distance.mean_kl if distance else None,
+        "top1_agreement": distance.top1_agreement if distance else None,
+        "perplexity": output.perplexity,
+        "explanation": output.explanation,
+        "remedy": output.remedy,
+    }
