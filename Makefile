@@ -1,0 +1,44 @@
+# Everything starts from a fresh clone with Python 3.11 or newer and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format protos bench images up clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Make the environment .venv with everything in it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the whole chain
+	$(BIN)/slipway sample demo
+	$(BIN)/slipway export -c demo/export.yaml
+
+test: $(INSTALLED) ## Run the tests
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## Check style, types and protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python protos/generate.py --check
+
+format: $(INSTALLED) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(INSTALLED) ## Generate the Python code of the protos
+	$(BIN)/python protos/generate.py
+
+bench: $(INSTALLED) ## Measure against peers; prints ratios
+	$(BIN)/python -m pytest tests/benchmarks -o testpaths=tests/benchmarks -m '' -s
+
+clean: ## Remove the environment and the demo
+	rm -rf $(VENV) demo
