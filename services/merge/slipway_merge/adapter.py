@@ -1,0 +1,189 @@
+"""The adapter's tensors, sorted by what they are: LoRA pairs, whole tensors, and nothing else.
+
+Every tensor of ``adapter_model.safetensors`` ends in exactly one of these places or is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.checkpoints import read_adapter_config
+from slipway.errors import ModelMergeError
+from slipway.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
+from slipway.safetensors_file import TensorInfo, read_safetensors
+from slipway_merge.adapter_config import AdapterConfig, parse_adapter_config
+
+_PREFIX = "base_model.model."
+#: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
+_LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
+_EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
+#: Tensors of forms that are not plain LoRA, as peft names them, and the option they come from.
+_FOREIGN = {
+    "lora_magnitude_vector": "use_dora",
+    "lora_B.bias": "lora_bias",
+    "lora_bias": "lora_bias",
+    "token_adapter": "trainable_token_indices",
+    "trainable_tokens": "trainable_token_indices",
+    "lora_": "an unknown LoRA form",
+    "hada_": "LoHa",
+    "lokr_": "LoKr",
+    "oft_": "OFT",
+    "ia3_": "IA3",
+    "vera_": "VeRA",
+    "prompt_embeddings": "prompt tuning",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One LoRA pair.
+
+    Linear: a is ``(r, in)``, b is ``(out, r)``. Embedding: a is ``(r, vocabulary)``, b is ``(features, r)``.
+    """
+
+    module: str
+    embedding: bool
+    a: TensorInfo
+    b: TensorInfo
+    rank: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTensor:
+    """A tensor saved in full.
+
+    ``own`` is True for a module of ``modules_to_save``, which peft gives weights of its own even when the base ties them;
+    False for a base weight saved along (an embedding that was targeted or resized), which replaces whatever shares it.
+    """
+
+    name: str
+    info: TensorInfo
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A parsed adapter: configuration, pairs by module and whole tensors by the name of the base tensor they replace."""
+
+    config: AdapterConfig
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, WholeTensor]
+
+    def tensors(self) -> list[TensorInfo]:
+        """Every tensor of the adapter, once."""
+        pairs = [info for pair in self.pairs.values() for info in (pair.a, pair.b)]
+        return [*pairs, *(tensor.info for tensor in self.whole.values())]
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Adapter of a folder, checked in itself; the base model is not needed.
+
+    Raises:
+        CheckpointValidationError: ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
+            ``UNSAFE_PICKLE`` or ``CHECKPOINT_INCOMPLETE``.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` or ``ADAPTER_CONFIG_INVALID``.
+    """
+    config = parse_adapter_config(read_adapter_config(folder))
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise _no_weights(folder)
+    sides: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
+    whole: dict[str, WholeTensor] = {}
+    adapters: set[str] = set()
+    for key, info in read_safetensors(path).tensors.items():
+        name = key.removeprefix(_PREFIX)
+        match = _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
+        if match:
+            adapters.add(match["adapter"] or "")
+            embedding = match.re is _EMBEDDING
+            slot = sides.setdefault((match["module"], embedding), {})
+            if match["side"] in slot:
+                raise _broken(f"tensor {key!r} is there twice", key)
+            slot[match["side"]] = info
+        else:
+            _refuse_foreign(name, info)
+            _add_whole(whole, _whole_tensor(name, info, config))
+    if len(adapters) > 1:
+        raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
+    pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
+    if len(pairs) != len(sides):
+        raise _broken("a module has both a linear and an embedding pair", key="")
+    if not pairs and not whole:
+        raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
+    return Adapter(config, pairs, whole)
+
+
+def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
+    if len(slot) != 2:
+        present = next(iter(slot.values()))
+        missing = ({"A", "B"} - set(slot)).pop()
+        raise _broken(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
+    a, b = slot["A"], slot["B"]
+    for info in (a, b):
+        if len(info.shape) != 2 or 0 in info.shape:
+            raise ModelMergeError(
+                f"adapter tensor {info.name!r} has shape {info.shape}: only matrices are merged (no convolutions)",
+                reason="ADAPTER_UNSUPPORTED",
+                remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+                about={"tensor": info.name},
+            )
+    rank = config.rank_of(module)
+    if a.shape[0] != rank or b.shape[1] != rank:
+        raise ModelMergeError(
+            f"module {module!r} has rank {rank} by adapter_config.json, but {a.name!r} is {a.shape} and "
+            f"{b.name!r} is {b.shape}: the scaling would be wrong",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="use the adapter_config.json that was saved with these weights (check r and rank_pattern)",
+            about={"tensor": a.name, "rank": rank},
+        )
+    return module, Pair(module, embedding, a, b, rank, config.scaling_of(module))
+
+
+def _whole_tensor(name: str, info: TensorInfo, config: AdapterConfig) -> WholeTensor:
+    clean = re.sub(r"\.modules_to_save(\.default)?(?=\.)", "", name)
+    clean = re.sub(r"\.(base_layer|original_module)(?=\.)", "", clean)
+    module = f".{clean.rpartition('.')[0]}."
+    listed = any(f".{saved}." in module for saved in config.modules_to_save)
+    return WholeTensor(clean, info, own=listed and ".base_layer." not in name and ".original_module." not in name)
+
+
+def _add_whole(whole: dict[str, WholeTensor], tensor: WholeTensor) -> None:
+    if tensor.name in whole:
+        first, second = whole[tensor.name].info.name, tensor.info.name
+        raise _broken(f"tensors {first!r} and {second!r} both stand for {tensor.name!r}", second)
+    whole[tensor.name] = tensor
+
+
+def _refuse_foreign(name: str, info: TensorInfo) -> None:
+    option = next((option for part, option in _FOREIGN.items() if part in name), None)
+    if option:
+        raise ModelMergeError(
+            f"adapter tensor {info.name!r} belongs to {option}: this version merges plain LoRA",
+            reason="ADAPTER_UNSUPPORTED",
+            remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+            about={"tensor": info.name, "key": option},
+        )
+
+
+def _broken(what: str, key: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the adapter is not complete or not consistent: {what}",
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again, or use another one",
+        about={"tensor": key},
+    )
+
+
+def _no_weights(folder: Path) -> ModelMergeError:
+    pickle = (folder / ADAPTER_PICKLE).is_file()
+    what = f"only a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded" if pickle else "no weights"
+    return ModelMergeError(
+        f"the adapter has {what}",
+        reason="UNSAFE_PICKLE" if pickle else "CHECKPOINT_INCOMPLETE",
+        remedy="save it as safetensors where you trust it: model.save_pretrained(…)",
+        about={"file": folder / (ADAPTER_PICKLE if pickle else ADAPTER_WEIGHTS)},
+    )

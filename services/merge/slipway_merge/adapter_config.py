@@ -1,0 +1,176 @@
+"""``adapter_config.json`` of a LoRA adapter: what this stage honours, and what it refuses because it would change the result.
+
+Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. A field that is not listed here is refused unless it is
+unset, so an option of a newer peft is never ignored in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway.errors import ModelMergeError
+
+#: Fields that say how the adapter was trained or made; the merged weights do not depend on them.
+_NEUTRAL = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
+        "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision",
+        "runtime_config", "task_type",
+    }
+)  # fmt: skip
+_USED = frozenset(
+    {
+        "alpha_pattern", "bias", "ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "init_lora_weights",
+        "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "modules_to_save", "r", "rank_pattern",
+        "target_modules", "use_rslora",
+    }
+)  # fmt: skip
+#: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What decides the merged weights. Patterns map regular expressions of module names to ranks and alphas."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    fan_in_fan_out: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    ensure_weight_tying: bool = False
+    target_modules: tuple[str, ...] | str = ()
+    selective: bool = False
+
+    def rank_of(self, module: str) -> int:
+        """Rank of a module, by the first pattern that matches it (peft's ``get_pattern_key``)."""
+        return self.rank_pattern.get(_pattern_key(self.rank_pattern, module), self.rank)
+
+    def scaling_of(self, module: str) -> float:
+        """Factor of ``B @ A``: alpha / r, or alpha / √r with rank-stabilised LoRA (arXiv 2312.03732, eq. 4)."""
+        alpha = self.alpha_pattern.get(_pattern_key(self.alpha_pattern, module), self.alpha)
+        rank = self.rank_of(module)
+        return alpha / math.sqrt(rank) if self.rslora else alpha / rank
+
+    def targets(self, module: str) -> bool:
+        """Whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
+        if self.selective:
+            return False
+        if isinstance(self.target_modules, str):
+            return self.target_modules != "all-linear" and re.fullmatch(self.target_modules, module) is not None
+        return any(module == target or module.endswith(f".{target}") for target in self.target_modules)
+
+
+def _pattern_key(patterns: Mapping[str, object], module: str) -> str:
+    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+
+
+def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
+    """Checked configuration of a plain LoRA adapter.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option this version does not merge;
+            ``ADAPTER_CONFIG_INVALID`` naming the field whose value is impossible.
+    """
+    _refuse_unsupported(raw)
+    rank = _number(raw, "r", default=8, integer=True)
+    rank_pattern = _patterns(raw, "rank_pattern", integer=True)
+    alpha_pattern = _patterns(raw, "alpha_pattern", integer=False)
+    target = raw.get("target_modules")
+    if isinstance(target, str):
+        _check_regex("target_modules", target)
+    return AdapterConfig(
+        rank=int(rank),
+        alpha=_number(raw, "lora_alpha", default=8, integer=False),
+        rslora=_flag(raw, "use_rslora"),
+        rank_pattern={key: int(value) for key, value in rank_pattern.items()},
+        alpha_pattern=alpha_pattern,
+        fan_in_fan_out=_flag(raw, "fan_in_fan_out"),
+        modules_to_save=_names(raw, "modules_to_save"),
+        ensure_weight_tying=_flag(raw, "ensure_weight_tying"),
+        target_modules=target if isinstance(target, str) else _names(raw, "target_modules"),
+        selective=any(raw.get(key) not in (None, [], "") for key in ("layers_to_transform", "exclude_modules")),
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    peft_type = raw.get("peft_type")
+    if peft_type != "LORA":
+        raise _unsupported("peft_type", peft_type, "only LoRA adapters are merged")
+    if raw.get("bias", "none") != "none":
+        raise _unsupported("bias", raw["bias"], "only adapters that leave biases alone are merged")
+    init = raw.get("init_lora_weights", True)
+    if not any(init is plain or (isinstance(plain, str) and init == plain) for plain in _PLAIN_INITS):
+        hint = "it changes the base weights when training starts; save the adapter with "
+        raise _unsupported("init_lora_weights", init, hint + "path_initial_model_for_weight_conversion")
+    for key in sorted(set(raw) - _NEUTRAL - _USED):
+        if raw[key]:
+            raise _unsupported(key, raw[key], "this version merges plain LoRA")
+
+
+def _unsupported(key: str, value: object, why: str) -> ModelMergeError:
+    shown = repr(value)
+    return ModelMergeError(
+        f"the adapter's {key} is {shown if len(shown) <= 120 else shown[:117] + '…'}: {why}",
+        reason="ADAPTER_UNSUPPORTED",
+        remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+        about={"key": key, "value": shown[:200]},
+    )
+
+
+def _invalid(key: str, value: object, expected: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the adapter's {key} is {value!r}, expected {expected}",
+        reason="ADAPTER_CONFIG_INVALID",
+        remedy="copy adapter_config.json from the training run again",
+        about={"key": key},
+    )
+
+
+def _check_number(key: str, value: object, *, integer: bool) -> float:
+    expected = "a whole number of at least 1" if integer else "a finite number"
+    if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
+        raise _invalid(key, value, expected)
+    if not math.isfinite(value) or (integer and value < 1):
+        raise _invalid(key, value, expected)
+    return value
+
+
+def _number(raw: Mapping[str, Any], key: str, *, default: int, integer: bool) -> float:
+    return _check_number(key, raw.get(key, default), integer=integer)
+
+
+def _flag(raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise _invalid(key, value, "true or false")
+    return bool(value)
+
+
+def _names(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = raw.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise _invalid(key, value, "a list of module names")
+    return tuple(sorted(value))
+
+
+def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, float]:
+    value = raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise _invalid(key, value, "a map from module patterns to numbers")
+    for pattern in value:
+        _check_regex(key, pattern)
+    return {pattern: _check_number(f"{key}[{pattern!r}]", entry, integer=integer) for pattern, entry in value.items()}
+
+
+def _check_regex(key: str, pattern: str) -> None:
+    try:
+        re.compile(rf"(.*\.)?({pattern})$")
+    except re.error as error:
+        raise _invalid(key, pattern, f"a regular expression ({error})") from error

@@ -1,0 +1,177 @@
+"""One merge from two folders to a third: read and check, plan, write, judge, record."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import TensorInfo, read_weights
+from slipway.stage import Context
+from slipway_merge.adapter import Adapter, read_adapter
+from slipway_merge.deltas import Change, LowRank
+from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
+from slipway_merge.layout import FLOATS, Layout, plan_layout
+from slipway_merge.model_facts import ModelFacts, model_facts
+from slipway_merge.names import NameMap
+from slipway_merge.plan import MergePlan, Planner
+from slipway_merge.stage import MergeParams
+from slipway_merge.tensor_io import TensorReader
+from slipway_merge.vocabulary import check_vocabulary
+from slipway_merge.writer import MergeWriter, Written, disk_full_is_typed, relative_changes
+
+_STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
+
+
+def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams, ctx: Context) -> None:
+    """Merge the adapter into the base model and write the result to ``output``, which must not exist.
+
+    Raises:
+        ModelMergeError, CheckpointValidationError: as listed in this service's README.
+    """
+    torch.set_num_threads(max(1, ctx.threads))
+    ctx.progress("check", done=0, total=0, unit="tensors")
+    config = read_config(base)
+    weights = read_weights(base)
+    adapter = read_adapter(adapter_folder)
+
+    @cache
+    def facts() -> ModelFacts:
+        return model_facts(base, why="which weights are tied or stored transposed")
+
+    with TensorReader() as reader, disk_full_is_typed(output):
+        planner = Planner(weights, config, adapter, lambda _: facts(), reader.same)
+        plan = planner.plan()
+        _check_adapter_works(plan, reader)
+        dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
+        layout = plan_layout(plan.values, dtype=dtype, max_shard_bytes=params.max_shard_bytes)
+        output.mkdir()
+        written_dtype = DTYPE_NAMES[dtype or _main_dtype(layout)]
+        new_config = merged_config(config, dtype=written_dtype, untied=plan.untied, vocab_size=plan.vocab_size)
+        write_config(output, new_config)
+        files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
+        if plan.vocab_size is not None or plan.untied:
+            _check_against_model(output, layout, plan, planner.names)
+        check_vocabulary(base, adapter_folder, new_config)
+        written = MergeWriter(output, reader, ctx).write(layout)
+    for warning in plan.warnings:
+        ctx.warn(warning)
+    _judge(written, plan, ctx)
+    _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
+    ctx.record(small_files=files)
+
+
+def _main_dtype(layout: Layout) -> str:
+    """The floating-point type with the most bytes."""
+    sizes: dict[str, int] = {}
+    for shard in layout.shards:
+        for tensor in shard.tensors:
+            if tensor.dtype in FLOATS:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    if not sizes:
+        raise ModelMergeError(
+            "the base model has no floating-point weights",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="use a 16-bit or 32-bit version of the model",
+        )
+    return max(sorted(sizes), key=lambda dtype: sizes[dtype])
+
+
+def _check_adapter_works(plan: MergePlan, reader: TensorReader) -> None:
+    """Every factor is finite and at least one product is not zero, before anything is written.
+
+    Raises:
+        ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``ADAPTER_NO_EFFECT``.
+    """
+    updates = [value.update for value in plan.values.values() if value.update is not None]
+    zero = [update.module for update in updates if LowRank(update, reader, torch.float32).is_zero]
+    if updates and len(zero) == len(updates) and not plan.replaced:
+        raise ModelMergeError(
+            f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros), first "
+            f"{zero[0]!r}: it was never trained, or its weights were not gathered when it was saved",
+            reason="ADAPTER_NO_EFFECT",
+            remedy="use a later checkpoint",
+            about={"module": zero[0]},
+        )
+
+
+def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: NameMap) -> None:
+    """With the new configuration the model has exactly the shapes that are written, and no tie where values differ.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
+    """
+    facts = model_facts(output, why="whether the changed weights fit the model")
+    for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
+        expected = facts.shapes.get(names.modelled(tensor.name), facts.shapes.get(tensor.name))
+        if expected is not None and expected != tensor.shape:
+            raise ModelMergeError(
+                f"after resizing the vocabulary to {plan.vocab_size}, {tensor.name!r} should be {expected} but is "
+                f"{tensor.shape}: the adapter does not bring all resized weights",
+                reason="ADAPTER_BASE_MISMATCH",
+                remedy="save the adapter again with save_embedding_layers=True",
+                about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
+            )
+    still = [group for group in facts.groups() if sum(name in plan.values for name in group) > 1]
+    if plan.untied and still:
+        raise ModelMergeError(
+            f"the adapter changes {', '.join(still[0])} differently, but this architecture always ties them",
+            reason="ADAPTER_UNSUPPORTED",
+            remedy="train the adapter on one of them, or leave them out",
+            about={"tensor": still[0][0]},
+        )
+
+
+def _judge(written: Written, plan: MergePlan, ctx: Context) -> None:
+    """Refuse a result that equals the base; name the modules whose change was lost.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_NO_EFFECT``.
+    """
+    lost = sorted(change.module for change in written.changes if change.changed == 0)
+    if written.changes and len(lost) == len(written.changes) and not plan.replaced:
+        raise ModelMergeError(
+            f"the merged model equals the base: all {len(lost)} updates vanish in the rounding of the output's data type "
+            f"(largest relative change {max(change.relative_change for change in written.changes):.2g})",
+            reason="ADAPTER_NO_EFFECT",
+            remedy="merge with dtype float32, or use a later checkpoint",
+            about={"module": lost[0]},
+        )
+    if lost:
+        shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        ctx.warn(f"{len(lost)} of {len(written.changes)} merged modules are unchanged after rounding: {shown}")
+
+
+def _record(
+    ctx: Context,
+    *,
+    adapter: Adapter,
+    layout: Layout,
+    plan: MergePlan,
+    written: Written,
+    weights: dict[str, TensorInfo],
+    dtype: str,
+) -> None:
+    changes: list[Change] = written.changes
+    total = sum(change.total for change in changes)
+    facts: dict[str, Any] = {
+        "dtype": dtype,
+        "base_bytes": sum(info.nbytes for info in weights.values()),
+        "adapter_bytes": sum(info.nbytes for info in adapter.tensors()),
+        "output_bytes": sum(shard.nbytes for shard in layout.shards),
+        "tensors_merged": written.merged,
+        "tensors_copied": written.copied,
+        "tensors_converted": written.converted,
+        "tensors_replaced": list(plan.replaced),
+        "adapter_tensors": len(adapter.tensors()),
+        "scalings": sorted({change.scaling for change in changes}),
+        "ranks": sorted({change.rank for change in changes}),
+        "untied": plan.untied,
+        "vocab_size": plan.vocab_size,
+        "unchanged_share": round(sum(c.total - c.changed for c in changes) / total, 6) if total else None,
+        "modules": relative_changes(changes),
+    }
+    ctx.record(**facts)

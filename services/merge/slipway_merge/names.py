@@ -1,0 +1,83 @@
+"""From the adapter's names to the base's tensors, by the tensors that are there and no table of architectures.
+
+An adapter names modules as the model class that was trained does (``model.layers.0.q_proj``); a base file may have been
+saved from the bare model (``layers.0.q_proj``) or the other way round. One prefix, the same for all tensors, explains that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slipway.errors import ModelMergeError
+
+
+@dataclass(frozen=True, slots=True)
+class NameMap:
+    """Names as the trained model has them ↔ names in the base's files. ``strip`` goes first; one of the two is empty."""
+
+    names: frozenset[str]
+    strip: str = ""
+    add: str = ""
+
+    def stored(self, name: str) -> str | None:
+        """The base tensor a name of the trained model stands for, or None."""
+        if name in self.names:
+            return name
+        if not name.startswith(self.strip):
+            return None
+        candidate = self.add + name.removeprefix(self.strip)
+        return candidate if candidate in self.names else None
+
+    def modelled(self, stored: str) -> str:
+        """The name of the trained model for a base tensor (the stored name where no prefix differs)."""
+        if self.strip or (self.add and stored.startswith(self.add)):
+            return self.strip + stored.removeprefix(self.add)
+        return stored
+
+
+def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
+    """The prefix that makes most of the wanted names base tensors; none when they already are.
+
+    A prefix is only ever taken off or put on, never exchanged, and has no layer number in it, so that an encoder's adapter
+    cannot land in a decoder nor one layer's in another.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when two prefixes explain the names equally well.
+    """
+    names = frozenset(stored)
+    unresolved = sorted(name for name in set(wanted) if name not in names)
+    counts = {
+        (strip, add): sum(NameMap(names, strip, add).stored(name) is not None for name in unresolved)
+        for strip, add in sorted(_candidates(unresolved, names))
+    }
+    if not counts:
+        return NameMap(names)
+    best = max(counts.values())
+    winners = [pair for pair, count in counts.items() if count == best]
+    if len(winners) > 1:
+        shown = ", ".join(repr(add) if add else f"without {strip!r}" for strip, add in winners)
+        raise ModelMergeError(
+            f"adapter tensor {unresolved[0]!r} fits base tensors under several prefixes ({shown})",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="use the base model the adapter was trained on: check base_model.name",
+            about={"tensor": unresolved[0]},
+        )
+    return NameMap(names, *winners[0])
+
+
+def _candidates(unresolved: list[str], names: frozenset[str]) -> set[tuple[str, str]]:
+    found = set()
+    for name in unresolved[:64]:
+        parts = name.split(".")
+        for cut in range(1, len(parts) - 2):
+            prefix = parts[:cut]
+            if not any(part.isdigit() for part in prefix) and ".".join(parts[cut:]) in names:
+                found.add((f"{'.'.join(prefix)}.", ""))
+        if len(parts) < 3:
+            continue
+        for stored in names:
+            prefix = stored.removesuffix(f".{name}").split(".")
+            if stored.endswith(f".{name}") and not any(part.isdigit() for part in prefix):
+                found.add(("", f"{'.'.join(prefix)}."))
+    return found

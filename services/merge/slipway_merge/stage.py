@@ -1,0 +1,50 @@
+"""Merge stage: a LoRA adapter into its base model, tensor by tensor, exactly, in the memory of one block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from slipway.stage import Context, Stage, StageParams
+
+
+class MergeParams(StageParams):
+    """Parameters of the merge."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Data type of the merged weights; auto keeps each tensor's type in the base model"
+    )
+    max_shard_bytes: int = Field(
+        default=5_000_000_000,
+        ge=1 << 10,
+        description="Largest weights file in bytes; a larger tensor has one of its own",
+    )
+    save_tokenizer: bool = Field(default=True, description="Whether tokenizer and chat template go along")
+
+
+def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[str, Path]:
+    """Merge ``adapter`` into ``base``; returns the transformers folder ``pytorch``.
+
+    Raises:
+        ModelMergeError: the adapter cannot be merged exactly; see this service's README for the reasons.
+        CheckpointValidationError: an input is missing, incomplete, corrupt or unsafe.
+    """
+    from slipway_merge.merge import merge
+
+    output = ctx.workdir / "pytorch"
+    merge(inputs["base"], inputs["adapter"], output, params=params, ctx=ctx)
+    return {"pytorch": output}
+
+
+STAGE = Stage(
+    name="merge",
+    version=1,
+    inputs=("base", "adapter"),
+    outputs=("pytorch",),
+    params=MergeParams,
+    run=run,
+    libraries=("torch", "transformers"),
+)
