@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+
 from slipway.errors import ONNXExportError
 from slipway.stage import Context
-
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
 from slipway_onnx_export.graph import declare_interface, settle
 from slipway_onnx_export.package import complete_folder

@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import onnx_ir as ir
 import torch
-from slipway.errors import ONNXExportError
 
+from slipway.errors import ONNXExportError
 from slipway_onnx_export.source import ModelSource
 
 # A weight stored transposed, (in, out) instead of PyTorch's (out, in), carries this after its PyTorch name.

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import transformers
-from slipway.errors import ONNXExportError
 
+from slipway.errors import ONNXExportError
 from slipway_onnx_export.source import ModelSource
 
 # Sizes of the traced example, all different and above 1, so that no axis is mistaken for another or for a constant.
@@ -72,7 +72,7 @@ def hollow_decoder(source: ModelSource, *, engine: str, attention: str) -> FlatD
             about={"engine": engine, "architecture": source.architecture, "model_type": source.config.model_type},
         ) from error
     _fill_with_zero(model)
-    model.requires_grad_(False)  # noqa: FBT003  torch's signature
+    model.requires_grad_(False)
     return FlatDecoder(model)
 
 
@@ -100,13 +100,13 @@ def _fill_with_zero(model: torch.nn.Module) -> None:
     """Replace meta parameters by views of one number; what is tied stays tied."""
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():  # noqa: SLF001  the only place where a tie can be kept
+        for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
             if id(parameter) not in made:
                 view = torch.zeros(1).as_strided(parameter.shape, [0] * parameter.dim())
                 made[id(parameter)] = torch.nn.Parameter(view, requires_grad=False)
-            module._parameters[name] = made[id(parameter)]  # noqa: SLF001
+            module._parameters[name] = made[id(parameter)]
 
 
 def trace_inputs(decoder: FlatDecoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:

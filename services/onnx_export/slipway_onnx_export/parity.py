@@ -13,8 +13,8 @@ import onnxruntime
 import torch
 import transformers
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
-from slipway.errors import ONNXExportError
 
+from slipway.errors import ONNXExportError
 from slipway_onnx_export.source import ModelSource
 
 # Windows of attention up to this many tokens are exceeded by one of the cases; longer ones cost too much to run.

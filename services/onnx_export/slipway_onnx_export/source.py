@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+
 from slipway.errors import ONNXExportError
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
+
 from slipway.stage import Context, Stage, StageParams
 
 EngineName = Literal["mobius", "dynamo", "legacy"]

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 import torch
+
 from slipway.errors import ONNXExportError
 
 DATA_FILE = "model.onnx.data"

@@ -12,8 +12,8 @@ from importlib import import_module
 
 import onnx_ir as ir
 import torch
-from slipway.errors import ONNXExportError
 
+from slipway.errors import ONNXExportError
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.stage import Runtime
 

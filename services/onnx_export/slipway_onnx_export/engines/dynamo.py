@@ -11,8 +11,8 @@ from typing import Any
 import onnxscript.optimizer
 import onnxscript.rewriter.onnx_fusions
 import torch
-from slipway.errors import ONNXExportError
 
+from slipway.errors import ONNXExportError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.graph import BATCH, PAST, SEQUENCE, TOTAL
 from slipway_onnx_export.hollow import FlatDecoder, hollow_decoder, interface_names, trace_inputs
@@ -79,7 +79,7 @@ def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.T
     for group in names.values():
         stored = next((name for name in group if name in weights), None)
         if stored is not None:
-            weights.update({name: weights[stored] for name in group})
+            weights.update(dict.fromkeys(group, weights[stored]))
     return weights
 
 

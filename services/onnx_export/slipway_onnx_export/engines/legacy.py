@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 import onnxscript.optimizer
 import torch
-from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
 
+from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.dynamo import tied_weights
 from slipway_onnx_export.graph import BATCH, PAST, SEQUENCE, TOTAL

@@ -9,8 +9,8 @@ import mobius
 import onnx_ir as ir
 from mobius._config_resolver import _config_from_hf, _default_task_for_model
 from mobius._registry import registry
-from slipway.errors import ONNXExportError
 
+from slipway.errors import ONNXExportError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.source import ModelSource
 
