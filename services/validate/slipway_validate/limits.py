@@ -19,8 +19,8 @@ from slipway.validation import Limits
 _ROWS: tuple[tuple[str, float | None, float, float, float, float], ...] = (
     # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl
     ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6),
-    ("float16",  None,         1e-4,    0.99,  1.002,     5e-4),
-    ("bfloat16", None,         5e-4,    0.985, 1.005,     2e-3),
+    ("float16",  None,         5e-5,    0.99,  1.002,     2e-4),
+    ("bfloat16", None,         2e-4,    0.985, 1.005,     8e-4),
     ("int8",     None,         1e-3,    0.98,  1.01,      4e-3),
     ("int4",     None,         2e-2,    0.90,  1.05,      6e-2),
 )

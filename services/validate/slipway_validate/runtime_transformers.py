@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from slipway.stage import installed_version
 from slipway.validation import Engine
@@ -41,7 +43,7 @@ class TransformersModel:
             native_dtype=self.native_dtype,
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: compressed-tensors decompresses in the first call and converts later
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.model.LanguageModel.forward`."""
         inputs: dict[str, Any] = {
@@ -55,7 +57,9 @@ class TransformersModel:
 
     def prepare_comparison(self) -> None:
         """Compute in float32 from here on. The weights keep their stored values: widening a float is exact."""
-        self._module.float()
+        # transformers forbids its own .float() to quantized models, for other formats' sake; compressed-tensors keeps
+        # its codes in integers, which this leaves alone, and computes in the data type of its scales.
+        torch.nn.Module.float(self._module)
 
     def peak_device_bytes(self) -> int | None:
         """No GPU is used."""
@@ -84,8 +88,6 @@ def load_reference(base: Path, adapter: Path, *, threads: int) -> TransformersMo
     Raises:
         Unusable: Base or adapter cannot be loaded, or the adapter does not fit.
     """
-    from peft import PeftModel
-
     torch.set_num_threads(threads)
     module = _from_pretrained(base, dtype=torch.float32)
     try:
@@ -108,7 +110,7 @@ def _peft_version() -> str:
 
 def _from_pretrained(folder: Path, *, dtype: Any) -> Any:
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
