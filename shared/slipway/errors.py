@@ -106,6 +106,7 @@ REASONS: Mapping[str, Reason] = {
     "UNORDERED_MAP": Reason(_C.INTERNAL, "the legacy tracer failed with unordered_map::at"),
     "ONNX_INVALID": Reason(_C.INVALID_INPUT, "the ONNX model is not readable or not valid"),
     "UNSUPPORTED": Reason(_C.UNSUPPORTED, "this machine cannot run the stage; the message says what to install"),
+    "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.INTERNAL, "TensorRT could not build an engine"),
     # Validation
