@@ -1,0 +1,226 @@
+"""Bad input ends with its reason, exit code and nothing left behind; each by the command a user types."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from cli import Done, slipway
+
+pytestmark = [pytest.mark.slow]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with a base, a run and a home; what an export may touch."""
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        return self.root / "base"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.run / "checkpoint-10"
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    def export(self, *more: str, **environment: str) -> Done:
+        formats = ("--set", "formats.onnx.enabled=false", "--set", "validation.enabled=false")
+        where = ("--base-model", str(self.base), "--checkpoint", str(self.run), "--out", str(self.out))
+        return slipway("export", "--json", *where, *formats, *more, home=self.home, **environment)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    tiny_models.make_base(root / "base")
+    tiny_models.make_checkpoint(root / "base", root / "run")
+    return root
+
+
+@pytest.fixture
+def project(models: Path, tmp_path: Path) -> Project:
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+    return Project(tmp_path)
+
+
+def nothing_left(project: Project) -> bool:
+    outputs = [] if not project.out.exists() else list(project.out.iterdir())
+    scratch = project.home / "scratch"
+    return outputs == [] and (not scratch.exists() or list(scratch.iterdir()) == [])
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def truncated_base(project: Project) -> None:
+    truncate(project.base / "model.safetensors")
+
+
+def truncated_adapter(project: Project) -> None:
+    truncate(project.checkpoint / "adapter_model.safetensors")
+
+
+def no_adapter_config(project: Project) -> None:
+    (project.checkpoint / "adapter_config.json").unlink()
+
+
+def broken_adapter_config(project: Project) -> None:
+    (project.checkpoint / "adapter_config.json").write_text('{"peft_type": "LORA", ')
+
+
+def unknown_adapter_type(project: Project) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
+
+
+def other_base(project: Project) -> None:
+    shutil.rmtree(project.base)
+    tiny_models.make_base(project.base, hidden=96)
+
+
+def nan_weights(project: Project) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = project.base / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def adapter_without_effect(project: Project) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = project.checkpoint / "adapter_model.safetensors"
+    tensors = {name: tensor * (0 if "lora_B" in name else 1) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+class Payload:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.target,))
+
+
+def pickle_adapter(project: Project) -> None:
+    (project.checkpoint / "adapter_model.safetensors").unlink()
+    (project.checkpoint / "adapter_model.bin").write_bytes(pickle.dumps(Payload(project.root / "executed")))
+
+
+def pickle_base(project: Project) -> None:
+    (project.base / "model.safetensors").unlink()
+    (project.base / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(project.root / "executed")))
+
+
+def no_checkpoint(project: Project) -> None:
+    shutil.rmtree(project.checkpoint)
+
+
+def no_base(project: Project) -> None:
+    shutil.rmtree(project.base)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "code", "says"),
+    [
+        (truncated_base, "SAFETENSORS_CORRUPT", 3, "model.safetensors"),
+        (truncated_adapter, "SAFETENSORS_CORRUPT", 3, "adapter_model.safetensors"),
+        (no_adapter_config, "ADAPTER_CONFIG_MISSING", 3, "adapter_config.json"),
+        (broken_adapter_config, "ADAPTER_CONFIG_INVALID", 3, "adapter_config.json"),
+        (unknown_adapter_type, "ADAPTER_UNSUPPORTED", 6, "use_dora"),
+        (other_base, "ADAPTER_BASE_MISMATCH", 3, "base"),
+        (nan_weights, "NON_FINITE_WEIGHTS", 3, "model.layers.1.mlp.up_proj.weight"),
+        (adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter"),
+        (pickle_adapter, "UNSAFE_PICKLE", 3, "adapter_model.bin"),
+        (pickle_base, "UNSAFE_PICKLE", 3, "pytorch_model.bin"),
+        (no_checkpoint, "CHECKPOINT_NOT_FOUND", 3, "run"),
+        (no_base, "BASE_MODEL_NOT_FOUND", 3, "base"),
+    ],
+)
+def test_bad_models_end_with_their_reason(
+    project: Project, damage: Callable[[Project], None], reason: str, code: int, says: str
+) -> None:
+    damage(project)
+    done = project.export()
+    assert (done.code, done.json["reason"]) == (code, reason), done.err
+    assert says in done.json["error_message"]
+    assert "Traceback" not in done.err
+    assert not (project.root / "executed").exists()
+    assert nothing_left(project)
+
+
+def test_a_broken_newest_checkpoint_is_named_and_skipped(project: Project) -> None:
+    newest = shutil.copytree(project.checkpoint, project.run / "checkpoint-20")
+    truncate(newest / "adapter_model.safetensors")
+    done = project.export()
+    assert done.code == 0, done.err
+    assert any("checkpoint-20" in warning for warning in done.json["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ("formats.onx.enabled=true", ["formats.onx", "onnx"]),
+        ("optimization.quantization=int5", ["optimization.quantization", "int5", "int4"]),
+        ("optimization.group_size=33", ["optimization.group_size", "33", "32"]),
+        ("formats.pytorch.enabled=false", ["formats"]),
+    ],
+)
+def test_bad_settings_are_named_with_one_that_works(project: Project, setting: str, names: list[str]) -> None:
+    done = project.export("--set", setting)
+    assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
+    assert [name for name in names if name not in done.json["error_message"]] == []
+    assert nothing_left(project)
+
+
+def test_all_bad_settings_are_reported_at_once(project: Project) -> None:
+    done = project.export("--set", "formats.onx.enabled=true", "--set", "validation.test_samples=0")
+    assert "formats.onx" in done.json["error_message"]
+    assert "validation.test_samples" in done.json["error_message"]
+
+
+def test_a_full_disk_ends_with_its_reason_and_nothing_left(project: Project, small_disk: Path) -> None:
+    # A base too large for the disk that SLIPWAY_HOME lies on, so that the merged model cannot be written.
+    shutil.rmtree(project.base)
+    tiny_models.make_base(project.base, hidden=448)
+    shutil.rmtree(project.run)
+    tiny_models.make_checkpoint(project.base, project.run)
+    done = project.export(SLIPWAY_HOME=str(small_disk / "home"))
+    assert (done.code, done.json["reason"]) == (5, "DISK_FULL"), done.err
+    scratch = small_disk / "home" / "scratch"
+    assert not scratch.exists() or list(scratch.iterdir()) == []
+    assert not project.out.exists() or list(project.out.iterdir()) == []
+
+
+def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
+    assert slipway("export", "--nonesuch", home=tmp_path).code == 2
+    assert slipway("nonesuch", home=tmp_path).code == 2
+
+
+def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    done = slipway("export", "-c", tmp_path / "nonesuch.yaml", "--json", home=tmp_path)
+    assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_NOT_FOUND")
