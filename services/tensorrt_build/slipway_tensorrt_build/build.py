@@ -1,0 +1,193 @@
+"""Parse the ONNX graph once, build one engine per target, describe them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import TensorRTBuildError
+from slipway.stage import Context
+from slipway_tensorrt_build.builders import Choice, choose, this_machine
+from slipway_tensorrt_build.callbacks import make_logger, make_monitor
+from slipway_tensorrt_build.profiles import InputProfile, plan_profile
+from slipway_tensorrt_build.stage import TensorRTBuildParams
+
+_GRAPH = "model.onnx"
+_NOT_COPIED = (".onnx", ".data", ".safetensors", ".py")
+_DESCRIPTIONS = ("onnx_export.json", "quantization.json")
+_SHOWN = 10
+
+
+def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: Context) -> None:
+    """Write an engine per target, ``engine.json`` and the model's other files into the empty folder ``target``.
+
+    Raises:
+        TensorRTBuildError: With the reasons the package's README lists.
+    """
+    choice = choose(params, this_machine())
+    ctx.log.info(f"building with {choice.library} {choice.version} for {', '.join(choice.targets)}")
+    trt = _import(choice)
+    errors: list[str] = []
+    logger = make_logger(trt, ctx, errors)
+    builder = trt.Builder(logger)
+    builder.max_threads = max(1, ctx.threads)
+    network = builder.create_network(_network_flags(trt))
+    _parse(trt, network, logger, source / _GRAPH, ctx)
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    profile = plan_profile(
+        {tensor.name: tuple(tensor.shape) for tensor in inputs}, params, positions=_positions(source)
+    )
+    description = {
+        "builder": choice.library,
+        "builder_version": choice.version,
+        "onnx": {name: _digest(source / name, ctx) for name in _graph_files(source)},
+        "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
+        "inputs": [_describe(tensor) for tensor in inputs],
+        "outputs": [_describe(tensor) for tensor in outputs],
+        "engines": [],
+    }
+    for name in choice.targets:
+        engine = target / f"model.{name}.engine"
+        config = _config(trt, builder, choice, name)
+        _add_profile(builder, config, profile)
+        config.progress_monitor = make_monitor(trt, ctx, label=name)
+        errors.clear()
+        _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
+        description["engines"].append(
+            {"target": name, "file": engine.name, "size_bytes": engine.stat().st_size, "sha256": _digest(engine, ctx)}
+        )
+    _copy_companions(source, target)
+    (target / "engine.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    ctx.record(
+        builder=choice.library,
+        builder_version=choice.version,
+        targets=list(choice.targets),
+        size_after_bytes=sum(engine["size_bytes"] for engine in description["engines"]),
+    )
+
+
+def _import(choice: Choice) -> Any:
+    try:
+        return importlib.import_module(choice.library)
+    except (ImportError, OSError) as error:
+        raise TensorRTBuildError(
+            f"{choice.library} {choice.version} is installed but cannot be loaded ({error})",
+            reason="UNSUPPORTED",
+            remedy="its libraries need x86-64 Linux and, for tensorrt, the NVIDIA driver: reinstall it",
+            about={"builder": choice.library},
+        ) from error
+
+
+def _network_flags(trt: Any) -> int:
+    """Strongly typed networks take every precision from the graph; newer versions know no other kind."""
+    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    return 0 if flag is None else 1 << int(flag)
+
+
+def _parse(trt: Any, network: Any, logger: Any, graph: Path, ctx: Context) -> None:
+    if not graph.is_file():
+        raise TensorRTBuildError(
+            f"the folder has no {_GRAPH}", reason="ONNX_INVALID", remedy="give the folder that onnx_export wrote"
+        )
+    ctx.progress("parse", done=0, total=1, unit="graphs")
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse_from_file(str(graph))
+    problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+    if parsed and not problems:
+        return
+    operators = sorted({operator for _, operator, _ in problems if operator})
+    shown = "; ".join(f"{operator or 'graph'} {node!r}: {text}" for node, operator, text in problems[:_SHOWN])
+    raise TensorRTBuildError(
+        f"TensorRT cannot parse {_GRAPH}: {shown or 'it gives no reason'}",
+        reason="TENSORRT_PARSE_FAILED",
+        remedy="export with runtime tensorrt (standard operators, opset 20)",
+        about={"operators": ",".join(operators), "nodes": ",".join(node for node, _, _ in problems if node)},
+    )
+
+
+def _problem(error: Any) -> tuple[str, str, str]:
+    """Node name, operator and description of a parser error."""
+    return error.node_name() or "", error.node_operator() or "", " ".join(error.desc().split())
+
+
+def _config(trt: Any, builder: Any, choice: Choice, target: str) -> Any:
+    config = builder.create_builder_config()
+    if choice.library == "tensorrt_rtx":
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), 0)
+    return config
+
+
+def _add_profile(builder: Any, config: Any, profile: dict[str, InputProfile]) -> None:
+    made = builder.create_optimization_profile()
+    for name, shapes in profile.items():
+        made.set_shape(name, shapes.min, shapes.opt, shapes.max)
+    if config.add_optimization_profile(made) < 0:
+        raise TensorRTBuildError(
+            f"TensorRT refuses the optimization profile {profile}",
+            remedy="check the ranges of batch, sequence and past",
+        )
+
+
+def _build(
+    builder: Any, network: Any, config: Any, engine: Path, *, name: str, errors: list[str], ctx: Context
+) -> None:
+    serialized = builder.build_serialized_network(network, config)
+    ctx.check_cancelled()
+    if serialized is None:
+        detail = "; ".join(" ".join(message.split()) for message in errors[:_SHOWN]) or "it gives no reason"
+        raise TensorRTBuildError(
+            f"TensorRT cannot build an engine for {name}: {detail}",
+            remedy="see the attempt's log; an older architecture may lack kernels for float32, and newer ONNX opsets "
+            "bring operators without kernels: try an fp16 graph, another target, or opset 20",
+            about={"target": name},
+        )
+    with engine.open("wb") as file:
+        file.write(serialized)
+
+
+def _describe(tensor: Any) -> dict[str, Any]:
+    """Name, type and declared shape (-1 where dynamic) of an input or output of the network."""
+    return {"name": tensor.name, "dtype": tensor.dtype.name.lower(), "shape": list(tensor.shape)}
+
+
+def _positions(source: Path) -> int:
+    """Positions the model has, by its config.json; unlimited where that does not say."""
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TensorRTBuildError(
+            f"config.json cannot be read ({error})",
+            reason="ONNX_INVALID",
+            remedy="give the folder that onnx_export wrote",
+            about={"file": "config.json"},
+        ) from error
+    found = config.get("max_position_embeddings") or config.get("n_positions")
+    return int(found) if found else 1 << 30
+
+
+def _graph_files(source: Path) -> list[str]:
+    return sorted(path.name for pattern in ("*.onnx", "*.data") for path in source.glob(pattern))
+
+
+def _digest(path: Path, ctx: Context) -> str:
+    """SHA-256 of a file in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(8 << 20):
+            ctx.check_cancelled()
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    """Copy config, tokenizer and chat template; the usage example and its description are of the ONNX model."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.endswith(_NOT_COPIED) and path.name not in _DESCRIPTIONS:
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,127 @@
+"""Which TensorRT builds: the one that needs the GPU it builds for, or TensorRT-RTX, which builds ahead of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from slipway.errors import TensorRTBuildError
+from slipway.stage import Provider, installed_version
+from slipway_tensorrt_build.gpus import Gpu, find_gpus
+
+if TYPE_CHECKING:
+    from slipway_tensorrt_build.stage import TensorRTBuildParams
+
+# What TensorRT-RTX 1.7 builds for; it has no name for the data-centre architectures sm90, sm100 and sm103.
+RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+
+_INSTALL_RTX = "pip install 'slipway[tensorrt_build]' brings tensorrt-rtx, which builds without a GPU"
+_INSTALL_TENSORRT = "pip install 'slipway[tensorrt]' on a machine with an NVIDIA GPU and its driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to build with. Versions are empty where a library is not installed."""
+
+    gpus: tuple[Gpu, ...]
+    tensorrt: str
+    tensorrt_rtx: str
+
+    @property
+    def own_targets(self) -> tuple[str, ...]:
+        """Architectures of the GPUs present, each once."""
+        return tuple(dict.fromkeys(gpu.target for gpu in self.gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The library to import, its version, and what to build for."""
+
+    library: Literal["tensorrt", "tensorrt_rtx"]
+    version: str
+    targets: tuple[str, ...]
+
+
+def this_machine() -> Machine:
+    """What is installed here; imports nothing heavy."""
+    return Machine(
+        gpus=find_gpus(), tensorrt=installed_version("tensorrt"), tensorrt_rtx=installed_version("tensorrt-rtx")
+    )
+
+
+def choose(params: TensorRTBuildParams, machine: Machine) -> Choice:
+    """The builder for ``params`` on ``machine``.
+
+    Raises:
+        TensorRTBuildError: ``UNSUPPORTED`` if neither library can run or no target is known,
+            ``TENSORRT_TARGET_UNSUPPORTED`` if the one that can does not build for a target.
+    """
+    on_gpu = bool(machine.tensorrt and machine.gpus) and set(params.targets) <= set(machine.own_targets[:1])
+    if params.builder == "tensorrt" or (params.builder == "auto" and on_gpu):
+        return _with_tensorrt(params, machine)
+    return _with_rtx(params, machine)
+
+
+def probe() -> tuple[Provider, ...]:
+    """Both libraries as ``slipway doctor`` shows them."""
+    machine = this_machine()
+    gpus = ", ".join(f"{gpu.name} ({gpu.target})" for gpu in machine.gpus)
+    if machine.tensorrt:
+        detail = f"builds for {gpus}" if gpus else "needs an NVIDIA GPU and its driver; none is visible here"
+    else:
+        detail = _INSTALL_TENSORRT
+    rtx = f"builds ahead of time for {', '.join(RTX_TARGETS)}" if machine.tensorrt_rtx else _INSTALL_RTX
+    return (
+        Provider("tensorrt", available=bool(machine.tensorrt and gpus), version=machine.tensorrt, detail=detail),
+        Provider("tensorrt-rtx", available=bool(machine.tensorrt_rtx), version=machine.tensorrt_rtx, detail=rtx),
+    )
+
+
+def _with_tensorrt(params: TensorRTBuildParams, machine: Machine) -> Choice:
+    missing = [] if machine.tensorrt else ["tensorrt is not installed"]
+    missing += [] if machine.gpus else ["no NVIDIA GPU is visible"]
+    if missing:
+        raise TensorRTBuildError(
+            f"tensorrt cannot build here: {' and '.join(missing)}",
+            reason="UNSUPPORTED",
+            remedy=f"{_INSTALL_TENSORRT}; or {_INSTALL_RTX}: leave builder at auto and name targets, for example [sm89]",
+            about={"builder": "tensorrt"},
+        )
+    own = machine.own_targets[:1]  # it builds on the first device
+    if foreign := [target for target in params.targets if target not in own]:
+        raise TensorRTBuildError(
+            f"tensorrt builds for the GPU present, {own[0]} ({machine.gpus[0].name}), not for {', '.join(foreign)}",
+            reason="TENSORRT_TARGET_UNSUPPORTED",
+            remedy="build on a machine with that GPU, or set builder to tensorrt_rtx",
+            about={"builder": "tensorrt", "targets": ",".join(foreign)},
+        )
+    return Choice(library="tensorrt", version=machine.tensorrt, targets=own)
+
+
+def _with_rtx(params: TensorRTBuildParams, machine: Machine) -> Choice:
+    if not machine.tensorrt_rtx:
+        raise TensorRTBuildError(
+            "no TensorRT can build here: tensorrt-rtx is not installed"
+            + ("" if machine.tensorrt and machine.gpus else ", and tensorrt needs an NVIDIA GPU"),
+            reason="UNSUPPORTED",
+            remedy=f"{_INSTALL_RTX}; or {_INSTALL_TENSORRT}",
+            about={"builder": "tensorrt_rtx"},
+        )
+    targets = params.targets or machine.own_targets
+    if not targets:
+        raise TensorRTBuildError(
+            "no target is named and this machine has no NVIDIA GPU to take it from",
+            reason="UNSUPPORTED",
+            remedy=f"name the GPU architectures to build for, for example targets: [sm89]; one of {', '.join(RTX_TARGETS)}",
+            about={"builder": "tensorrt_rtx", "targets": ""},
+        )
+    for target in targets:
+        if target not in RTX_TARGETS:
+            raise TensorRTBuildError(
+                f"TensorRT-RTX {machine.tensorrt_rtx} does not build for {target}: it serves GeForce, RTX and "
+                f"workstation GPUs, {', '.join(RTX_TARGETS)}",
+                reason="TENSORRT_TARGET_UNSUPPORTED",
+                remedy="choose one of these; data-centre GPUs such as sm90 need tensorrt itself, on that GPU",
+                about={"builder": "tensorrt_rtx", "targets": target},
+            )
+    return Choice(library="tensorrt_rtx", version=machine.tensorrt_rtx, targets=targets)

@@ -1,0 +1,63 @@
+"""What TensorRT calls back while it works: its log and its progress.
+
+The base classes belong to the library that builds (``tensorrt`` or ``tensorrt_rtx``), so the classes are made for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from slipway.stage import Context
+
+_PHASE = "build"
+
+
+def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
+    """A logger that writes to the attempt's log and keeps the error messages in ``errors``."""
+    levels = {
+        trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.Severity.ERROR: logging.ERROR,
+        trt.ILogger.Severity.WARNING: logging.WARNING,
+        trt.ILogger.Severity.INFO: logging.DEBUG,
+        trt.ILogger.Severity.VERBOSE: logging.DEBUG,
+    }
+
+    class BuildLogger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            level = levels[severity]
+            if level >= logging.ERROR:
+                errors.append(message)
+            ctx.log.log(level, message)
+
+    return BuildLogger()
+
+
+def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
+    """A progress monitor that reports the outermost phases, and ends the build when the attempt is cancelled."""
+
+    class BuildMonitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+            self._outermost = ""
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if parent_phase is None:
+                self._outermost = phase_name
+            self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if ctx.cancelled.is_set():
+                return False
+            if phase_name == self._outermost:
+                ctx.progress(f"{_PHASE} {label}", done=step + 1, total=self._steps[phase_name], unit="steps")
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return BuildMonitor()

@@ -1,0 +1,85 @@
+"""Optimization profiles: how far each dynamic axis of the decoder's inputs may vary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipway.errors import TensorRTBuildError
+
+if TYPE_CHECKING:
+    from slipway_tensorrt_build.stage import TensorRTBuildParams
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputProfile:
+    """Smallest, typical and largest shape of one input."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    batch: int
+    sequence: int
+    past: int
+    limit: int  # positions the model has
+
+    def axis(self, name: str, index: int) -> int | None:
+        """Size of a dynamic axis of the input ``name``, or None if the input is not known."""
+        if index == 0:
+            return self.batch
+        if name in ("input_ids", "position_ids"):
+            return self.sequence
+        if name == "attention_mask":
+            return min(self.past + self.sequence, self.limit)
+        if name.startswith("past_key_values.") and index == 2:
+            return self.past
+        return None
+
+
+def plan_profile(
+    inputs: Mapping[str, Sequence[int]], params: TensorRTBuildParams, *, positions: int
+) -> dict[str, InputProfile]:
+    """Shapes of every input.
+
+    Args:
+        inputs: Shape of each input as the network declares it, -1 where an axis is dynamic.
+        params: Ranges of batch, sequence and past.
+        positions: Positions the model has; sequence and past are kept within.
+
+    Raises:
+        TensorRTBuildError: ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
+    """
+    points = {
+        which: _Point(
+            batch=getattr(params.batch, which),
+            sequence=min(getattr(params.sequence, which), positions),
+            past=min(getattr(params.past, which), positions - 1),
+            limit=positions,
+        )
+        for which in ("min", "opt", "max")
+    }
+    return {
+        name: InputProfile(**{which: _shape(name, shape, point) for which, point in points.items()})
+        for name, shape in inputs.items()
+    }
+
+
+def _shape(name: str, declared: Sequence[int], point: _Point) -> Shape:
+    sizes = []
+    for index, size in enumerate(declared):
+        chosen = size if size >= 0 else point.axis(name, index)
+        if chosen is None:
+            raise TensorRTBuildError(
+                f"axis {index} of input {name!r} {tuple(declared)} is dynamic, and no range is known for it",
+                remedy="export a decoder with input_ids, attention_mask, position_ids and past_key_values.N.key|value",
+                about={"input": name, "axis": index},
+            )
+        sizes.append(chosen)
+    return tuple(sizes)
