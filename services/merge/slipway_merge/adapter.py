@@ -58,11 +58,15 @@ class WholeTensor:
 
     ``own`` is True for a module of ``modules_to_save``, which peft gives weights of its own even when the base ties them;
     False for a base weight saved along (an embedding that was targeted or resized), which replaces whatever shares it.
+    After a resize peft writes a trained embedding under two names (``copies`` must equal ``info``) and the one it was
+    before the training beside it (``untrained``, of no use to anyone).
     """
 
     name: str
     info: TensorInfo
     own: bool
+    copies: tuple[TensorInfo, ...] = ()
+    untrained: tuple[TensorInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ class Adapter:
     def tensors(self) -> list[TensorInfo]:
         """Every tensor of the adapter, once."""
         pairs = [info for pair in self.pairs.values() for info in (pair.a, pair.b)]
-        return [*pairs, *(tensor.info for tensor in self.whole.values())]
+        whole = [info for tensor in self.whole.values() for info in (tensor.info, *tensor.copies, *tensor.untrained)]
+        return [*pairs, *whole]
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -92,7 +97,7 @@ def read_adapter(folder: Path) -> Adapter:
     if not path.is_file():
         raise _no_weights(folder)
     sides: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
-    whole: dict[str, WholeTensor] = {}
+    whole: dict[str, dict[str, TensorInfo]] = {}
     adapters: set[str] = set()
     for key, info in read_safetensors(path).tensors.items():
         name = key.removeprefix(_PREFIX)
@@ -106,7 +111,11 @@ def read_adapter(folder: Path) -> Adapter:
             slot[match["side"]] = info
         else:
             _refuse_foreign(name, info)
-            _add_whole(whole, _whole_tensor(name, info, config))
+            clean, role = _role(name)
+            slot = whole.setdefault(clean, {})
+            if role in slot:
+                raise _broken(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
+            slot[role] = info
     if len(adapters) > 1:
         raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
     pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
@@ -114,7 +123,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise _broken("a module has both a linear and an embedding pair", key="")
     if not pairs and not whole:
         raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
-    return Adapter(config, pairs, whole)
+    return Adapter(config, pairs, {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())})
 
 
 def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
@@ -143,19 +152,21 @@ def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: 
     return module, Pair(module, embedding, a, b, rank, config.scaling_of(module))
 
 
-def _whole_tensor(name: str, info: TensorInfo, config: AdapterConfig) -> WholeTensor:
-    clean = re.sub(r"\.modules_to_save(\.default)?(?=\.)", "", name)
-    clean = re.sub(r"\.(base_layer|original_module)(?=\.)", "", clean)
-    module = f".{clean.rpartition('.')[0]}."
+def _role(name: str) -> tuple[str, str]:
+    """Name of the weight that a whole tensor stands for, and which of peft's wrappers it was saved from."""
+    match = re.fullmatch(r"(.+)\.(modules_to_save|original_module|base_layer)(\.default)?\.([^.]+)", name)
+    return (f"{match[1]}.{match[4]}", match[2]) if match else (name, "plain")
+
+
+def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> WholeTensor:
+    found = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
+    untrained = tuple(slot[role] for role in ("original_module",) if role in slot)
+    if not found:
+        raise _broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
+    module = f".{name.rpartition('.')[0]}."
     listed = any(f".{saved}." in module for saved in config.modules_to_save)
-    return WholeTensor(clean, info, own=listed and ".base_layer." not in name and ".original_module." not in name)
-
-
-def _add_whole(whole: dict[str, WholeTensor], tensor: WholeTensor) -> None:
-    if tensor.name in whole:
-        first, second = whole[tensor.name].info.name, tensor.info.name
-        raise _broken(f"tensors {first!r} and {second!r} both stand for {tensor.name!r}", second)
-    whole[tensor.name] = tensor
+    own = "modules_to_save" in slot or (listed and "base_layer" not in slot)
+    return WholeTensor(name, found[0], own=own, copies=tuple(found[1:]), untrained=untrained)
 
 
 def _refuse_foreign(name: str, info: TensorInfo) -> None:

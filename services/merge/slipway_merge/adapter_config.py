@@ -58,6 +58,11 @@ class AdapterConfig:
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
+    def matching_alphas(self, module: str) -> list[float]:
+        """The different alphas whose patterns match a module, in the order they were saved in."""
+        matching = [value for key, value in self.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", module)]
+        return list(dict.fromkeys(matching))
+
     def targets(self, module: str) -> bool:
         """Whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
         if self.selective:

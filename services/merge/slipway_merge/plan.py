@@ -115,6 +115,7 @@ class Planner:
                 self._stored(name, pair.a)
                 values[name] = Value(values[name].source, self._update(pair, name, values[name].source.shape))
         untied = [self._plan_group(values, group) for group in groups]
+        self._warn_of_ambiguous_alphas()
         self._check_complete()
         return MergePlan(
             values=values,
@@ -219,6 +220,14 @@ class Planner:
 
     def _checked_replacement(self, name: str, whole: WholeTensor, shape: tuple[int, ...]) -> TensorInfo:
         """The tensor that replaces a base weight: of its shape, or with another number of vocabulary rows."""
+        for copy in whole.copies:
+            if not self.same(whole.info, copy):
+                raise ModelMergeError(
+                    f"adapter tensors {whole.info.name!r} and {copy.name!r} both replace {name!r} but differ",
+                    reason="ADAPTER_CONFIG_INVALID",
+                    remedy="save the adapter again",
+                    about={"tensor": copy.name},
+                )
         resized = len(shape) > 0 and shape[0] == self.vocab_size and whole.info.shape[1:] == shape[1:]
         if whole.info.shape != shape and not (resized and len(whole.info.shape) == len(shape)):
             raise _mismatch(f"replaces {name!r}", whole.info, whole.info.shape, shape)
@@ -258,6 +267,17 @@ class Planner:
                 about={"sizes": sorted(sizes)},
             )
         return sizes.pop() if sizes else None
+
+    def _warn_of_ambiguous_alphas(self) -> None:
+        """Peft sorts the patterns when it saves them, so where two match, the one used in training is not known."""
+        for module in self.adapter.pairs:
+            alphas = self.adapter.config.matching_alphas(module)
+            if len(alphas) > 1:
+                self.warnings.append(
+                    f"several entries of alpha_pattern match {module!r} ({', '.join(map(str, alphas))}); the first one "
+                    f"saved is used, as peft does on loading, which may not be the one it was trained with"
+                )
+                return
 
     # Completeness
 
