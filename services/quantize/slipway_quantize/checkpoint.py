@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
-from slipway.errors import QuantizationError
 from torch import Tensor
+
+from slipway.errors import QuantizationError
 
 CHUNK_ELEMENTS = 4 << 20  # 16 MiB in float32: small beside any real tensor, large beside the cost of a call
 

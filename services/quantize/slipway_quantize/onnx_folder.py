@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from slipway.errors import QuantizationError
 
+from slipway.errors import QuantizationError
 from slipway_quantize.checkpoint import CHUNK_ELEMENTS
 from slipway_quantize.weights_file import write_all
 

@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
-from slipway.errors import QuantizationError
-from slipway.stage import Context
 from torch import Tensor
 
+from slipway.errors import QuantizationError
+from slipway.stage import Context
 from slipway_quantize.checkpoint import require_finite
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
 from slipway_quantize.onnx_folder import (
@@ -74,7 +74,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
         copy_external(source, model, data)
     unaligned = [weight.name for weight in weights if weight not in fits]
     warn_unaligned(unaligned, level.group_size, ctx)
-    outcome.kept = {name: "input width is no multiple of the group size" for name in unaligned}
+    outcome.kept = dict.fromkeys(unaligned, "input width is no multiple of the group size")
     ir.save(model, target / GRAPH_FILE)
     return outcome
 

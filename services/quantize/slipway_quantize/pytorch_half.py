@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from slipway.stage import Context
 
+from slipway.stage import Context
 from slipway_quantize.checkpoint import Checkpoint, TensorInfo, cast_to_half
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.report import Outcome

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from slipway.errors import QuantizationError
-from slipway.stage import Context
 from torch import Tensor
 
+from slipway.errors import QuantizationError
+from slipway.stage import Context
 from slipway_quantize.checkpoint import Checkpoint, TensorInfo, require_finite
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-
 from slipway_quantize.companions import copy_companions, read_json
 from slipway_quantize.report import Outcome, write_report
 from slipway_quantize.stage import QuantizeParams
@@ -50,7 +50,16 @@ def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context
 
         level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
         return write_int(source, target, level, accuracy_level=_accuracy_level(params), ctx=ctx)
-    raise NotImplementedError
+    if params.level == "bf16":
+        raise QuantizationError(
+            "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="use fp16, int8 or int4 for ONNX, and bf16 for the PyTorch format",
+            about={"format": "onnx", "level": "bf16"},
+        )
+    from slipway_quantize.onnx_half import write_half
+
+    return write_half(source, target, ctx=ctx)
 
 
 def _accuracy_level(params: QuantizeParams) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from slipway.stage import Context
-
 from slipway_quantize.companions import write_json
 
 _SHOWN = 8

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
+
 from slipway.stage import Context, Stage, StageParams
 
 

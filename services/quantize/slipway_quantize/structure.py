@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from slipway.errors import QuantizationError
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from slipway.errors import QuantizationError
 from slipway_quantize.checkpoint import TensorInfo
 
 

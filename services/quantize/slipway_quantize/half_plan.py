@@ -1,0 +1,136 @@
+"""Which values of an ONNX graph may be float16, and which stay float32.
+
+Weights, matrix products, attention and the residual stream become half precision: that is where size and speed are.
+What half precision cannot hold stays in float32: squares and means inside norms (overflow above 256), positions and
+their angles (not exact above 2048), softmax and other exponentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from slipway.errors import QuantizationError
+
+# Computed in float32 whatever comes in.
+_FULL = frozenset(
+    [
+        "Pow",
+        "Sqrt",
+        "Reciprocal",
+        "Exp",
+        "Log",
+        "Cos",
+        "Sin",
+        "Range",
+        "CumSum",
+        "Softmax",
+        "LogSoftmax",
+        "ReduceMean",
+        "ReduceSum",
+        "ReduceSumSquare",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "Softplus",
+        "LogSumExp",
+        "ReduceLogSumExp",
+    ]
+)
+# Computed in float16 whatever comes in: their kernels accumulate in float32 where it matters.
+_HALF = frozenset(
+    [
+        "MatMul",
+        "Gemm",
+        "Conv",
+        "Attention",
+        "RotaryEmbedding",
+        "RMSNormalization",
+        "LayerNormalization",
+        "GroupQueryAttention",
+        "MultiHeadAttention",
+        "SkipSimplifiedLayerNormalization",
+        "SimplifiedLayerNormalization",
+        "SkipLayerNormalization",
+    ]
+)
+
+
+@dataclass(slots=True)
+class HalfPlan:
+    """Precision of every float value that a node computes.
+
+    Attributes:
+        half: Values (by identity) computed in float16; every other float32 value stays float32.
+        constants: Initializers and outputs of Constant nodes: they take the precision their user wants.
+    """
+
+    half: set[int] = field(default_factory=set)
+    constants: set[int] = field(default_factory=set)
+
+    def wants_half(self, node: ir.Node) -> bool:
+        """Whether ``node`` computes in float16."""
+        return _wants_half(node, self)
+
+
+def plan_half(graph: ir.Graph) -> HalfPlan:
+    """The precision of every value of ``graph``, whose nodes are in topological order.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` for graphs with branches or loops.
+    """
+    plan = HalfPlan()
+    plan.constants = {id(value) for value in graph.initializers.values()}
+    plan.half = {id(value) for value in graph.inputs if is_float(value)}
+    for node in graph:
+        if any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        ):
+            raise QuantizationError(
+                f"node {node.name!r} ({node.op_type}) holds a graph of its own; fp16 is not made for branches and loops",
+                reason="QUANTIZATION_UNSUPPORTED",
+                remedy="use level int8, or export with another engine",
+                about={"node": node.name, "operator": node.op_type},
+            )
+        if node.op_type == "Constant" and node.domain == "":
+            plan.constants.add(id(node.outputs[0]))
+        elif _wants_half(node, plan):
+            plan.half.update(id(value) for value in _main_outputs(node))
+    return plan
+
+
+def float_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
+    """Positions and values of the node's float32 inputs."""
+    for index, value in enumerate(node.inputs):
+        if value is not None and is_float(value):
+            yield index, value
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether ``value`` is float32, by what it is declared or known to be."""
+    if value.type is not None:
+        return value.type.dtype == ir.DataType.FLOAT
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and tensor.dtype == ir.DataType.FLOAT
+
+
+def _main_outputs(node: ir.Node) -> list[ir.Value]:
+    """Outputs that follow the node's precision: a norm's mean and deviation are float32 always."""
+    if node.op_type.endswith(("LayerNormalization", "RMSNormalization")):
+        return [value for index, value in enumerate(node.outputs) if index not in (1, 2)]
+    return list(node.outputs)
+
+
+def _wants_half(node: ir.Node, plan: HalfPlan) -> bool:
+    if node.op_type in _HALF:
+        return True
+    if node.op_type in _FULL:
+        return False
+    if node.op_type == "Cast":
+        return False  # a cast to float32 keeps what it was asked for
+    computed = [value for _, value in float_inputs(node) if id(value) not in plan.constants]
+    return all(id(value) in plan.half for value in computed)
