@@ -45,7 +45,9 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     with TensorReader() as reader, disk_full_is_typed(output):
         planner = Planner(weights, config, adapter, lambda _: facts(), reader.same)
         plan = planner.plan()
-        _check_adapter_works(plan, reader)
+        replaced = _really_replaced(plan, weights, reader)
+        if not replaced:
+            _check_not_zero(plan, reader)
         dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
         layout = plan_layout(plan.values, dtype=dtype, max_shard_bytes=params.max_shard_bytes)
         output.mkdir()
@@ -59,7 +61,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         written = MergeWriter(output, reader, ctx).write(layout)
     for warning in plan.warnings:
         ctx.warn(warning)
-    _judge(written, plan, ctx)
+    _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
     ctx.record(small_files=files)
 
@@ -80,22 +82,30 @@ def _main_dtype(layout: Layout) -> str:
     return max(sorted(sizes), key=lambda dtype: sizes[dtype])
 
 
-def _check_adapter_works(plan: MergePlan, reader: TensorReader) -> None:
-    """Every factor is finite and at least one product is not zero, before anything is written.
+def _really_replaced(plan: MergePlan, weights: dict[str, TensorInfo], reader: TensorReader) -> bool:
+    """Whether any tensor that the adapter brings whole differs from the base's."""
+    return any(
+        name not in weights or not reader.same(plan.values[name].source, weights[name]) for name in plan.replaced
+    )
+
+
+def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
+    """At least one update is not zero; known before anything is written.
 
     Raises:
-        ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``ADAPTER_NO_EFFECT``.
+        ModelMergeError: ``ADAPTER_NO_EFFECT``, or ``NON_FINITE_WEIGHTS`` for an adapter with NaN or infinity.
     """
     updates = [value.update for value in plan.values.values() if value.update is not None]
-    zero = [update.module for update in updates if LowRank(update, reader, torch.float32).is_zero]
-    if updates and len(zero) == len(updates) and not plan.replaced:
-        raise ModelMergeError(
-            f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros), first "
-            f"{zero[0]!r}: it was never trained, or its weights were not gathered when it was saved",
-            reason="ADAPTER_NO_EFFECT",
-            remedy="use a later checkpoint",
-            about={"module": zero[0]},
-        )
+    if not all(LowRank(update, reader, torch.float32).is_zero for update in updates):
+        return
+    first = f", first {updates[0].module!r}" if updates else ""
+    raise ModelMergeError(
+        f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros){first}: "
+        "it was never trained, or its weights were not gathered when it was saved",
+        reason="ADAPTER_NO_EFFECT",
+        remedy="use a later checkpoint",
+        about={"module": updates[0].module if updates else ""},
+    )
 
 
 def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: NameMap) -> None:
@@ -125,14 +135,14 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: N
         )
 
 
-def _judge(written: Written, plan: MergePlan, ctx: Context) -> None:
+def _judge(written: Written, replaced: bool, ctx: Context) -> None:
     """Refuse a result that equals the base; name the modules whose change was lost.
 
     Raises:
         ModelMergeError: ``ADAPTER_NO_EFFECT``.
     """
     lost = sorted(change.module for change in written.changes if change.changed == 0)
-    if written.changes and len(lost) == len(written.changes) and not plan.replaced:
+    if written.changes and len(lost) == len(written.changes) and not replaced:
         raise ModelMergeError(
             f"the merged model equals the base: all {len(lost)} updates vanish in the rounding of the output's data type "
             f"(largest relative change {max(change.relative_change for change in written.changes):.2g})",

@@ -104,7 +104,7 @@ def check_finite(tensor: torch.Tensor, name: str, where: str) -> None:
             reason="NON_FINITE_WEIGHTS",
             remedy="the result overflows this data type: merge in bfloat16 or float32"
             if where == "the merged result"
-            else "use an earlier checkpoint, or copy the file again",
+            else "copy the file again; if the training diverged, use an earlier checkpoint",
             about={"tensor": name, "where": where},
         )
 

@@ -131,7 +131,7 @@ class MergeWriter:
             block = self._buffer[: min(step, source.nbytes - offset)]
             self.reader.fill(block, source, offset)
             if dtype is not None:
-                check_finite(block.view(dtype), source.name, "the input")
+                check_finite(block.view(dtype), source.name, source.file.name)
             place = tensor.start + offset
             self._copy_range(descriptor, source.file, source.start + offset, place, block)
             self._advance(block.numel())
@@ -154,7 +154,7 @@ class MergeWriter:
     def _write_converted(self, descriptor: int, tensor: OutputTensor) -> None:
         source, output = tensor.value.source, TORCH_DTYPES[tensor.dtype]
         for first, rows, block in self._blocks(tensor):
-            check_finite(block, source.name, "the input")
+            check_finite(block, source.name, source.file.name)
             converted = block.to(output)
             check_finite(converted, source.name, "the merged result")
             self._write_block(descriptor, tensor, converted, first, rows)

@@ -1,0 +1,161 @@
+"""What the merged folder holds, what it never holds, and that nothing else on the disk changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from slipway.stage import Context
+from slipway_merge import writer
+from slipway_merge.folder import merged_config
+from slipway_merge.stage import STAGE, MergeParams
+
+LEFTOVERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "trainer_state.json", "training_args.bin")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+def test_leftovers_never_travel(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    for name in (*LEFTOVERS, "README.md", "events.out.tfevents.1", "modeling_custom.py", "pytorch_model.bin"):
+        (case.adapter / name).write_bytes(b"leftover")
+        (case.base / name).write_bytes(b"leftover")
+    (case.adapter / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    out, _ = case.merge()
+    assert names(out) == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_tokenizer_of_the_checkpoint_wins_and_is_not_mixed(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}", vocab_DOT_json="base", chat_template_DOT_jinja="base template")
+    write(case.adapter, tokenizer_DOT_json='{"model": {}}', additional_chat_templates__rag_DOT_jinja="rag")
+    write(case.adapter, chat_template_DOT_jinja="tuned template", generation_config_DOT_json='{"top_k": 7}')
+    out, ctx = case.merge()
+    assert (out / "tokenizer.json").read_text() == '{"model": {}}'
+    assert (out / "chat_template.jinja").read_text() == "tuned template"
+    assert (out / "additional_chat_templates/rag.jinja").read_text() == "rag"
+    assert json.loads((out / "generation_config.json").read_text()) == {"top_k": 7}
+    assert not (out / "vocab.json").exists()
+    assert "tokenizer.json" in ctx.facts["small_files"]
+
+
+def test_base_tokenizer_serves_a_checkpoint_without(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}", chat_template_DOT_jinja="base template")
+    out, _ = case.merge()
+    assert (out / "tokenizer.json").exists()
+    assert (out / "chat_template.jinja").read_text() == "base template"
+
+
+def test_without_tokenizer(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}", chat_template_DOT_jinja="base template")
+    out, _ = case.merge(save_tokenizer=False)
+    assert names(out) == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_inputs_are_only_read_and_output_stays_in_the_workdir(make_case, tmp_path):
+    case = make_case("llama", target_modules=["q_proj"])
+    for folder in (case.base, case.adapter):
+        for path in folder.iterdir():
+            path.chmod(0o444)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in tmp_path.rglob("*") if path.is_file()}
+    case.merge()
+    after = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: stat for path, stat in after.items() if case.workdir not in path.parents} == before
+
+
+def test_untouched_tensors_are_the_same_bytes(make_case):
+    case = make_case("llama", torch.bfloat16, target_modules=["q_proj"])
+    out, ctx = case.merge()
+    base, merged = load_file(case.base / "model.safetensors"), load_file(out / "model.safetensors")
+    assert base.keys() == merged.keys()
+    different = {name for name in base if not torch.equal(base[name].view(torch.int16), merged[name].view(torch.int16))}
+    assert different == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)}
+    assert (ctx.facts["tensors_merged"], ctx.facts["tensors_copied"]) == (2, len(base) - 2)
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_copy_without_the_kernels_help(make_case, monkeypatch):
+    """Between some file systems copy_file_range is refused; here it is made to be, since one cannot be mounted everywhere."""
+    case = make_case("llama", target_modules=["q_proj"])
+    expected, _ = case.merge()
+    case.workdir = case.workdir / "again"
+    case.workdir.mkdir()
+
+    def refuse(*_):
+        raise OSError(18, os.strerror(18))
+
+    monkeypatch.setattr(writer.os, "copy_file_range", refuse)
+    out, _ = case.merge()
+    assert (out / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("memory", [1, 200_000, 4 << 30])
+def test_blocks_of_any_size_give_the_same_bytes(make_case, memory):
+    case = make_case("qwen3", torch.bfloat16, target_modules=["q_proj", "up_proj", "embed_tokens"])
+    expected, _ = case.merge()
+    ctx = Context(workdir=case.workdir / "again", max_memory_bytes=memory)
+    ctx.workdir.mkdir()
+    out = STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(), ctx)["pytorch"]
+    one, other = load_file(expected / "model.safetensors"), load_file(out / "model.safetensors")
+    for name in one:  # the order of float32 sums may depend on the block, which shows in a last bit now and then
+        assert (one[name] != other[name]).float().mean() < 2e-3, name
+
+
+def test_progress_counts_bytes(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    seen = []
+    ctx = Context(workdir=case.workdir, on_progress=seen.append)
+    STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(), ctx)
+    last = seen[-1]
+    assert (last.phase, last.unit) == ("merge", "bytes")
+    assert (
+        last.done == last.total == sum(t.nbytes for t in load_file(case.workdir / "pytorch/model.safetensors").values())
+    )
+
+
+def test_facts_per_module(make_case):
+    case = make_case("llama", target_modules=["q_proj", "k_proj"], use_rslora=True, rank_pattern={"k_proj": 2})
+    out, ctx = case.merge()
+    base, merged = load_file(case.base / "model.safetensors"), load_file(out / "model.safetensors")
+    assert ctx.facts["ranks"] == [2, 4]
+    assert ctx.facts["scalings"] == [5.0, 10 / 2**0.5]
+    assert len(ctx.facts["modules"]) == 4
+    for module in ctx.facts["modules"]:
+        weight = base[module["tensor"]].double()
+        change = (merged[module["tensor"]].double() - weight).norm() / weight.norm()
+        assert module["relative_change"] == pytest.approx(change.item(), rel=1e-4)
+        assert module["unchanged_share"] < 0.01
+    json.dumps(ctx.facts)
+    assert ctx.facts["output_bytes"] == (out / "model.safetensors").stat().st_size
+
+
+def test_config_keeps_what_it_does_not_change():
+    config = {
+        "model_type": "gemma3", "torch_dtype": "float32", "_name_or_path": "/home/me/run", "vocab_size": 10,
+        "text_config": {"dtype": "float32", "vocab_size": 10, "tie_word_embeddings": True}, "rope_theta": 1e6,
+    }  # fmt: skip
+    merged = merged_config(config, dtype="bfloat16", untied=True, vocab_size=12)
+    text = {"dtype": "bfloat16", "vocab_size": 12, "tie_word_embeddings": False}
+    assert merged == {
+        "model_type": "gemma3", "torch_dtype": "bfloat16", "vocab_size": 12, "text_config": text, "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert config["text_config"]["vocab_size"] == 10
