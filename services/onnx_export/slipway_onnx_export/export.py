@@ -71,7 +71,7 @@ def _graph(
     source: ModelSource, engine: Engine, opset: int, params: OnnxExportParams
 ) -> tuple[ir.Model, dict[str, torch.Tensor]]:
     made = engine.build(source, GraphRequest(opset=opset, optimize=params.optimize_graph, runtime=params.runtime))
-    weights = settle(made.model, made.weights)
+    weights = settle(made.model, made.weights, source=source, engine=engine.name)
     declare_interface(made.model, source, dynamic_axes=params.dynamic_axes)
     return made.model, weights
 

@@ -9,15 +9,16 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.hollow import BATCH, PAST, SEQUENCE, TOTAL, interface_names, missing_weights
 from slipway_onnx_export.source import ModelSource
 
 # A weight stored transposed, (in, out) instead of PyTorch's (out, in), carries this after its PyTorch name.
 TRANSPOSED_SUFFIX = ".T"
 
-BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past_sequence", "total_sequence"
 
-
-def settle(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def settle(
+    model: ir.Model, weights: Mapping[str, torch.Tensor], *, source: ModelSource, engine: str
+) -> dict[str, torch.Tensor]:
     """Bring an engine's graph into the form that is written, in place.
 
     Equal weights become one initializer; ``MatMul(x, Transpose(W))`` becomes a MatMul with W stored transposed, unless
@@ -27,25 +28,39 @@ def settle(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> dict[str, to
         The tensor of every initializer without a value, in the order in which they are written.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_FAILED`` when the graph wants a weight that the model does not have or has in
-            another shape.
+        ONNXExportError: ``BASE_MODEL_INVALID`` when the model lacks a weight, ``EXPORT_ENGINE_FAILED`` when the graph wants
+            a weight that the model has under another name or in another shape.
     """
     graph = model.graph
     bound = {name: weights[name] for name, value in graph.initializers.items() if _unbound(value) and name in weights}
     missing = sorted(name for name, value in graph.initializers.items() if _unbound(value) and name not in weights)
     if missing:
-        raise ONNXExportError(
-            f"the graph wants {len(missing)} weights that the model does not have, first {missing[0]!r}",
-            reason="EXPORT_ENGINE_FAILED",
-            remedy="use another engine",
-            about={"tensor": missing[0], "missing": len(missing)},
-        )
+        raise _missing(missing, source, engine)
     for name, tensor in bound.items():
         _check_shape(graph.initializers[name], tensor)
     _share_equal(graph, bound)
+    _split_gemms(graph, bound)
     _fold_transposes(graph, bound)
     _strip_traces(model)
     return bound
+
+
+def _missing(names: list[str], source: ModelSource, engine: str) -> ONNXExportError:
+    """The error for weights that the graph wants and the folder does not have: whose fault is it?"""
+    lost = missing_weights(source, engine=engine)
+    if lost and not getattr(source.config, "num_experts", None):  # experts are stored under other names than they run
+        return ONNXExportError(
+            f"{source.folder.name} lacks {len(lost)} weights of {source.architecture}, first {lost[0]!r}",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a complete transformers model folder",
+            about={"tensor": lost[0], "missing": len(lost)},
+        )
+    return ONNXExportError(
+        f"the graph wants {len(names)} weights that the model has under other names, first {names[0]!r}",
+        reason="EXPORT_ENGINE_FAILED",
+        remedy="use another engine",
+        about={"engine": engine, "tensor": names[0], "missing": len(names)},
+    )
 
 
 def _unbound(value: ir.Value) -> bool:
@@ -74,6 +89,40 @@ def _share_equal(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
             graph.initializers[name].replace_all_uses_with(graph.initializers[keeper])
             del graph.initializers[name]
             del bound[name]
+
+
+def _split_gemms(graph: ir.Graph, bound: Mapping[str, torch.Tensor]) -> None:
+    """``Gemm(x, W, b)`` as MatMul and Add, so that every linear layer looks the same."""
+    for node in list(graph):
+        if node.op_type != "Gemm" or len(node.inputs) < 2 or node.inputs[1] is None:
+            continue
+        attributes = node.attributes
+        scaled = attributes.get_float("alpha", 1.0) != 1.0 or attributes.get_float("beta", 1.0) != 1.0
+        if node.inputs[1].name not in bound or attributes.get_int("transA", default=0) or scaled:
+            continue
+        steps: list[ir.Node] = []
+        weight = node.inputs[1]
+        if attributes.get_int("transB", default=0):
+            steps.append(ir.node("Transpose", [weight], {"perm": [1, 0]}))
+            weight = steps[-1].outputs[0]
+        steps.append(ir.node("MatMul", [node.inputs[0], weight]))
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            steps.append(ir.node("Add", [steps[-1].outputs[0], node.inputs[2]]))
+        replace_node(graph, node, steps)
+
+
+def replace_node(graph: ir.Graph, node: ir.Node, steps: list[ir.Node]) -> None:
+    """Put nodes in the place of one with a single output; the last takes over its output's name, shape and type."""
+    old, new = node.outputs[0], steps[-1].outputs[0]
+    for step in steps:
+        for output in step.outputs:
+            output.name = output.name or f"{old.name}.{step.op_type}"
+    name = old.name
+    new.shape, new.type = old.shape, old.type
+    graph.insert_before(node, steps)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    new.name = name
 
 
 def _fold_transposes(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
@@ -119,19 +168,12 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
             change what the model computes.
     """
     graph = model.graph
-    layers = int(source.config.get_text_config(decoder=True).num_hidden_layers)
     batch: str | int = BATCH if dynamic_axes else 1
-    pairs = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
-    inputs: dict[str, list[str | int | None]] = {
-        "input_ids": [batch, SEQUENCE],
-        "attention_mask": [batch, TOTAL],
-        "position_ids": [batch, SEQUENCE],
-        **{f"past_key_values.{pair}": [batch, None, PAST, None] for pair in pairs},
-    }
-    outputs: dict[str, list[str | int | None]] = {
-        "logits": [batch, SEQUENCE, None],
-        **{f"present.{pair}": [batch, None, TOTAL, None] for pair in pairs},
-    }
+    input_names, output_names = interface_names(source.layers)
+    inputs: dict[str, list[str | int | None]] = {name: [batch, None, PAST, None] for name in input_names[3:]}
+    inputs |= {"input_ids": [batch, SEQUENCE], "attention_mask": [batch, TOTAL], "position_ids": [batch, SEQUENCE]}
+    outputs: dict[str, list[str | int | None]] = {name: [batch, None, TOTAL, None] for name in output_names[1:]}
+    outputs["logits"] = [batch, SEQUENCE, None]
     for have, want in ((graph.inputs, inputs), (graph.outputs, outputs)):
         names = [value.name for value in have]
         if sorted(name or "" for name in names) != sorted(want):
@@ -143,6 +185,13 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
                 about={"names": ", ".join(odd[:8])},
             )
         for value in have:
+            if have is graph.inputs and value.name != "position_ids" and not value.uses():
+                raise ONNXExportError(  # as an engine does that saw a sample without padding and dropped the mask
+                    f"the engine's graph does not read its input {value.name!r}",
+                    reason="EXPORT_ENGINE_FAILED",
+                    remedy="use another engine",
+                    about={"names": value.name},
+                )
             _set_shape(value, want[value.name or ""])
 
 

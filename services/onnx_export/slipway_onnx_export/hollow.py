@@ -12,6 +12,9 @@ import transformers
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.source import ModelSource
 
+# Names of the axes that vary. total_sequence is past_sequence + sequence.
+BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past_sequence", "total_sequence"
+
 # Sizes of the traced example, all different and above 1, so that no axis is mistaken for another or for a constant.
 TRACE_BATCH, TRACE_SEQUENCE, TRACE_PAST = 2, 3, 5
 
@@ -48,29 +51,33 @@ class FlatDecoder(torch.nn.Module):
         return (out.logits, *present)
 
 
-def hollow_decoder(source: ModelSource, *, engine: str, attention: str) -> FlatDecoder:
+def hollow_decoder(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> FlatDecoder:
     """The source's architecture with real buffers and weights that are one zero, seen in their full shape.
 
     Args:
         source: The model's folder; its weights are not read.
         engine: Name for the error's ``about``.
-        attention: transformers' attention implementation, ``sdpa`` or ``eager``.
+        attention: transformers' attention implementations, the first that the architecture has is taken.
 
     Raises:
         ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` when transformers has no causal language model for it.
     """
-    try:
-        with _parameters_on_meta():
-            model = transformers.AutoModelForCausalLM.from_config(
-                source.config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
-            ).eval()
-    except (ValueError, TypeError, ImportError) as error:
+    for implementation in attention:
+        try:
+            with _parameters_on_meta():
+                model = transformers.AutoModelForCausalLM.from_config(
+                    source.config, dtype=torch.float32, attn_implementation=implementation, trust_remote_code=False
+                ).eval()
+            break
+        except (ValueError, TypeError, ImportError) as error:
+            failure = error
+    else:
         raise ONNXExportError(
-            f"transformers cannot build {source.architecture} with {attention} attention: {error}",
+            f"transformers cannot build {source.architecture}: {failure}",
             reason="EXPORT_ENGINE_UNSUPPORTED",
             remedy="use another engine",
             about={"engine": engine, "architecture": source.architecture, "model_type": source.config.model_type},
-        ) from error
+        ) from failure
     _fill_with_zero(model)
     model.requires_grad_(False)
     return FlatDecoder(model)
@@ -84,16 +91,17 @@ def _parameters_on_meta() -> Iterator[None]:
     """
     register = torch.nn.Module.register_parameter
 
-    def register_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
-            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
+    def register_meta(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = torch.nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
 
-    torch.nn.Module.register_parameter = register_meta  # type: ignore[method-assign]
+    # torch has no hook for this; the class is given back before anything else runs.
+    setattr(torch.nn.Module, "register_parameter", register_meta)  # noqa: B010  mypy takes no assignment to a method
     try:
         yield
     finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+        setattr(torch.nn.Module, "register_parameter", register)  # noqa: B010
 
 
 def _fill_with_zero(model: torch.nn.Module) -> None:
@@ -127,3 +135,26 @@ def interface_names(layers: int) -> tuple[list[str], list[str]]:
     pairs = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
     inputs = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{pair}" for pair in pairs)]
     return inputs, ["logits", *(f"present.{pair}" for pair in pairs)]
+
+
+def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.Tensor]:
+    """The source's weights under every name the module knows them by.
+
+    A tied weight is stored once and may appear in a graph under its other name.
+    """
+    weights = dict(source.weights)
+    names: dict[int, list[str]] = {}
+    for name, parameter in decoder.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for group in names.values():
+        stored = next((name for name in group if name in weights), None)
+        if stored is not None:
+            weights.update(dict.fromkeys(group, weights[stored]))
+    return weights
+
+
+def missing_weights(source: ModelSource, *, engine: str) -> list[str]:
+    """Parameters of transformers' own model that the folder does not hold, under any of their names."""
+    decoder = hollow_decoder(source, engine=engine, attention=("eager",))
+    weights = tied_weights(decoder, source)
+    return [name for name, _ in decoder.model.named_parameters() if name not in weights]

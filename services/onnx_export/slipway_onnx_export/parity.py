@@ -15,10 +15,7 @@ import transformers
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.source import ModelSource
-
-# Windows of attention up to this many tokens are exceeded by one of the cases; longer ones cost too much to run.
-WINDOW_LIMIT = 512
+from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 Array = npt.NDArray[Any]
 
@@ -138,13 +135,12 @@ def check_parity(
 
 
 def _conversations(source: ModelSource, *, fixed_batch: bool) -> list[_Conversation]:
-    config = source.config.get_text_config(decoder=True)
     cases = [case for case in CASES if not fixed_batch or len(case.pads) == 1]
     if fixed_batch:
         cases.append(Case("batch 1, left padding", pads=(3,), calls=(6, 1, 2)))
-    window = getattr(config, "sliding_window", None) or 0
-    if 0 < window <= WINDOW_LIMIT:
-        cases.append(Case("beyond the sliding window", pads=(0,), calls=(window + 4, 1)))
+    if 0 < source.sliding_window <= WINDOW_LIMIT:
+        cases.append(Case("beyond the sliding window", pads=(0,), calls=(source.sliding_window + 4, 1)))
+    config = source.text_config
     room = getattr(config, "max_position_embeddings", None) or sum(cases[-1].calls)
     random = np.random.default_rng(0)
     made = []
@@ -158,6 +154,7 @@ def _conversations(source: ModelSource, *, fixed_batch: bool) -> list[_Conversat
 
 def _reference(source: ModelSource, conversations: list[_Conversation]) -> None:
     """Fill in PyTorch's logits."""
+    transformers.utils.logging.disable_progress_bar()
     # Eager attention is the plainest implementation; fused ones differ among themselves in what padding rows yield.
     model = transformers.AutoModelForCausalLM.from_pretrained(
         source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False

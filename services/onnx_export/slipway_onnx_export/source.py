@@ -14,6 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from slipway.errors import ONNXExportError
 
+# Attention windows up to this many tokens are exceeded by the parity check; longer ones cost too much to run.
+WINDOW_LIMIT = 512
+
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -38,9 +41,21 @@ class ModelSource:
         return names[0] if names else str(self.config.model_type)
 
     @property
-    def tied(self) -> bool:
-        """Whether input embedding and lm_head are one tensor."""
-        return bool(getattr(self.config, "tie_word_embeddings", False))
+    def text_config(self) -> Any:
+        """The configuration of the text decoder: the configuration itself, unless the model is multimodal."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers."""
+        return int(self.text_config.num_hidden_layers)
+
+    @property
+    def sliding_window(self) -> int:
+        """Tokens that a layer with local attention sees, 0 when every layer sees all."""
+        kinds = getattr(self.text_config, "layer_types", None)
+        local = kinds is None or "sliding_attention" in kinds
+        return int(getattr(self.text_config, "sliding_window", None) or 0) if local else 0
 
     @property
     def fp32_bytes(self) -> int:

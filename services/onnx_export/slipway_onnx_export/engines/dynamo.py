@@ -14,8 +14,17 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
-from slipway_onnx_export.graph import BATCH, PAST, SEQUENCE, TOTAL
-from slipway_onnx_export.hollow import FlatDecoder, hollow_decoder, interface_names, trace_inputs
+from slipway_onnx_export.hollow import (
+    BATCH,
+    PAST,
+    SEQUENCE,
+    TOTAL,
+    FlatDecoder,
+    hollow_decoder,
+    interface_names,
+    tied_weights,
+    trace_inputs,
+)
 from slipway_onnx_export.source import ModelSource
 
 # FlatDecoder holds the transformers model under this attribute.
@@ -24,7 +33,7 @@ PREFIX = "model."
 
 def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
     """Trace the graph; every causal language model of transformers whose code torch.export understands."""
-    decoder = hollow_decoder(source, engine="dynamo", attention="sdpa")
+    decoder = hollow_decoder(source, engine="dynamo", attention=("sdpa", "eager"))
     model = _trace(decoder, source, opset=request.opset)
     initializers = model.graph.initializers
     parameters = {PREFIX + name for name, _ in decoder.model.named_parameters(remove_duplicate=False)}
@@ -65,22 +74,6 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> Any:
         ) from error
     assert program is not None
     return program.model
-
-
-def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.Tensor]:
-    """The source's weights under every name the module knows them by.
-
-    A tied weight is stored once and may appear in a graph under its other name.
-    """
-    weights = dict(source.weights)
-    names: dict[int, list[str]] = {}
-    for name, parameter in decoder.model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for group in names.values():
-        stored = next((name for name in group if name in weights), None)
-        if stored is not None:
-            weights.update(dict.fromkeys(group, weights[stored]))
-    return weights
 
 
 @contextmanager

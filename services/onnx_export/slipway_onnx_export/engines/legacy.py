@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -10,12 +10,21 @@ import onnx
 import onnx_ir as ir
 import onnxscript.optimizer
 import torch
+from torch.jit._trace import TracerWarning
 
 from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
-from slipway_onnx_export.engines.dynamo import tied_weights
-from slipway_onnx_export.graph import BATCH, PAST, SEQUENCE, TOTAL
-from slipway_onnx_export.hollow import FlatDecoder, hollow_decoder, interface_names, trace_inputs
+from slipway_onnx_export.hollow import (
+    BATCH,
+    PAST,
+    SEQUENCE,
+    TOTAL,
+    FlatDecoder,
+    hollow_decoder,
+    interface_names,
+    tied_weights,
+    trace_inputs,
+)
 from slipway_onnx_export.source import ModelSource
 
 # FlatDecoder holds the transformers model under this attribute.
@@ -28,10 +37,10 @@ HARMLESS = ("cache_utils.py", "masking_utils.py", "sdpa_attention.py")
 
 def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
     """Trace the graph. Weights stay outside: the exporter is told to leave parameters as inputs."""
-    decoder = hollow_decoder(source, engine="legacy", attention="eager")
+    decoder = hollow_decoder(source, engine="legacy", attention=("eager",))
     model = _trace(decoder, source, opset=request.opset)
     graph = model.graph
-    names = set(interface_names(int(source.config.get_text_config(decoder=True).num_hidden_layers))[0])
+    names = set(interface_names(source.layers)[0])
     for value in [value for value in graph.inputs if value.name not in names]:
         graph.inputs.remove(value)
         value.name = (value.name or "").removeprefix(PREFIX)
@@ -46,14 +55,14 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> ir.Model
     axes = {"input_ids": {0: BATCH, 1: SEQUENCE}, "attention_mask": {0: BATCH, 1: TOTAL}}
     axes |= {"position_ids": {0: BATCH, 1: SEQUENCE}, "logits": {0: BATCH, 1: SEQUENCE}}
     axes |= {name: {0: BATCH, 2: PAST} for name in inputs[3:]} | {name: {0: BATCH, 2: TOTAL} for name in outputs[1:]}
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        path = Path(folder) / "graph.onnx"
         warnings.simplefilter("always")
         try:
             torch.onnx.export(
                 decoder,
                 (ids, mask, positions, past),
-                buffer,
+                path,
                 dynamo=False,
                 export_params=False,
                 keep_initializers_as_inputs=True,
@@ -65,8 +74,9 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> ir.Model
             )
         except Exception as error:  # the TorchScript exporter lets any exception of the model's or its own code through
             raise _failure(source, error) from error
+        model = ir.from_proto(onnx.load(path))
     _refuse_tracer_warnings(caught)
-    return ir.from_proto(onnx.load_from_string(buffer.getvalue()))
+    return model
 
 
 def _failure(source: ModelSource, error: Exception) -> ONNXExportError:
@@ -89,7 +99,7 @@ def _failure(source: ModelSource, error: Exception) -> ONNXExportError:
 
 def _refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
     for warning in caught:
-        if not issubclass(warning.category, torch.jit.TracerWarning):
+        if not issubclass(warning.category, TracerWarning):
             continue
         place = Path(warning.filename)
         if place.name in HARMLESS and "transformers" in place.parts:

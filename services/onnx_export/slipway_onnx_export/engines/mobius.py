@@ -12,7 +12,7 @@ from mobius._registry import registry
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
-from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 
 def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
@@ -50,6 +50,9 @@ def _module(source: ModelSource) -> tuple[Any, Any]:
     task = _default_task_for_model(config.model_type)
     if task != "text-generation":
         raise _unsupported(source, f"mobius builds {config.model_type!r} for {task}, not as a text decoder")
+    if source.sliding_window > WINDOW_LIMIT:
+        # mobius leaves the window out for some architectures; only a comparison beyond it would show.
+        raise _unsupported(source, f"a sliding window of {source.sliding_window} tokens is longer than can be proven")
     kind = registry.get(config.model_type)
     settings = _config_from_hf(config, parent_config=config, module_class=kind)
     settings.dtype = ir.DataType.FLOAT
