@@ -58,7 +58,7 @@ class Check(_Value):
 
     def __str__(self) -> str:
         shown = "not a finite number" if self.value is None else f"{self.value:.3g}"
-        return f"{self.name} (against {self.against}) is {shown}, limit {self.comparison} {self.limit:.3g}"
+        return f"{self.name} (against {self.against}) is {shown}, limit {self.comparison} {self.limit:.5g}"
 
 
 class LogitComparison(_Value):

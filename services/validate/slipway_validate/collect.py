@@ -67,7 +67,7 @@ class Collector:
         ids, mask = left_padded([tokens[row.window, : row.length] for row in case.rows])
         parts = [logits for _, logits in run_segments(self._model, ids, mask, case.segments)]
         rows = np.concatenate(parts, axis=1)[mask.astype(bool)]
-        self._look_at(rows, f"case {case.name}")
+        self._look_at(rows, f"the shape case {case.name}")
         if self._write:
             np.save(self._folder / case_file(case.name), rows)
 

@@ -15,6 +15,7 @@ SHAPE_CAUSES = {
     "chunked": "several tokens at once behind a KV cache get other logits: its causal mask ignores the cached tokens",
     "native_dtype": "in the data type it is served in, it leaves the range or precision it needs",
 }
+SHOWN_CHECKS = 4
 LIKELY_CRASH = {
     "STAGE_KILLED": "give the stage more memory, or validate fewer formats on this machine",
     "OUT_OF_MEMORY": "give the stage more memory, or validate fewer formats on this machine",
@@ -43,7 +44,9 @@ def of_checks(output: OutputValidation, *, merged: OutputValidation | None, wher
     if not failed:
         return "", ""
     cause, remedy = _cause(output, failed, merged=merged, where=where)
-    return f"{cause} ({'; '.join(str(check) for check in failed)})", remedy
+    shown = "; ".join(str(check) for check in failed[:SHOWN_CHECKS])
+    more = f"; and {len(failed) - SHOWN_CHECKS} more" if len(failed) > SHOWN_CHECKS else ""
+    return f"{cause} ({shown}{more})", remedy
 
 
 def _cause(

@@ -98,10 +98,14 @@ class LogitComparer:
             mean_abs_diff=finite(self._sum_abs / self._values),
             mean_kl=finite(kl.mean()),
             max_kl=finite(kl.max()),
-            kl_quantiles={f"p{percent}": finite(np.percentile(kl, percent)) for percent in (50, 90, 99)},
+            kl_quantiles={f"p{percent}": _quantile(kl, percent) for percent in (50, 90, 99)},
             kl_per_window=tuple(finite(window.mean()) for window in self._kl),
             top1_agreement=self._same_top1 / self._tokens,
         )
+
+
+def _quantile(values: Floats, percent: int) -> float | None:
+    return float(np.percentile(values, percent)) if np.isfinite(values).all() else None
 
 
 def negative_log_likelihood(logits: Logits, tokens: Ints) -> Floats:

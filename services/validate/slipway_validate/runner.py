@@ -42,11 +42,11 @@ def _transformers(spec: RunSpec) -> Callable[[], LanguageModel]:
 
 
 def _reference(spec: RunSpec) -> Callable[[], LanguageModel]:
-    from slipway_validate import runtime_transformers
+    from slipway_validate import runtime_reference
 
     adapter = spec.adapter
     assert adapter is not None
-    return lambda: runtime_transformers.load_reference(spec.model, adapter, threads=spec.threads)
+    return lambda: runtime_reference.load(spec.model, adapter, threads=spec.threads)
 
 
 def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
@@ -118,12 +118,12 @@ def run_model(spec: RunSpec, folder: Path) -> RunResult:
 
 def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector, *, tokens: np.ndarray) -> str:
     """The windows once more without the adapter; returns the adapter in words."""
-    from slipway_validate.runtime_transformers import TransformersModel, adapter_in_words
+    from slipway_validate.runtime_reference import ReferenceModel
 
-    assert isinstance(model, TransformersModel)
+    assert isinstance(model, ReferenceModel)
     with model.without_adapter():
         collector.windows(tokens, file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
-    return adapter_in_words(model)
+    return model.adapter
 
 
 def tokenize(spec: TokenizeSpec) -> RunResult:

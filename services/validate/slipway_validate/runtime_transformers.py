@@ -1,20 +1,16 @@
-"""Runs a Hugging Face model folder, with or without an unmerged adapter, by transformers (and peft)."""
+"""Runs a Hugging Face model folder by transformers on the CPU."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from slipway.stage import installed_version
 from slipway.validation import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.model import Bounds, Past, Step, Unusable
@@ -65,12 +61,6 @@ class TransformersModel:
         """No GPU is used."""
         return None
 
-    @contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """The base model alone, for as long as the context lasts."""
-        with self._module.disable_adapter():
-            yield
-
 
 def load(folder: Path, *, threads: int) -> TransformersModel:
     """An output, in the data type it is stored in.
@@ -79,36 +69,15 @@ def load(folder: Path, *, threads: int) -> TransformersModel:
         Unusable: The folder holds no causal language model that transformers can load.
     """
     torch.set_num_threads(threads)
-    return TransformersModel(_from_pretrained(folder, dtype="auto"), stored=stored_dtype(folder))
+    return TransformersModel(from_pretrained(folder, dtype="auto"), stored=stored_dtype(folder))
 
 
-def load_reference(base: Path, adapter: Path, *, threads: int) -> TransformersModel:
-    """Base + adapter, unmerged, all in float32.
+def from_pretrained(folder: Path, *, dtype: Any) -> Any:
+    """The causal language model in a folder; no code and no pickle of it is run.
 
     Raises:
-        Unusable: Base or adapter cannot be loaded, or the adapter does not fit.
+        Unusable: It cannot be loaded.
     """
-    torch.set_num_threads(threads)
-    module = _from_pretrained(base, dtype=torch.float32)
-    try:
-        module = PeftModel.from_pretrained(module, str(adapter), is_trainable=False)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
-    return TransformersModel(module.float(), stored=stored_dtype(base))
-
-
-def adapter_in_words(model: TransformersModel) -> str:
-    """Type, rank and alpha of the reference's adapter."""
-    config = model._module.peft_config["default"]
-    kind = getattr(config.peft_type, "value", str(config.peft_type))
-    return f"{kind} r={getattr(config, 'r', '?')} alpha={getattr(config, 'lora_alpha', '?')}, peft {_peft_version()}"
-
-
-def _peft_version() -> str:
-    return installed_version("peft")
-
-
-def _from_pretrained(folder: Path, *, dtype: Any) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False

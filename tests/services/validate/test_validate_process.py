@@ -1,0 +1,133 @@
+"""Runner processes: crashes are typed, cancellation and the stage's death end them, a time limit holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slipway.errors import ModelExportError
+from slipway.stage import Context
+from slipway.validation import OutputStatus, ValidationReport
+from slipway_validate.stage import STAGE, ValidateParams
+from validation_models import Models
+
+PARAMS = ValidateParams(sequence_length=48, test_samples=2, compare_outputs=False, benchmark_decode_steps=4096)
+
+
+def wait_for(condition: Callable[[], object], *, seconds: float = 20.0) -> object:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def runner_of(process: psutil.Process, model: str) -> psutil.Process | None:
+    """The runner below a process that runs this output."""
+    for child in process.children(recursive=True):
+        try:
+            if child.cmdline()[-1].endswith(f"outputs/{model}"):
+                return child
+        except (psutil.Error, IndexError):
+            continue
+    return None
+
+
+class Running:
+    """The stage in a thread, and how it ended."""
+
+    def __init__(self, inputs: dict[str, Path], workdir: Path) -> None:
+        self.ctx = Context(workdir=workdir)
+        self.error: ModelExportError | None = None
+        self.report: ValidationReport | None = None
+        self._thread = threading.Thread(target=self._run, args=(inputs,))
+        self._thread.start()
+
+    def _run(self, inputs: dict[str, Path]) -> None:
+        try:
+            self.report = ValidationReport.read(STAGE.run(inputs, PARAMS, self.ctx)["validation"])
+        except ModelExportError as error:
+            self.error = error
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def inputs(tiny: Models, held_out: Path) -> dict[str, Path]:
+    return {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out, "pytorch": tiny.merged}
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "STAGE_KILLED"), (signal.SIGSEGV, "STAGE_CRASHED")])
+def test_a_crash_is_that_outputs_failure(
+    inputs: dict[str, Path], tiny_onnx: Path, context: Context, number: signal.Signals, reason: str
+) -> None:
+    running = Running({**inputs, "onnx": tiny_onnx}, context.workdir)
+    runner = wait_for(lambda: runner_of(psutil.Process(), "pytorch"))
+    assert isinstance(runner, psutil.Process)
+    runner.send_signal(number)
+    running.join(20)
+    assert running.report is not None
+    broken = running.report.output("pytorch")
+    assert broken.status is OutputStatus.FAILED
+    assert broken.status_reason == reason
+    assert broken.explanation
+    assert broken.remedy
+    assert running.report.output("onnx").passed  # the next output is not touched by it
+    assert not running.report.passed
+
+
+def test_cancellation_ends_the_runner(inputs: dict[str, Path], context: Context) -> None:
+    running = Running(inputs, context.workdir)
+    runner = wait_for(lambda: runner_of(psutil.Process(), "pytorch"))
+    assert isinstance(runner, psutil.Process)
+    running.ctx.cancelled.set()
+    running.join(3)
+    assert running.error is not None
+    assert running.error.reason == "CANCELLED"
+    assert not runner.is_running()
+    assert not any(context.workdir.iterdir())
+
+
+def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path) -> None:
+    work = tmp_path / "killed"
+    work.mkdir()
+    program = (
+        "import sys, pathlib; from slipway.stage import Context; from slipway_validate.stage import *;"
+        "paths = dict(zip(['base', 'adapter', 'heldout', 'pytorch'], map(pathlib.Path, sys.argv[2:])));"
+        "STAGE.run(paths, ValidateParams(compare_outputs=False, benchmark_decode_steps=4096, sequence_length=48),"
+        " Context(workdir=pathlib.Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", program, str(work), *map(str, inputs.values())]
+    stage = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        runner = wait_for(lambda: runner_of(psutil.Process(stage.pid), "pytorch"))
+        assert isinstance(runner, psutil.Process)
+    finally:
+        os.kill(stage.pid, signal.SIGKILL)
+        stage.wait()
+    wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE, seconds=3)
+
+
+def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
+    from slipway_validate import process
+    from slipway_validate.protocol import RunSpec, Spec
+
+    spec = RunSpec(runtime="onnxruntime", model=tiny_onnx, tokens=tiny_onnx / "none.npy")
+    begin = time.monotonic()
+    result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)
+    assert time.monotonic() - begin < 3
+    assert (result.status, result.reason) == ("failed", "STAGE_TIMEOUT")
+    assert not psutil.Process().children(recursive=True)
