@@ -1,0 +1,159 @@
+"""Ending the command in the middle: by kill -9 during each stage, and by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tiny_models
+from cli import slipway, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# In the order in which they start, so that every killed run has something finished behind it.
+TASKS = ("merge", "quantize-pytorch-int8", "onnx_export", "onnx_export-tensorrt", "tensorrt_build", "validate")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    tiny_models.make_base(root / "base")
+    tiny_models.make_checkpoint(root / "base", root / "run")
+    return root
+
+
+def command(project: Path) -> list[str | Path]:
+    settings = ["formats.pytorch.quantization=int8", "formats.tensorrt.enabled=true", "formats.tensorrt.targets=sm89"]
+    settings += ["validation.test_samples=2", "validation.benchmark_performance=false"]
+    where = ["--base-model", project / "base", "--checkpoint", project / "run", "--out", project / "out"]
+    return ["export", "--json", *where, *(word for setting in settings for word in ("--set", setting))]
+
+
+def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """The command's JSON lines; whatever else it writes is passed over."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def run_until(process: subprocess.Popen[str], task: str) -> list[dict[str, Any]]:
+    """Follow a command until a task runs."""
+    seen = []
+    for event in events(process):
+        seen.append(event)
+        if event.get("task") == task and event["event"] == "progress":
+            return seen
+    raise AssertionError(f"{task} never ran: {seen[-5:]}")
+
+
+def gone(processes: list[psutil.Process], seconds: float) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive if process.is_running())
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    assert gone(children, 5), "a killed command left processes behind"
+
+
+def ran(seen: list[dict[str, Any]]) -> set[str]:
+    """Tasks that were really carried out, not reused, to their end."""
+    return {event["task"] for event in seen if event.get("state") == "succeeded" and not event.get("reused")}
+
+
+class Journal:
+    """What was carried out over all runs of one project."""
+
+    finished: set[str] = set()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_after_a_kill_finished_stages_are_not_done_again(project: Path, task: str) -> None:
+    process = start(command(project), project / "home")
+    try:
+        seen = run_until(process, task)
+    finally:
+        kill(process)
+    again = ran(seen) & Journal.finished
+    assert again == set(), f"{again} were finished before, and carried out again"
+    Journal.finished |= ran(seen)
+    assert task not in Journal.finished
+
+
+def test_after_all_kills_the_same_command_finishes(project: Path) -> None:
+    process = start(command(project), project / "home")
+    assert process.stdout is not None
+    seen = list(events(process))
+    out = process.stdout.read()
+    assert process.wait() in (0, 4), seen[-5:]
+    assert ran(seen) & Journal.finished == set()
+    assert "validate" in ran(seen)
+    result = json.loads(out)
+    assert set(result["paths"]) == {"pytorch", "pytorch-int8", "onnx", "tensorrt"}
+    assert len(list((project / "out").iterdir())) == 1
+    assert list((project / "home" / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "task"), [(signal.SIGINT, "onnx_export"), (signal.SIGTERM, "merge")])
+def test_an_interrupt_ends_all_within_five_seconds(
+    project: Path, tmp_path: Path, number: signal.Signals, task: str
+) -> None:
+    arguments = [*command(project)[:-1], "validation.benchmark_performance=true", "--out", tmp_path / "out"]
+    process = start(arguments, tmp_path / "home")
+    run_until(process, task)
+    children = psutil.Process(process.pid).children(recursive=True)
+    begin = time.monotonic()
+    os.kill(process.pid, number)
+    process.communicate(timeout=20)
+    assert time.monotonic() - begin < 5
+    assert process.returncode == 130
+    assert gone(children, 0.5)
+    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "home" / "scratch").iterdir()) == []
+
+
+def test_an_interrupted_export_goes_on(project: Path, tmp_path: Path) -> None:
+    arguments = [*command(project), "--out", tmp_path / "out", "--set", "formats.tensorrt.enabled=false"]
+    process = start(arguments, tmp_path / "home")
+    seen = run_until(process, "onnx_export")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    done = slipway(*arguments, home=tmp_path / "home")
+    assert done.code in (0, 4), done.err
+    finished = ran(seen)
+    assert "merge" in finished
+    attempts = {attempt["task"]: attempt for attempt in done.json["attempts"] if attempt["outcome"] == "succeeded"}
+    assert set(attempts) >= {"merge", "onnx_export", "validate"}
+    assert "merge" not in ran([json.loads(line) for line in done.err.splitlines() if line.startswith("{")])
+
+
+def test_two_commands_at_once_share_one_store(project: Path, tmp_path: Path) -> None:
+    common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--set", "validation.enabled=false"]
+    first = start([*common, "--out", tmp_path / "a"], tmp_path / "home")
+    second = start([*common, "--out", tmp_path / "b", "--set", "formats.onnx.enabled=false"], tmp_path / "home")
+    outs = [json.loads(process.communicate(timeout=120)[0]) for process in (first, second)]
+    assert [process.returncode for process in (first, second)] == [0, 0]
+    assert outs[0]["formats"]["pytorch"]["digest"] == outs[1]["formats"]["pytorch"]["digest"]
+
+
+def test_the_same_command_twice_at_once_does_the_work_once_or_says_why_not(project: Path, tmp_path: Path) -> None:
+    common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--out", tmp_path / "a"]
+    first = start(common, tmp_path / "home")
+    run_until(first, "merge")
+    second = slipway(*common, home=tmp_path / "home")
+    first.communicate(timeout=120)
+    assert first.returncode in (0, 4)
+    assert second.code in (0, 4, 7)
+    if second.code == 7:
+        assert second.json["reason"] == "COORDINATOR_LOCKED"
