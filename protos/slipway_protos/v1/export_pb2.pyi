@@ -139,7 +139,7 @@ class Task(_message.Message):
     def __init__(self, id: _Optional[str] = ..., stage: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., format: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("number", "state", "params", "worker", "error", "rule", "reused", "start_time", "end_time", "peak_memory_bytes")
+    __slots__ = ("number", "state", "params", "worker", "error", "rule", "reused", "start_time", "end_time", "peak_memory_bytes", "note")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class Attempt(_message.Message):
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: TaskState
     params: _struct_pb2.Struct
@@ -160,7 +161,8 @@ class Attempt(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
     peak_memory_bytes: int
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., rule: _Optional[str] = ..., reused: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
+    note: str
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., rule: _Optional[str] = ..., reused: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class CreateExportRequest(_message.Message):
     __slots__ = ("parent", "export_id", "configuration", "sources", "labels", "validate_only")

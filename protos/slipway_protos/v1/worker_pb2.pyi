@@ -104,7 +104,7 @@ class TaskLease(_message.Message):
     def __init__(self, task: _Optional[str] = ..., lease_epoch: _Optional[int] = ..., stage: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "task", "lease_epoch", "output", "error", "cancelled", "peak_memory_bytes")
+    __slots__ = ("worker_id", "task", "lease_epoch", "output", "error", "cancelled", "peak_memory_bytes", "logs")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     LEASE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class CompleteTaskRequest(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     task: str
     lease_epoch: int
@@ -119,7 +120,8 @@ class CompleteTaskRequest(_message.Message):
     error: _status_pb2.Status
     cancelled: _empty_pb2.Empty
     peak_memory_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., lease_epoch: _Optional[int] = ..., output: _Optional[_Union[TaskOutput, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cancelled: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
+    logs: _containers.RepeatedCompositeFieldContainer[_export_pb2.LogLine]
+    def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., lease_epoch: _Optional[int] = ..., output: _Optional[_Union[TaskOutput, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cancelled: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[_export_pb2.LogLine, _Mapping]]] = ...) -> None: ...
 
 class TaskOutput(_message.Message):
     __slots__ = ("outputs", "facts", "reused")

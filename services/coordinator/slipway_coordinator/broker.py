@@ -1,0 +1,330 @@
+"""Who runs what: an in-memory view over durable leases.
+
+The workflow says what is wanted (:meth:`Broker.set_offers`), workers say what they run and have room for
+(:meth:`Broker.synchronize`), and whatever follows from that is told to the workflow as an :class:`Event`. A lease has an
+epoch that grows with every grant, so what a former owner hands in late is recognised and refused. After a restart the
+memory is empty; workers present what they run and are adopted, which is why nobody's lease is ended in the first
+``ttl`` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from slipway.errors import ServiceError
+from slipway_coordinator.database import Database, LeaseState
+from slipway_coordinator.graph import Event, EventKind
+
+log = logging.getLogger("slipway.coordinator.broker")
+
+T = TypeVar("T")
+Notify = Callable[[str, Event, str], Awaitable[None]]
+"""``notify(export, event, key)``: tell an export's workflow something, durably, once per key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well."""
+
+    export: str
+    task: str
+    attempt: int
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    timeout_seconds: float = 0.0
+    max_memory_bytes: int = 0
+    memory_factor: float = 1.0
+    threads: int = 0
+    exclusive: bool = False
+    traceparent: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of the attempt across exports: ``{export}:{task}:{attempt}``."""
+        return f"{self.export}:{self.task}:{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a worker says it runs."""
+
+    task: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker says of itself with every call."""
+
+    worker: str
+    stages: frozenset[str]
+    free_slots: int = 0
+    draining: bool = False
+    memory_bytes: int = 0
+    running: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease as the worker gets it."""
+
+    offer: Offer
+    epoch: int
+    max_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker shall do: start these, end those."""
+
+    granted: tuple[Granted, ...] = ()
+    cancel: tuple[str, ...] = ()
+
+
+@dataclass
+class _Lease:
+    worker: str
+    epoch: int
+    expires: float
+    offer: Offer | None
+    revoked: bool = False
+
+
+@dataclass
+class _Worker:
+    stages: frozenset[str]
+    seen: float
+
+
+@dataclass
+class Broker:
+    """Offers and leases of one coordinator. All methods run on one event loop.
+
+    Attributes:
+        database: Durable part.
+        notify: Where events go.
+        ttl: Seconds a lease lives without a report.
+        clock: Seconds; only differences matter.
+        executor: Runs blocking calls to ``database``; None runs them at once.
+    """
+
+    database: Database
+    notify: Notify
+    ttl: float = 30.0
+    clock: Callable[[], float] = time.monotonic
+    executor: Executor | None = None
+    _offers: dict[str, Offer] = field(default_factory=dict)
+    _held: dict[str, _Lease] = field(default_factory=dict)
+    _workers: dict[str, _Worker] = field(default_factory=dict)
+    _offered_since: dict[str, float] = field(default_factory=dict)
+    _generation: int = 0
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[str] = ()) -> None:
+        """Say all attempts of an export that shall run now; what was wanted before and is not any more is withdrawn.
+
+        Args:
+            export: Name of the export.
+            wanted: Attempts that shall run, or run already.
+            revoked: Keys of running attempts whose workers shall end them and say so.
+        """
+        revoked = set(revoked)
+        async with self._lock:
+            offers = {offer.key: offer for offer in wanted}
+            for key in [key for key, offer in self._offers.items() if offer.export == export and key not in offers]:
+                self._withdraw(key)
+            for key in [key for key in self._held if key.rpartition(":")[0].rpartition(":")[0] == export]:
+                if key not in offers:
+                    del self._held[key]
+            await self._call(lambda: self.database.end_leases(export, keep=offers))
+            for key, offer in offers.items():
+                await self._want(key, offer, revoked=key in revoked)
+        await self._wake()
+
+    async def _want(self, key: str, offer: Offer, *, revoked: bool) -> None:
+        if key in self._held:
+            self._held[key].offer = offer
+            self._held[key].revoked = revoked
+            return
+        if key in self._offers:
+            return
+        row = await self._call(lambda: self.database.lease(key))
+        if row is not None and row.state is LeaseState.ENDED:
+            return  # its result is on the way to the workflow
+        if row is not None and row.state is LeaseState.HELD:
+            self._held[key] = _Lease(row.worker, row.epoch, self.clock() + self.ttl, offer, revoked=revoked)
+            return
+        if revoked:
+            await self._tell(offer, EventKind.CANCELLED, key=f"{key}#revoked")
+            return
+        if row is not None:
+            await self._tell(offer, EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost")
+        self._offers[key] = offer
+        self._offered_since[key] = self.clock()
+
+    async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
+        """Renew, adopt, cancel and grant; parks up to ``wait_seconds`` while there is nothing to say."""
+        deadline = self.clock() + wait_seconds
+        while True:
+            seen = self._generation
+            async with self._lock:
+                answer = await self._synchronize(report)
+            remaining = deadline - self.clock()
+            if answer.granted or answer.cancel or remaining <= 0:
+                return answer
+            try:
+                async with asyncio.timeout(remaining), self._changed:
+                    await self._changed.wait_for(lambda: self._generation != seen)  # noqa: B023 - waited for here
+            except TimeoutError:
+                deadline = self.clock()
+
+    async def _synchronize(self, report: WorkerReport) -> Answer:
+        self._workers[report.worker] = _Worker(report.stages, self.clock())
+        cancel = [held.task for held in report.running if not await self._renew(report.worker, held)]
+        granted = list(await self._unknown_to(report))
+        free = 0 if report.draining else report.free_slots - len(granted)
+        busy = len(report.running) + len(granted)
+        for key in list(self._offers):
+            if free <= 0 or self._has_exclusive(report.worker):
+                break
+            offer = self._offers[key]
+            if offer.stage not in report.stages or (offer.exclusive and busy):
+                continue
+            granted.append(await self._grant(key, offer, report))
+            free, busy = free - 1, busy + 1
+        return Answer(granted=tuple(granted), cancel=tuple(cancel))
+
+    async def _renew(self, worker: str, held: Held) -> bool:
+        """Renew or adopt a lease; False when the worker shall end the task."""
+        lease = self._held.get(held.task)
+        if lease is not None:
+            if lease.worker != worker or lease.epoch != held.epoch:
+                return False
+            lease.expires = self.clock() + self.ttl
+            return not lease.revoked
+        row = await self._call(lambda: self.database.lease(held.task))
+        if row is None or row.worker != worker or row.epoch != held.epoch or row.state is LeaseState.ENDED:
+            return False
+        offer = self._withdraw(held.task)
+        self._held[held.task] = _Lease(worker, row.epoch, self.clock() + self.ttl, offer)
+        log.info(f"adopted {held.task} from worker {worker}")
+        if row.state is LeaseState.EXPIRED:
+            await self._call(lambda: self.database.set_lease_state(held.task, LeaseState.HELD))
+            if offer is not None:
+                stamp = f"{held.task}#{row.epoch}#adopted{self.clock()}"
+                await self._tell(offer, EventKind.LEASED, key=stamp, worker=worker)
+        return True
+
+    async def _unknown_to(self, report: WorkerReport) -> list[Granted]:
+        """Leases of this worker that it does not report: the answer that granted them was lost, so they are given again."""
+        if report.draining:
+            return []
+        reported = {held.task for held in report.running}
+        again = []
+        for key, lease in self._held.items():
+            if lease.worker == report.worker and key not in reported and lease.offer is not None and not lease.revoked:
+                lease.expires = self.clock() + self.ttl
+                again.append(Granted(lease.offer, lease.epoch, _memory_limit(lease.offer, report)))
+        return again[: max(report.free_slots, 0)]
+
+    async def _grant(self, key: str, offer: Offer, report: WorkerReport) -> Granted:
+        epoch = await self._call(lambda: self.database.grant(key, export=offer.export, worker=report.worker))
+        self._withdraw(key)
+        self._held[key] = _Lease(report.worker, epoch, self.clock() + self.ttl, offer)
+        log.info(f"leased {key} (epoch {epoch}) to worker {report.worker}")
+        await self._tell(offer, EventKind.LEASED, key=f"{key}#{epoch}#leased", worker=report.worker)
+        return Granted(offer, epoch, _memory_limit(offer, report))
+
+    async def complete(self, worker: str, held: Held, event: Event) -> None:
+        """Take a result in: durable when this returns, and safe to repeat.
+
+        Args:
+            worker: Who hands it in.
+            held: Which lease it is for.
+            event: SUCCEEDED, FAILED or CANCELLED.
+
+        Raises:
+            ServiceError: reason ``LEASE_LOST``.
+        """
+        async with self._lock:
+            row = await self._call(lambda: self.database.lease(held.task))
+            if row is None or row.epoch != held.epoch or row.worker != worker:
+                raise ServiceError(
+                    f"{held.task} was given to another worker since, or is not wanted any more",
+                    reason="LEASE_LOST",
+                    remedy="drop the result",
+                    about={"task": held.task, "lease_epoch": held.epoch},
+                )
+            if row.state is not LeaseState.ENDED:
+                await self.notify(row.export, event, f"{held.task}#{held.epoch}#completed")
+                state = LeaseState.EXPIRED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
+                await self._call(lambda: self.database.set_lease_state(held.task, state))
+            self._held.pop(held.task, None)
+            self._withdraw(held.task)
+        await self._wake()
+
+    async def expire(self) -> None:
+        """Take back leases whose workers were silent for too long; called about once a second."""
+        async with self._lock:
+            now = self.clock()
+            for key in [key for key, lease in self._held.items() if lease.expires < now]:
+                lease = self._held.pop(key)
+                log.warning(f"worker {lease.worker} is silent: {key} is taken back")
+                await self._call(lambda key=key: self.database.set_lease_state(key, LeaseState.EXPIRED))  # type: ignore[misc]
+                if lease.offer is None:
+                    continue
+                if lease.revoked:
+                    await self._tell(lease.offer, EventKind.CANCELLED, key=f"{key}#revoked")
+                    continue
+                await self._tell(lease.offer, EventKind.LEASE_LOST, key=f"{key}#{lease.epoch}#lost")
+                self._offers[key] = lease.offer
+                self._offered_since[key] = now
+            for worker in [name for name, known in self._workers.items() if known.seen + 2 * self.ttl < now]:
+                del self._workers[worker]
+        await self._wake()
+
+    def unserved(self, *, longer_than: float) -> list[Offer]:
+        """Offers that wait for longer than this many seconds while no known worker runs their stage."""
+        now = self.clock()
+        served = {stage for worker in self._workers.values() for stage in worker.stages}
+        return [
+            offer
+            for key, offer in self._offers.items()
+            if offer.stage not in served and self._offered_since[key] + longer_than < now
+        ]
+
+    def _has_exclusive(self, worker: str) -> bool:
+        return any(
+            lease.offer is not None and lease.offer.exclusive for lease in self._held.values() if lease.worker == worker
+        )
+
+    def _withdraw(self, key: str) -> Offer | None:
+        self._offered_since.pop(key, None)
+        return self._offers.pop(key, None)
+
+    async def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "") -> None:
+        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker)
+        await self.notify(offer.export, event, key)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        if self.executor is None:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+
+    async def _wake(self) -> None:
+        self._generation += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _memory_limit(offer: Offer, report: WorkerReport) -> int:
+    """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
+    return int((offer.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

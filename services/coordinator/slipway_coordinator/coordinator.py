@@ -1,0 +1,265 @@
+"""The coordinator as one object: its database, workflows, broker and events, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
+
+from slipway.errors import Failure, ServiceError
+from slipway_coordinator import graph, workflow
+from slipway_coordinator.broker import Broker, Offer
+from slipway_coordinator.database import Database
+from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.hub import Hub
+from slipway_coordinator.records import ExportRecord, TaskRecord
+from slipway_coordinator.recovery import RuleTable, default_rules
+from slipway_coordinator.states import ExportState, TaskState
+
+log = logging.getLogger("slipway.coordinator")
+
+T = TypeVar("T")
+
+# Fixed, so that whichever process holds the lock goes on with all workflows. The version changes only when a workflow's
+# steps change order, and stored workflows could not be replayed any more.
+EXECUTOR_ID = "coordinator"
+WORKFLOW_VERSION = "slipway-1"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """How a coordinator runs.
+
+    Attributes:
+        state: SQLite file of all state; the caller holds its lock.
+        lease_seconds: How long a worker may be silent before its task is given to another.
+        poll_seconds: How often workflows look for messages.
+        workers_gone: No worker of an earlier process can be alive, so their leases end at once (embedded mode).
+        no_worker_seconds: Fail a task when no worker runs its stage for this long; None waits.
+        rules: Recovery rules; the built-in ones by default.
+    """
+
+    state: Path
+    lease_seconds: float = 30.0
+    poll_seconds: float = 0.1
+    workers_gone: bool = False
+    no_worker_seconds: float | None = None
+    rules: RuleTable = field(default_factory=default_rules)
+
+
+class Coordinator:
+    """Carries out exports. Start and stop it on the same event loop; only one may run in a process."""
+
+    def __init__(self, options: CoordinatorOptions) -> None:
+        self.options = options
+        self.rules = options.rules
+        # One thread: the tables are SQLite's single writer anyway, and calls keep their order.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="slipway-state")
+        self._url = f"sqlite:///{options.state}"
+        self.database: Database
+        self.broker: Broker
+        self.hub: Hub
+        self._background: set[asyncio.Task[Any]] = set()
+        self._workflows: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Open the state, go on with every export that has not ended, and serve."""
+        self.options.state.parent.mkdir(parents=True, exist_ok=True)
+        self.database = Database(self._url)
+        if self.options.workers_gone:
+            self.database.expire_all_leases()
+        self.hub = Hub(
+            reserve=lambda name: self.call(lambda: self.database.reserve_sequences(name)),
+            load=self.load,
+        )
+        self.broker = Broker(
+            self.database, notify=self._notify, ttl=self.options.lease_seconds, executor=self._executor
+        )
+        workflow.install(self)
+        self._launch()
+        await self._resume()
+        self._spawn(self._watch_leases())
+
+    async def stop(self) -> None:
+        """Stop where it is; a later start on the same state goes on from there."""
+        workflow.install(None)
+        tasks = [*self._background, *self._workflows]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # DBOS waits for its threads; none of them needs this loop any more.
+        with ThreadPoolExecutor(1) as once:
+            await asyncio.get_running_loop().run_in_executor(once, DBOS.destroy)
+        self._executor.shutdown()
+        self.database.close()
+
+    # Called by the services
+
+    async def create(self, record: ExportRecord) -> ExportRecord | None:
+        """Store an export and start it; None when there is one of this name."""
+        if not await self.call(lambda: self.database.insert(record)):
+            return None
+        await self._start_workflow(record)
+        return record
+
+    async def load(self, name: str) -> ExportRecord | None:
+        """The stored export."""
+        return await self.call(lambda: self.database.get(name))
+
+    async def cancel(self, record: ExportRecord) -> None:
+        """Ask an export to end."""
+        event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
+        await self._notify(record.name, event, f"{record.workflow_id}#cancel")
+
+    async def retry(self, record: ExportRecord) -> ExportRecord:
+        """Run an ended export again."""
+        again = graph.restarted(record)
+        again = again.with_(revision=record.revision + 1)
+        await self.call(lambda: self.database.save(again))
+        await self.hub.publish(again.name, again)
+        await self._start_workflow(again)
+        return again
+
+    async def delete(self, record: ExportRecord) -> None:
+        """Forget an ended export."""
+        for run in range(1, record.run + 1):
+            await self.call(lambda run=run: DBOS.delete_workflow(f"{record.name}#{run}"))  # type: ignore[misc]
+        await self.call(lambda: self.database.delete(record.name))
+        self.hub.forget(record.name)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a blocking call on the state, outside any workflow's context (where it would become a step)."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    # Called by workflows (see workflow.Surroundings)
+
+    def entered(self, task: asyncio.Task[Any] | None) -> None:
+        """Note the asyncio task that carries out a workflow, so that it can be stopped with the process."""
+        if task is not None:
+            self._workflows.add(task)
+            task.add_done_callback(self._workflows.discard)
+
+    async def show(self, record: ExportRecord) -> None:
+        """Store a new revision, tell those who watch, and offer what shall run; nothing for revisions that are replayed."""
+        if not await self.call(lambda: self.database.save(record)):
+            return
+        await self.hub.publish(record.name, record)
+        offers = [offer_of(record, task) for task in record.tasks if _wanted(task)]
+        stopping = record.state is ExportState.CANCELLING
+        await self._outside(
+            self.broker.set_offers(record.name, offers, revoked=[offer.key for offer in offers] if stopping else ())
+        )
+
+    async def stop_on_fault(self, name: str, failure: Failure) -> None:
+        """End an export that the coordinator itself cannot go on with."""
+        record = await self.load(name)
+        if record is None or record.state.ended:
+            return
+        stopped = record.with_(
+            state=ExportState.FAILED, failure=failure, end_time=time.time(), revision=record.revision + 1
+        )
+        await self.call(lambda: self.database.save(stopped))
+        await self.hub.publish(name, stopped)
+        await self._outside(self.broker.set_offers(name, ()))
+
+    # Inside
+
+    def _launch(self) -> None:
+        logging.getLogger("dbos").setLevel(logging.CRITICAL)
+        config = DBOSConfig(
+            name="slipway",
+            system_database_url=self._url,
+            executor_id=EXECUTOR_ID,
+            application_version=WORKFLOW_VERSION,
+            serializer=DBOSPortableJSONSerializer(),
+            log_level="CRITICAL",  # what matters reaches the export's record; DBOS prints to stderr by itself
+            notification_listener_polling_interval_sec=self.options.poll_seconds,
+            enable_otlp=False,
+        )
+        DBOS(config=config)
+        DBOS.launch()
+
+    async def _resume(self) -> None:
+        """Start what was stored but never started, and settle what ended without saying so."""
+        for record in await self.call(self.database.unended):
+            status = await self.call(lambda record=record: DBOS.get_workflow_status(record.workflow_id))  # type: ignore[misc]
+            if status is None:
+                await self._start_workflow(record)
+            elif status.status not in {"PENDING", "ENQUEUED"}:
+                reason = ServiceError(f"its workflow ended as {status.status}", reason="INTERNAL", remedy="retry it")
+                await self.stop_on_fault(record.name, reason.failure())
+
+    async def _start_workflow(self, record: ExportRecord) -> None:
+        async def start() -> None:
+            with SetWorkflowID(record.workflow_id):
+                await DBOS.start_workflow_async(workflow.export_workflow, record.name, record.run)
+
+        await self._outside(start())
+
+    async def _notify(self, export: str, event: Event, key: str) -> None:
+        def send() -> None:
+            record = self.database.get(export)
+            if record is not None and not record.state.ended:
+                message = event.model_dump(mode="json")
+                DBOS.send(record.workflow_id, message, workflow.TOPIC, idempotency_key=key)
+
+        await self.call(send)
+
+    async def _watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self.options.lease_seconds / 3))
+            await self.broker.expire()
+            if self.options.no_worker_seconds is not None:
+                for offer in self.broker.unserved(longer_than=self.options.no_worker_seconds):
+                    await self._fail_unserved(offer)
+
+    async def _fail_unserved(self, offer: Offer) -> None:
+        failure = ServiceError(
+            f"no worker runs the stage {offer.stage}",
+            reason="NO_WORKER",
+            remedy=f"install it with pip install 'slipway[{offer.stage}]', or start a worker for it",
+            about={"stage": offer.stage},
+        ).failure()
+        event = Event(kind=EventKind.FAILED, time=time.time(), task=offer.task, attempt=offer.attempt, failure=failure)
+        await self._notify(offer.export, event, f"{offer.key}#unserved")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine, context=contextvars.Context())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _outside(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run something outside the calling workflow's context, where sending and starting would become steps of it."""
+        return await asyncio.create_task(coroutine, context=contextvars.Context())
+
+
+def _wanted(task: TaskRecord) -> bool:
+    return task.state in {TaskState.QUEUED, TaskState.RUNNING} and not task.attempt.state.ended
+
+
+def offer_of(record: ExportRecord, task: TaskRecord) -> Offer:
+    """The latest attempt of a task as an offer to workers."""
+    settings = record.configuration.get("resources", {})
+    attempt, resources = task.attempt, task.attempt.resources
+    return Offer(
+        export=record.name,
+        task=task.id,
+        attempt=attempt.number,
+        stage=task.stage,
+        params=attempt.params,
+        inputs=attempt.inputs,
+        timeout_seconds=settings.get("stage_timeout_seconds", 0) * resources.timeout_factor,
+        max_memory_bytes=settings.get("max_memory_bytes", 0),
+        memory_factor=resources.memory_factor,
+        threads=resources.threads or settings.get("threads", 0),
+        exclusive=resources.exclusive,
+        traceparent=record.traceparent,
+    )

@@ -1,0 +1,257 @@
+"""How an export moves on: pure functions from a record and something that happened to the next record.
+
+What happens arrives as one ordered stream of :class:`Event`; applying the same stream gives the same records, which is what
+lets a restarted coordinator replay an export. Events about an attempt that is no longer the current one change nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.errors import Failure
+from slipway_coordinator.records import AttemptRecord, ExportRecord, Resources, TaskRecord
+from slipway_coordinator.recovery import NextAttempt
+from slipway_coordinator.states import ExportState, TaskState
+
+
+class EventKind(StrEnum):
+    """What can happen to an export from outside."""
+
+    LEASED = "leased"
+    LEASE_LOST = "lease_lost"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel_requested"
+
+
+class Event(BaseModel):
+    """Something that happened, at ``time`` (seconds since the epoch). All but ``CANCEL_REQUESTED`` concern one attempt."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: EventKind
+    time: float
+    task: str = ""
+    attempt: int = 0
+    worker: str = ""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
+    reused: bool = False
+    failure: Failure | None = None
+    peak_memory_bytes: int = 0
+
+
+def begin(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Start a run: whatever can start is queued."""
+    return advance(record.moved(ExportState.RUNNING), now=now)
+
+
+def apply(record: ExportRecord, event: Event) -> ExportRecord:
+    """The export after an event. A task whose attempt failed stays RUNNING until :func:`retry` or :func:`give_up`."""
+    if event.kind is EventKind.CANCEL_REQUESTED:
+        return cancel(record, now=event.time)
+    task = next((task for task in record.tasks if task.id == event.task), None)
+    if task is None or not task.attempts or task.attempt.number != event.attempt or task.attempt.state.ended:
+        return record
+    match event.kind:
+        case EventKind.LEASED:
+            changed = task.moved(TaskState.RUNNING).with_attempt(
+                state=TaskState.RUNNING, worker=event.worker, start_time=event.time
+            )
+        case EventKind.LEASE_LOST:
+            changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
+        case EventKind.SUCCEEDED:
+            changed = _succeeded(task, event)
+            record = record.with_(warnings=_joined(record.warnings, event.facts.get("warnings", ())))
+        case EventKind.FAILED:
+            changed = task.moved(TaskState.RUNNING).with_attempt(
+                state=TaskState.FAILED,
+                failure=event.failure,
+                end_time=event.time,
+                peak_memory_bytes=event.peak_memory_bytes,
+            )
+        case EventKind.CANCELLED if record.state is ExportState.CANCELLING:
+            changed = task.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
+        case _:  # a worker that shuts down hands its task back
+            changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
+    if record.state is ExportState.CANCELLING and changed.state is TaskState.QUEUED:
+        changed = changed.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
+    return advance(record.replacing(changed), now=event.time)
+
+
+def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:
+    """Tasks whose latest attempt failed and for which nothing was decided yet."""
+    return tuple(
+        task for task in record.tasks if task.state is TaskState.RUNNING and task.attempt.state is TaskState.FAILED
+    )
+
+
+def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:
+    """Queue another attempt of a task that failed, or make its inputs again first."""
+    task = record.task(task_id)
+    if following.warning:
+        record = record.with_(warnings=_joined(record.warnings, (following.warning,)))
+    if following.remake_inputs:
+        producers = _producers_to_repeat(record, task)
+        for producer in producers:
+            record = record.replacing(_queued(record, producer, rule=following.rule, note=following.note))
+        if producers:
+            return record.replacing(task.moved(TaskState.WAITING))
+    return advance(
+        record.replacing(
+            _queued(
+                record,
+                task,
+                params=following.params,
+                inputs=task.attempt.inputs,
+                resources=following.resources,
+                rule=following.rule,
+                note=following.note,
+            )
+        ),
+        now=now,
+    )
+
+
+def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
+    """Make a task's failure final. Independent branches go on; the first final failure becomes the export's."""
+    task = record.task(task_id)
+    end = TaskState.CANCELLED if record.state is ExportState.CANCELLING else TaskState.FAILED
+    changed = record.replacing(task.moved(end).with_attempt(failure=failure))
+    if changed.failure is None and end is TaskState.FAILED:
+        changed = changed.with_(failure=failure)
+    return advance(changed, now=now)
+
+
+def cancel(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Ask for the end: what has not begun never will; what runs is ended by its worker."""
+    if record.state.ended or record.state is ExportState.CANCELLING:
+        return record
+    record = record.moved(ExportState.CANCELLING)
+    for task in record.tasks:
+        if task.state in {TaskState.WAITING, TaskState.QUEUED}:
+            record = record.replacing(_cancelled(task, now))
+    return advance(record, now=now)
+
+
+def restarted(record: ExportRecord) -> ExportRecord:
+    """An ended export ready for another run: finished tasks are kept unless what they were made from will change."""
+    again: set[str] = set()
+    for task in record.tasks:  # in an order in which they can run
+        stale = any(producer in again for producer in _producer_ids(task))
+        if task.state is not TaskState.SUCCEEDED or stale:
+            again.add(task.id)
+            record = record.replacing(task.moved(TaskState.WAITING, outputs={}, facts={}))
+    return record.moved(ExportState.QUEUED, run=record.run + 1, failure=None, end_time=None)
+
+
+def advance(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Queue every task whose inputs are there, skip those whose inputs will never come, and end the export after the last."""
+    while True:
+        for task in record.tasks:
+            if task.state is not TaskState.WAITING:
+                continue
+            following = _ready(record, task)
+            if following is not task:
+                record = record.replacing(following)
+                break
+        else:
+            break
+    if record.state is ExportState.QUEUED or record.state.ended or not all(task.state.ended for task in record.tasks):
+        return record
+    return record.moved(_end_state(record), end_time=now)
+
+
+def _end_state(record: ExportRecord) -> ExportState:
+    if all(task.state is TaskState.SUCCEEDED for task in record.tasks):
+        return ExportState.SUCCEEDED
+    return ExportState.CANCELLED if record.state is ExportState.CANCELLING else ExportState.FAILED
+
+
+def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
+    """The task queued with its inputs, skipped, or unchanged while it has to wait."""
+    inputs: dict[str, str] = {}
+    lost = made = 0
+    for name, reference in task.inputs.items():
+        kind, _, where = reference.partition(":")
+        if kind == "source":
+            inputs[name] = record.sources[where]
+            continue
+        producer_id, _, output = where.partition("/")
+        producer = record.task(producer_id)
+        if not producer.state.ended:
+            return task
+        if producer.state is TaskState.SUCCEEDED and output in producer.outputs:
+            inputs[name] = producer.outputs[output]
+            made += 1
+        else:
+            lost += 1
+    if lost and not (task.partial and made):
+        return task.moved(TaskState.SKIPPED)
+    if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
+        last = task.attempt  # waited for inputs that had to be made again
+        return _queued(record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again")
+    return _queued(record, task, inputs=inputs)
+
+
+def _queued(
+    record: ExportRecord,
+    task: TaskRecord,
+    *,
+    params: dict[str, Any] | None = None,
+    inputs: dict[str, str] | None = None,
+    resources: Resources | None = None,
+    rule: str = "",
+    note: str = "",
+) -> TaskRecord:
+    attempt = AttemptRecord(
+        number=len(task.attempts) + 1,
+        run=record.run,
+        state=TaskState.QUEUED,
+        params=task.params if params is None else params,
+        inputs=task.attempt.inputs if inputs is None else inputs,
+        resources=resources or Resources(),
+        rule=rule,
+        note=note,
+    )
+    return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
+
+
+def _succeeded(task: TaskRecord, event: Event) -> TaskRecord:
+    done = task.moved(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts)
+    return done.with_attempt(
+        state=TaskState.SUCCEEDED,
+        end_time=event.time,
+        start_time=task.attempt.start_time or event.time,
+        reused=event.reused,
+        peak_memory_bytes=event.peak_memory_bytes,
+    )
+
+
+def _cancelled(task: TaskRecord, now: float) -> TaskRecord:
+    changed = task.moved(TaskState.CANCELLED)
+    if task.state is TaskState.QUEUED:
+        changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
+    return changed
+
+
+def _producer_ids(task: TaskRecord) -> tuple[str, ...]:
+    tasks = (reference.partition(":")[2] for reference in task.inputs.values() if reference.startswith("task:"))
+    return tuple(where.partition("/")[0] for where in tasks)
+
+
+def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRecord]:
+    """Finished tasks that made the artifact the failure names, or all that made an input when it names none of theirs."""
+    failure = task.attempt.failure
+    named = failure.about.get("digest", "") if failure else ""
+    producers = [record.task(task_id) for task_id in dict.fromkeys(_producer_ids(task))]
+    producers = [producer for producer in producers if producer.state is TaskState.SUCCEEDED]
+    return [producer for producer in producers if named in producer.outputs.values()] or producers
+
+
+def _joined(old: tuple[str, ...], new: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*old, *new)))

@@ -1,0 +1,186 @@
+"""From a configuration to the graph of tasks that carries it out. Pure: no store, no clock, no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway.configuration import ExportConfiguration
+from slipway.errors import ServiceError
+
+REQUIRED_SOURCES = ("adapter", "base")
+
+VALIDATION = "validation"
+"""Format name of the validation artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    """One run of one stage.
+
+    Attributes:
+        id: Unique within the export.
+        stage: Name of the stage.
+        params: Parameters for the stage's model; what is not named takes its default there.
+        inputs: Where each input comes from, by input name: ``source:NAME`` or ``task:ID/OUTPUT``.
+        format: Format the task delivers; empty for an intermediate result.
+        partial: Whether the task runs over those of its task inputs that succeeded, instead of needing them all.
+    """
+
+    id: str
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    format: str = ""
+    partial: bool = False
+
+
+@dataclass
+class _Graph:
+    """Tasks in an order in which they can run."""
+
+    tasks: list[PlannedTask] = field(default_factory=list)
+
+    def add(
+        self,
+        task_id: str,
+        stage: str,
+        *,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        format: str = "",  # noqa: A002 - the field's name everywhere
+        partial: bool = False,
+        output: str,
+    ) -> str:
+        """Append a task; returns the reference to its output."""
+        self.tasks.append(PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial))
+        return f"task:{task_id}/{output}"
+
+
+def plan(configuration: ExportConfiguration, source_names: Collection[str]) -> tuple[PlannedTask, ...]:
+    """Tasks of an export, each after those whose outputs it takes.
+
+    Args:
+        configuration: What the export shall do; only what it asks for is planned.
+        source_names: Names of the artifacts the export starts from: ``base``, ``adapter`` and perhaps ``heldout``.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` when a source is missing.
+    """
+    missing = [name for name in REQUIRED_SOURCES if name not in source_names]
+    if missing:
+        raise ServiceError(
+            f"sources lacks {', '.join(missing)}",
+            reason="REQUEST_INVALID",
+            remedy="push the folder and name its digest",
+        )
+    graph = _Graph()
+    merged = _merge(graph, configuration)
+    _pytorch_levels(graph, configuration, merged)
+    _onnx(graph, configuration, merged)
+    _tensorrt(graph, configuration, merged)
+    if configuration.validation.enabled:
+        _validate(graph, configuration, source_names)
+    return tuple(graph.tasks)
+
+
+def _merge(graph: _Graph, configuration: ExportConfiguration) -> str:
+    pytorch = configuration.formats.pytorch
+    # Later formats take their tokenizer from the merged model, so it is left out only where nothing else is made.
+    others = configuration.formats.onnx.enabled or configuration.formats.tensorrt.enabled
+    return graph.add(
+        "merge",
+        "merge",
+        params={"save_tokenizer": pytorch.save_tokenizer or others},
+        inputs={"base": "source:base", "adapter": "source:adapter"},
+        format="pytorch" if pytorch.enabled else "",
+        output="pytorch",
+    )
+
+
+def _quantize(graph: _Graph, configuration: ExportConfiguration, format_name: str, *, level: str, source: str) -> None:
+    optimization = configuration.optimization
+    graph.add(
+        f"quantize-{format_name}-{level}",
+        "quantize",
+        params={
+            "format": format_name,
+            "level": level,
+            "group_size": optimization.group_size,
+            "packed": optimization.compress_weights,
+        },
+        inputs={"model": source},
+        format=f"{format_name}-{level}",
+        output="model",
+    )
+
+
+def _pytorch_levels(graph: _Graph, configuration: ExportConfiguration, merged: str) -> None:
+    if configuration.formats.pytorch.enabled:
+        for level in configuration.levels("pytorch"):
+            _quantize(graph, configuration, "pytorch", level=level, source=merged)
+
+
+def _onnx(graph: _Graph, configuration: ExportConfiguration, merged: str) -> None:
+    onnx = configuration.formats.onnx
+    if not onnx.enabled:
+        return
+    exported = graph.add(
+        "onnx_export",
+        "onnx_export",
+        params={
+            "engine": "mobius",
+            "opset": onnx.opset_version or None,
+            "dynamic_axes": onnx.dynamic_axes,
+            "optimize_graph": onnx.optimize_graph,
+        },
+        inputs={"pytorch": merged},
+        format="onnx",
+        output="onnx",
+    )
+    for level in configuration.levels("onnx"):
+        _quantize(graph, configuration, "onnx", level=level, source=exported)
+
+
+def _tensorrt(graph: _Graph, configuration: ExportConfiguration, merged: str) -> None:
+    tensorrt = configuration.formats.tensorrt
+    if not tensorrt.enabled:
+        return
+    # TensorRT parses standard operators only, so its graph is not the one ONNX Runtime gets.
+    exported = graph.add(
+        "onnx_export-tensorrt",
+        "onnx_export",
+        params={"engine": "dynamo", "opset": None, "runtime": "tensorrt"},
+        inputs={"pytorch": merged},
+        output="onnx",
+    )
+    ranges = {name: getattr(tensorrt, name).model_dump(mode="json") for name in ("batch", "sequence", "past")}
+    graph.add(
+        "tensorrt_build",
+        "tensorrt_build",
+        params={"builder": tensorrt.builder, "targets": list(tensorrt.targets), **ranges},
+        inputs={"onnx": exported},
+        format="tensorrt",
+        output="tensorrt",
+    )
+
+
+def _validate(graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str]) -> None:
+    validation = configuration.validation
+    inputs = {name: f"source:{name}" for name in ("base", "adapter", "heldout") if name in source_names}
+    outputs = {"merge": "pytorch", "onnx_export": "onnx", "tensorrt_build": "tensorrt", "quantize": "model"}
+    inputs |= {task.format: f"task:{task.id}/{outputs[task.stage]}" for task in graph.tasks if task.format}
+    graph.add(
+        "validate",
+        "validate",
+        params={
+            "test_samples": validation.test_samples,
+            "compare_outputs": validation.compare_outputs,
+            "benchmark_performance": validation.benchmark_performance,
+        },
+        inputs=inputs,
+        format=VALIDATION,
+        partial=True,
+        output=VALIDATION,
+    )

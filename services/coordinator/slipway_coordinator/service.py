@@ -1,0 +1,211 @@
+"""``slipway.v1.ExportService``: the public API."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+
+import grpc
+
+from slipway.configuration import ExportConfiguration
+from slipway.errors import ServiceError
+from slipway.rpc import stream, unary
+from slipway.wire import configuration_of
+from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.messages import event_message, export_message
+from slipway_coordinator.plan import plan
+from slipway_coordinator.records import ExportRecord, TaskRecord
+from slipway_coordinator.states import ExportState
+from slipway_protos.v1 import export_pb2, export_pb2_grpc
+
+_ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
+_PARENT = re.compile(rf"projects/({_ID})")
+_NAME = re.compile(rf"projects/({_ID})/exports/({_ID})")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PAGE_SIZE = 50
+_MAX_PAGE_SIZE = 1000
+_CANCEL_WAIT_SECONDS = 2.0
+
+Context = grpc.aio.ServicerContext
+
+
+class ExportService(export_pb2_grpc.ExportServiceServicer):
+    """Exports over one coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @unary
+    async def CreateExport(  # noqa: N802 - the RPC's name
+        self, request: export_pb2.CreateExportRequest, context: Context
+    ) -> export_pb2.Export:
+        """Create and start an export, or answer with the one the same request made before."""
+        record = new_record(request, traceparent=_traceparent(context))
+        if request.validate_only:
+            return export_message(record)
+        if await self._coordinator.create(record) is not None:
+            return export_message(record)
+        existing = await self._coordinator.load(record.name)
+        if existing is None or existing.request_hash != record.request_hash:
+            raise ServiceError(
+                f"{record.name} was created from another configuration or other sources",
+                reason="EXPORT_EXISTS",
+                remedy="choose another export_id, or delete that export",
+                about={"export": record.name},
+            )
+        return export_message(existing)
+
+    @unary
+    async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+        """One export."""
+        return export_message(await self._existing(request.name))
+
+    @unary
+    async def ListExports(  # noqa: N802
+        self,
+        request: export_pb2.ListExportsRequest,
+        context: Context,  # noqa: ARG002
+    ) -> export_pb2.ListExportsResponse:
+        """A page of exports, newest first."""
+        project = _project_of(request.parent)
+        if request.page_size < 0:
+            raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
+        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
+        offset = _offset_of(request.page_token)
+        database = self._coordinator.database
+        found = await self._coordinator.call(lambda: database.page(project, limit=size + 1, offset=offset))
+        response = export_pb2.ListExportsResponse(exports=[export_message(record) for record in found[:size]])
+        if len(found) > size:
+            response.next_page_token = base64.urlsafe_b64encode(str(offset + size).encode()).decode()
+        return response
+
+    @unary
+    async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+        """Ask for the end; answers once the request took effect, which takes a moment."""
+        record = await self._existing(request.name)
+        if record.state.ended:
+            raise _wrong_state(record, "cannot be cancelled any more")
+        await self._coordinator.cancel(record)
+        deadline = time.monotonic() + _CANCEL_WAIT_SECONDS
+        while not record.state.ended and record.state is not ExportState.CANCELLING and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+            record = await self._existing(request.name)
+        return export_message(record)
+
+    @unary
+    async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+        """Run an unsuccessful export again."""
+        record = await self._existing(request.name)
+        if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
+            raise _wrong_state(record, "can be retried only after it failed or was cancelled")
+        return export_message(await self._coordinator.retry(record))
+
+    @unary
+    async def DeleteExport(  # noqa: N802
+        self,
+        request: export_pb2.DeleteExportRequest,
+        context: Context,  # noqa: ARG002
+    ) -> export_pb2.DeleteExportResponse:
+        """Forget an ended export."""
+        record = await self._existing(request.name)
+        if not record.state.ended:
+            raise _wrong_state(record, "has to end before it can be deleted: cancel it first")
+        await self._coordinator.delete(record)
+        return export_pb2.DeleteExportResponse()
+
+    @stream
+    async def WatchExport(  # noqa: N802
+        self,
+        request: export_pb2.WatchExportRequest,
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[export_pb2.ExportEvent]:
+        """What happens until the export ends."""
+        await self._existing(request.name)
+        async for happening in self._coordinator.hub.watch(request.name, after=request.after_sequence):
+            yield event_message(happening)
+
+    async def _existing(self, name: str) -> ExportRecord:
+        if not _NAME.fullmatch(name):
+            raise _invalid("name", name, "is like projects/default/exports/my-export")
+        record = await self._coordinator.load(name)
+        if record is None:
+            raise ServiceError(
+                f"there is no export {name}",
+                reason="EXPORT_NOT_FOUND",
+                remedy="slipway list shows those there are",
+                about={"export": name},
+            )
+        return record
+
+
+def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = "") -> ExportRecord:
+    """The export a request asks for, planned but not stored.
+
+    Raises:
+        ModelExportError: reason ``REQUEST_INVALID`` or ``CONFIGURATION_INVALID``.
+    """
+    project = _project_of(request.parent)
+    export_id = request.export_id or uuid.uuid4().hex
+    if not re.fullmatch(_ID, export_id):
+        raise _invalid("export_id", export_id, "takes 1 to 63 of a-z, 0-9, '.', '_' and '-', not '-' at the ends")
+    for name, digest in sorted(request.sources.items()):
+        if not _DIGEST.fullmatch(digest):
+            raise _invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
+    configuration = configuration_of(request.configuration)
+    sources = dict(sorted(request.sources.items()))
+    tasks = plan(configuration, sources)
+    return ExportRecord(
+        name=f"projects/{project}/exports/{export_id}",
+        configuration=configuration.model_dump(mode="json"),
+        request_hash=request_hash(configuration, sources),
+        sources=sources,
+        labels=dict(sorted(request.labels.items())),
+        tasks=tuple(TaskRecord.from_plan(task) for task in tasks),
+        traceparent=traceparent,
+        create_time=time.time(),
+    )
+
+
+def request_hash(configuration: ExportConfiguration, sources: Mapping[str, str]) -> str:
+    """SHA-256 of what a request asks for; labels are for people and do not count."""
+    asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _project_of(parent: str) -> str:
+    match = _PARENT.fullmatch(parent)
+    if match is None:
+        raise _invalid("parent", parent, "is like projects/default")
+    return match[1]
+
+
+def _offset_of(token: str) -> int:
+    if not token:
+        return 0
+    try:
+        return int(base64.urlsafe_b64decode(token.encode()))
+    except (ValueError, binascii.Error) as error:
+        raise _invalid("page_token", token, "is the next_page_token of the page before") from error
+
+
+def _traceparent(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""
+
+
+def _invalid(field: str, value: object, rule: str) -> ServiceError:
+    return ServiceError(f"{field} is {value!r}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field})
+
+
+def _wrong_state(record: ExportRecord, rule: str) -> ServiceError:
+    about = {"export": record.name, "state": record.state.value}
+    return ServiceError(f"{record.name} is {record.state.value}, it {rule}", reason="EXPORT_STATE", about=about)

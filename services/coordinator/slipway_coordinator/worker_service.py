@@ -1,0 +1,114 @@
+"""``slipway.v1.WorkerService``: how workers get tasks and hand in results."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from slipway.errors import ServiceError
+from slipway.rpc import LONGEST_POLL_SECONDS, unary
+from slipway.wire import dict_of, failure_of_status
+from slipway_coordinator.broker import Held, WorkerReport
+from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.messages import duration, lease_message
+from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """The broker of one coordinator, on the wire."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @unary
+    async def Synchronize(  # noqa: N802 - the RPC's name
+        self,
+        request: worker_pb2.SynchronizeRequest,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> worker_pb2.SynchronizeResponse:
+        """Reports in, leases and cancellations out."""
+        report = _report(request)
+        broker = self._coordinator.broker
+        await self._pass_on(request)
+        wait = min(request.max_wait.seconds + request.max_wait.nanos / 1e9, LONGEST_POLL_SECONDS)
+        answer = await broker.synchronize(report, wait_seconds=wait)
+        return worker_pb2.SynchronizeResponse(
+            lease_ttl=duration(broker.ttl),
+            cancel_tasks=answer.cancel,
+            leases=[lease_message(granted) for granted in answer.granted],
+        )
+
+    @unary
+    async def CompleteTask(  # noqa: N802
+        self,
+        request: worker_pb2.CompleteTaskRequest,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> worker_pb2.CompleteTaskResponse:
+        """A result in."""
+        held = Held(request.task, request.lease_epoch)
+        export, task, _ = _parts(request.task)
+        for line in request.logs:
+            line.task = task
+            await self._coordinator.hub.publish(export, line)
+        await self._coordinator.broker.complete(request.worker_id, held, _event(request))
+        return worker_pb2.CompleteTaskResponse()
+
+    async def _pass_on(self, request: worker_pb2.SynchronizeRequest) -> None:
+        """Progress and log lines to those who watch."""
+        for running in request.running:
+            export, task, attempt = _parts(running.task)
+            if running.HasField("progress"):
+                running.progress.task, running.progress.attempt = task, attempt
+                await self._coordinator.hub.publish(export, running.progress)
+            for line in running.logs:
+                line.task = task
+                await self._coordinator.hub.publish(export, line)
+
+
+def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
+    if not request.worker_id or not request.stages:
+        raise ServiceError("worker_id and stages are needed", reason="REQUEST_INVALID")
+    return WorkerReport(
+        worker=request.worker_id,
+        stages=frozenset(request.stages),
+        free_slots=request.free_slots,
+        draining=request.draining,
+        memory_bytes=request.capabilities.memory_bytes,
+        running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
+    )
+
+
+def _event(request: worker_pb2.CompleteTaskRequest) -> Event:
+    _, task, attempt = _parts(request.task)
+    peak = request.peak_memory_bytes
+    match request.WhichOneof("outcome"):
+        case "output":
+            return Event(
+                kind=EventKind.SUCCEEDED,
+                time=time.time(),
+                task=task,
+                attempt=attempt,
+                outputs=dict(sorted(request.output.outputs.items())),
+                facts=dict_of(request.output.facts),
+                reused=request.output.reused,
+                peak_memory_bytes=peak,
+            )
+        case "error":
+            failure = failure_of_status(request.error)
+            kind, when = EventKind.FAILED, time.time()
+            return Event(kind=kind, time=when, task=task, attempt=attempt, failure=failure, peak_memory_bytes=peak)
+        case "cancelled":
+            return Event(kind=EventKind.CANCELLED, time=time.time(), task=task, attempt=attempt)
+        case _:
+            raise ServiceError("outcome is needed", reason="REQUEST_INVALID")
+
+
+def _parts(key: str) -> tuple[str, str, int]:
+    """Export, task and attempt of ``{export}:{task}:{attempt}``."""
+    export, _, rest = key.partition(":")
+    task, _, attempt = rest.rpartition(":")
+    if not export or not task or not attempt.isdigit():
+        raise ServiceError(f"task is {key!r}", reason="REQUEST_INVALID", remedy="it is like EXPORT:TASK:ATTEMPT")
+    return export, task, int(attempt)

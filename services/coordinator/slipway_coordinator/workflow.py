@@ -1,0 +1,167 @@
+"""The durable workflow of one export: what happened comes in as messages, one step per decision, replayed after a crash.
+
+Everything that happens to an export (a lease, a result, a cancellation) is a message to its workflow. The workflow holds the
+export as a record, applies pure functions to it, and shows each new record to the rest of the process. Decisions that
+could come out otherwise after a restart (the clock, the recovery table) are steps, whose results are stored. A stage's
+failure is a value in a message, never an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dbos import DBOS
+
+from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway_coordinator import graph
+from slipway_coordinator.graph import Event
+from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
+from slipway_coordinator.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
+from slipway_coordinator.states import ExportState
+
+log = logging.getLogger("slipway.coordinator.workflow")
+
+TOPIC = "events"
+_WAIT_SECONDS = 24 * 3600.0
+
+
+class Surroundings(Protocol):
+    """What a workflow needs from the process it runs in."""
+
+    rules: RuleTable
+
+    def entered(self, task: asyncio.Task[Any] | None) -> None:
+        """Note the asyncio task that carries out a workflow, so that it can be stopped with the process."""
+
+    async def load(self, name: str) -> ExportRecord | None:
+        """The stored export."""
+
+    async def show(self, record: ExportRecord) -> None:
+        """Store a new revision, tell those who watch, and offer what shall run. Harmless to repeat."""
+
+    async def stop_on_fault(self, name: str, failure: Failure) -> None:
+        """End an export that the coordinator itself cannot go on with."""
+
+
+@dataclass
+class _Current:
+    surroundings: Surroundings | None = None
+
+
+# DBOS itself is one per process, and calls workflows by name after a restart: this is how they find the process around them.
+_current = _Current()
+
+
+def install(surroundings: Surroundings | None) -> None:
+    """Say what the workflows of this process run in; None when it shuts down."""
+    _current.surroundings = surroundings
+
+
+def _surroundings() -> Surroundings:
+    if _current.surroundings is None:
+        raise ServiceError("the coordinator is not running", reason="COORDINATOR_UNAVAILABLE")
+    return _current.surroundings
+
+
+@DBOS.workflow(name="slipway.export", max_recovery_attempts=None)
+async def export_workflow(name: str, run: int) -> str:
+    """Carry out one run of an export; returns the state it ended in."""
+    _surroundings().entered(asyncio.current_task())
+    record = ExportRecord.from_json(await _begin(name, run))
+    try:
+        return await _carry_out(record)
+    except Exception as error:
+        log.exception(f"{name} stopped on a fault of the coordinator")
+        await _surroundings().stop_on_fault(name, fault(error))
+        return ExportState.FAILED.value
+
+
+async def _carry_out(record: ExportRecord) -> str:
+    while True:
+        for task in graph.undecided(record):
+            record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
+        record = record.with_(revision=record.revision + 1)
+        await _surroundings().show(record)
+        if record.state.ended:
+            return record.state.value
+        message = None
+        while message is None:
+            message = await DBOS.recv_async(TOPIC, timeout_seconds=_WAIT_SECONDS)
+        record = graph.apply(record, Event.model_validate(message))
+
+
+@DBOS.step(name="slipway.begin")
+async def _begin(name: str, run: int) -> dict[str, Any]:
+    record = await _surroundings().load(name)
+    if record is None or record.run != run:
+        raise ServiceError(f"{name} has no run {run}", reason="EXPORT_NOT_FOUND")
+    return graph.begin(record, now=time.time()).to_json()
+
+
+@DBOS.step(name="slipway.decide")
+async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
+    record = ExportRecord.from_json(record_json)
+    return decide(record, record.task(task_id), rules=_surroundings().rules) | {"time": time.time()}
+
+
+def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable) -> dict[str, Any]:
+    """What to do about a failed attempt: ``next`` attempt or None, and the final ``failure`` with guidance."""
+    failure = task.attempt.failure
+    assert failure is not None
+    settings = record.configuration.get("recovery", {})
+    history = [attempt for attempt in task.attempts if attempt.run == record.run]
+    facts = model_facts(record)
+    everything: list[AttemptRecord] = [attempt for other in record.tasks for attempt in other.attempts]
+    profile = choose_profile(
+        settings.get("profile", "auto"), model_bytes=int(facts.get("model_bytes", 0)), history=everything
+    )
+    following = None
+    if record.state is ExportState.RUNNING:
+        following = recover(
+            failure,
+            task.stage,
+            params=task.attempt.params,
+            history=history,
+            profile=profile,
+            facts=facts,
+            max_attempts=settings.get("max_attempts", 5),
+            table=rules,
+        )
+    final = with_guidance(failure, attempts=len(history), table=rules)
+    return {
+        "profile": profile.value,
+        "next": None if following is None else following.model_dump(mode="json"),
+        "failure": final.to_json(),
+    }
+
+
+def fault(error: Exception) -> Failure:
+    """The failure of an export that a fault in the coordinator ended."""
+    if isinstance(error, ModelExportError):
+        return error.failure()
+    return ServiceError(
+        f"the coordinator failed: {type(error).__name__}: {error}", reason="INTERNAL", remedy="retry the export"
+    ).failure()
+
+
+def model_facts(record: ExportRecord) -> dict[str, Any]:
+    """What is known about the model: facts of finished tasks, and ``model_bytes`` from the labels or the merge."""
+    facts: dict[str, Any] = {}
+    for task in record.tasks:
+        facts |= {name: value for name, value in task.facts.items() if isinstance(value, str | int | float)}
+    if record.labels.get("model_bytes", "").isdigit():
+        facts.setdefault("model_bytes", int(record.labels["model_bytes"]))
+    return facts
+
+
+def _apply_decision(record: ExportRecord, task: TaskRecord, decision: dict[str, Any]) -> ExportRecord:
+    record = record.with_(recovery_profile=decision["profile"])
+    if decision["next"] is not None:
+        following = NextAttempt.model_validate(decision["next"])
+        return graph.retry(record, task.id, following, now=decision["time"])
+    failure = Failure.from_json(decision["failure"])
+    return graph.give_up(record, task.id, failure, now=decision["time"])

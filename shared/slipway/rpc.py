@@ -1,0 +1,127 @@
+"""What every gRPC server and client here has in common: connection options, health and reflection, and the one place where
+errors become statuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.wire import STATUS_KEY, call_status
+
+log = logging.getLogger("slipway.rpc")
+
+LONGEST_POLL_SECONDS = 50.0
+"""Proxies and load balancers cut calls that are silent for a minute."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+# A server that is pinged more often than its minimum ends the connection (GOAWAY too_many_pings).
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Channels of one process to the same address are kept apart: closing one must not end the others' calls.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+SERVER_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.so_reuseport", 0),  # two servers on one port would each get half of the calls
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+S = TypeVar("S")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+Unary = Callable[[S, Request, grpc.aio.ServicerContext], Awaitable[Response]]
+Stream = Callable[[S, Request, grpc.aio.ServicerContext], AsyncIterator[Response]]
+
+
+def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
+    """Let a method raise :class:`ModelExportError`; the caller gets it as a status."""
+
+    @functools.wraps(method)
+    async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> Response:
+        try:
+            return await method(self, request, context)
+        except ModelExportError as error:
+            await abort(context, error.failure())
+        except Exception as error:  # noqa: BLE001 - the boundary: whatever it is, the caller gets a typed answer
+            await abort(context, _unforeseen(method.__name__, error))
+
+    return call
+
+
+def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]:
+    """The same for a method that streams its answers."""
+
+    @functools.wraps(method)
+    async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
+        try:
+            async for response in method(self, request, context):
+                yield response
+        except ModelExportError as error:
+            await abort(context, error.failure())
+        except Exception as error:  # noqa: BLE001 - as above
+            await abort(context, _unforeseen(method.__name__, error))
+
+    return call
+
+
+async def abort(context: grpc.aio.ServicerContext, failure: Failure) -> NoReturn:
+    """End a call with a failure."""
+    code, details, status = call_status(failure)
+    await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))
+    raise AssertionError("abort returned")
+
+
+def _unforeseen(method: str, error: Exception) -> Failure:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    log.exception(f"{method} failed")
+    return ServiceError(f"{method} failed: {type(error).__name__}: {error}", reason="INTERNAL").failure()
+
+
+def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> Any:
+    """Let a server answer health checks for its services and say what it serves."""
+    checks = health.aio.HealthServicer()  # type: ignore[attr-defined] # the stubs lack the asyncio variant
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return checks
+
+
+async def set_serving(checks: Any, *services: str, serving: bool) -> None:
+    """Say whether the services, and the server as a whole, take calls."""
+    state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for service in ("", *services):
+        await checks.set(service, state)
+
+
+def listen(server: grpc.aio.Server, address: str) -> int:
+    """Bind a server to ``HOST:PORT`` or ``unix:PATH``; returns the port (0 asks for a free one).
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
+    """
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ServiceError(
+            f"cannot listen on {address}: {error}",
+            reason="REQUEST_INVALID",
+            remedy="choose a free port, or end what uses it",
+            about={"address": address},
+        ) from error

@@ -1,0 +1,207 @@
+"""Between Slipway's own values and what travels: failures and ``google.rpc.Status``, JSON data and ``Struct``,
+configurations and their message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import grpc
+from google.protobuf import struct_pb2
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from slipway.configuration import ExportConfiguration, parse
+from slipway.errors import REASONS, Failure, ServiceError
+from slipway_protos.v1 import configuration_pb2
+
+DOMAIN = "slipway"
+STATUS_KEY = "grpc-status-details-bin"
+
+# Names of the parts of a failure within ErrorInfo.metadata; everything else there is ``about``.
+_PARTS = ("error_type", "remedy", "retryable")
+
+# gRPC carries a status in HTTP/2 headers, 8 KiB in all by default: longer texts end the call with an unrelated error.
+MAX_TEXT = 2000
+MAX_METADATA = 4000
+
+
+def status_of(failure: Failure) -> status_pb2.Status:
+    """A failure as a status: code by category, reason and everything else in an ``ErrorInfo``."""
+    category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
+    info.metadata.update(failure.about)
+    info.metadata["error_type"] = failure.error_type
+    info.metadata["retryable"] = str(failure.retryable).lower()
+    if failure.remedy:
+        info.metadata["remedy"] = failure.remedy
+    status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=failure.message)
+    status.details.add().Pack(info)
+    return status
+
+
+def failure_of_status(status: status_pb2.Status) -> Failure:
+    """The failure that :func:`status_of` wrote; a status from elsewhere becomes INTERNAL."""
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            about = {key: value for key, value in sorted(info.metadata.items()) if key not in _PARTS}
+            return Failure(
+                reason=info.reason,
+                message=status.message,
+                remedy=info.metadata.get("remedy", ""),
+                error_type=info.metadata.get("error_type", "ModelExportError"),
+                about=about,
+                retryable=info.metadata.get("retryable") == "true",
+            )
+    return ServiceError(status.message or code_pb2.Code.Name(status.code), reason="INTERNAL").failure()
+
+
+def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
+    """Code, text and serialized status with which a call fails; long parts are cut to what gRPC carries."""
+    room = MAX_METADATA
+    about: dict[str, str] = {}
+    for key, value in sorted(failure.about.items(), key=lambda item: len(item[1])):
+        if len(key) + len(value) <= room:
+            about[key] = value
+            room -= len(key) + len(value)
+    short = Failure(
+        reason=failure.reason,
+        message=failure.message[:MAX_TEXT],
+        remedy=failure.remedy[:MAX_TEXT],
+        error_type=failure.error_type,
+        about=about,
+        retryable=failure.retryable,
+    )
+    status = status_of(short)
+    code = grpc.StatusCode[code_pb2.Code.Name(status.code)]
+    return code, short.message, status.SerializeToString()
+
+
+def failure_of_call(error: grpc.RpcError, *, address: str) -> Failure:
+    """The failure that a gRPC call ended with."""
+    call = cast("grpc.Call", error)
+    for key, value in call.trailing_metadata() or ():
+        if key == STATUS_KEY:
+            return failure_of_status(status_pb2.Status.FromString(cast("bytes", value)))
+    code = call.code()
+    details = call.details() or ""
+    if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        return ServiceError(
+            f"the coordinator at {address} does not answer: {details or code.name}",
+            reason="COORDINATOR_UNAVAILABLE",
+            remedy="check the address, and whether it runs",
+            about={"address": address},
+        ).failure()
+    reason = "CANCELLED" if code is grpc.StatusCode.CANCELLED else "INTERNAL"
+    return ServiceError(f"the call to {address} failed: {code.name}: {details}", reason=reason).failure()
+
+
+def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
+    """JSON-ready data as a Struct. Its numbers are doubles: whole ones come back as integers."""
+    struct = struct_pb2.Struct()
+    struct.update(_plain(data))
+    return struct
+
+
+def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """The data of a Struct; whole numbers are integers."""
+    return {key: _value(value) for key, value in struct.fields.items()}
+
+
+def _plain(data: Any) -> Any:
+    """Data a Struct takes: tuples become lists."""
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return [_plain(item) for item in data]
+    return data
+
+
+def _value(value: struct_pb2.Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return dict_of(value.struct_value)
+        case "list_value":
+            return [_value(item) for item in value.list_value.values]
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() and abs(number) < 2**53 else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case _:
+            return None
+
+
+def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
+    """A configuration as its message, every field set."""
+    message = configuration_pb2.ExportConfiguration()
+    _fill(message, configuration.model_dump(mode="json"))
+    return message
+
+
+def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportConfiguration:
+    """The configuration of a message; fields that are not set take their defaults.
+
+    Raises:
+        ConfigurationError: with every problem there is.
+    """
+    return parse(_data(message))
+
+
+def _fill(message: Message, data: Mapping[str, Any]) -> None:
+    for name, value in data.items():
+        field = message.DESCRIPTOR.fields_by_name[name]
+        if value is None:
+            continue
+        if field.type != FieldDescriptor.TYPE_MESSAGE:
+            if field.is_repeated:
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+        elif _type_name(field) == "QuantizationLevels":
+            levels = getattr(message, name)
+            levels.SetInParent()  # an empty list of levels is not the same as none given
+            levels.levels.extend(value)
+        else:
+            getattr(message, name).SetInParent()
+            _fill(getattr(message, name), value)
+
+
+def _data(message: Message) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if field.type != FieldDescriptor.TYPE_MESSAGE:
+            data[field.name] = list(value) if field.is_repeated else value
+        elif _type_name(field) == "QuantizationLevels":
+            data[field.name] = list(value.levels)
+        elif _type_name(field) == "DimensionRange":
+            # Without presence, a minimum of 0 is not in ListFields.
+            data[field.name] = {"min": value.min, "opt": value.opt, "max": value.max}
+        else:
+            data[field.name] = _data(value)
+    return data
+
+
+def _type_name(field: FieldDescriptor) -> str:
+    assert field.message_type is not None
+    return field.message_type.name
+
+
+def timestamp(seconds: float | None) -> Timestamp | None:
+    """Seconds since the epoch as a Timestamp; None stays None (a field that is not set)."""
+    if seconds is None:
+        return None
+    result = Timestamp()
+    result.FromNanoseconds(round(seconds * 1e6) * 1000)
+    return result
+
+
+def seconds_of(moment: Timestamp) -> float:
+    """A Timestamp as seconds since the epoch."""
+    return moment.seconds + moment.nanos / 1e9

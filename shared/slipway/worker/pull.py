@@ -1,0 +1,313 @@
+"""The pull loop: one call at a time to the coordinator, which reports what runs and brings what to run or end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from slipway.errors import Failure
+from slipway.rpc import CHANNEL_OPTIONS
+from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.stage import Progress
+from slipway.telemetry import span
+from slipway.wire import dict_of, failure_of_call, status_of, struct_of
+from slipway.worker.machine import Machine
+from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger("slipway.worker")
+
+_IDLE_POLL_SECONDS = 30.0
+_CALL_SLACK_SECONDS = 15.0
+_LONGEST_BACKOFF_SECONDS = 5.0
+_MAX_LOG_LINES = 500
+
+
+def new_worker_id() -> str:
+    """A name no other worker has: a restarted worker is another worker, as what it ran is gone."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker runs.
+
+    Attributes:
+        coordinator: Address to pull from.
+        stages: Names of the stages it takes.
+        slots: Tasks at the same time.
+        report_seconds: How often progress is reported while something runs.
+        drain_seconds: How long running tasks may go on after :meth:`Worker.stop` before they are handed back.
+        worker_id: Name; unique for every start of a worker.
+    """
+
+    coordinator: str
+    stages: tuple[str, ...]
+    slots: int = 1
+    report_seconds: float = 0.5
+    drain_seconds: float = 0.0
+    worker_id: str = field(default_factory=new_worker_id)
+
+
+@dataclass
+class _Running:
+    lease: worker_pb2.TaskLease
+    threads: int
+    progress: export_pb2.TaskProgress | None = None
+    logs: list[export_pb2.LogLine] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class Worker:
+    """Runs leased tasks until :meth:`stop`.
+
+    Args:
+        options: How it runs.
+        runner: Runs one task.
+        machine: What it offers.
+    """
+
+    def __init__(self, options: WorkerOptions, runner: TaskRunner, machine: Machine) -> None:
+        self.options = options
+        self.machine = machine
+        self.runner = runner
+        self._running: dict[str, _Running] = {}
+        self._direct = 0
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._stub: worker_pb2_grpc.WorkerServiceStub
+
+    @property
+    def free_slots(self) -> int:
+        """Tasks that could start now."""
+        return self.options.slots - len(self._running) - self._direct
+
+    def stop(self) -> None:
+        """Take no more tasks, and let :meth:`run` end."""
+        self._stopping.set()
+        self._changed.set()
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[int]:
+        """Occupy a slot for a task that was not leased; gives its threads."""
+        threads = self._threads(1)
+        self._direct += 1
+        try:
+            yield threads
+        finally:
+            self._direct -= 1
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Pull and run until stopped; returns when all children are gone and all results are handed in or back."""
+        async with grpc.aio.insecure_channel(self.options.coordinator, options=list(CHANNEL_OPTIONS)) as channel:
+            self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            pulling = asyncio.create_task(self._pull())
+            try:
+                await self._stopping.wait()
+                await self._drain()
+            finally:
+                pulling.cancel()
+                await asyncio.gather(pulling, return_exceptions=True)
+
+    async def _pull(self) -> None:
+        failures = 0
+        while True:
+            self._changed.clear()
+            request, logs = self._request()
+            try:
+                response = await self._synchronize(request)
+            except grpc.aio.AioRpcError as error:
+                self._keep(logs)
+                if failures == 0:
+                    log.warning(str(failure_of_call(error, address=self.options.coordinator)))
+                failures += 1
+                await asyncio.sleep(min(0.2 * 2 ** min(failures, 6), _LONGEST_BACKOFF_SECONDS))
+                continue
+            if failures:
+                log.info("the coordinator answers again")
+                failures = 0
+            if response is None:
+                self._keep(logs)
+                continue
+            for key in response.cancel_tasks:
+                self._cancel(key)
+            self._start(list(response.leases))
+            # What was granted while draining, or twice, is reported with the next call at once.
+
+    async def _synchronize(self, request: worker_pb2.SynchronizeRequest) -> worker_pb2.SynchronizeResponse | None:
+        """One call; None when it was given up because something changed here that the coordinator should know."""
+        wait = request.max_wait.ToTimedelta().total_seconds()
+        call = self._stub.Synchronize(request, timeout=wait + _CALL_SLACK_SECONDS)
+        answer = asyncio.ensure_future(_answer(call))
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait({answer, changed}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                return None
+            return answer.result()
+        finally:
+            changed.cancel()
+            if not answer.done():
+                # A lease granted meanwhile is not lost: the coordinator grants it again, as it is not reported as running.
+                answer.cancel()
+                await asyncio.gather(answer, return_exceptions=True)
+
+    def _request(self) -> tuple[worker_pb2.SynchronizeRequest, dict[str, list[export_pb2.LogLine]]]:
+        max_wait = Duration()
+        max_wait.FromMilliseconds(int(1000 * (self.options.report_seconds if self._running else _IDLE_POLL_SECONDS)))
+        request = worker_pb2.SynchronizeRequest(
+            worker_id=self.options.worker_id,
+            stages=self.options.stages,
+            capabilities=self.machine.capabilities(slots=self.options.slots),
+            free_slots=max(self.free_slots, 0),
+            draining=self._stopping.is_set(),
+            max_wait=max_wait,
+        )
+        logs: dict[str, list[export_pb2.LogLine]] = {}
+        for key, running in self._running.items():
+            entry = request.running.add(task=key, lease_epoch=running.lease.lease_epoch, logs=running.logs)
+            if running.progress is not None:
+                entry.progress.CopyFrom(running.progress)
+            logs[key], running.logs = running.logs, []
+        return request, logs
+
+    def _keep(self, logs: dict[str, list[export_pb2.LogLine]]) -> None:
+        """Take back log lines whose report did not arrive."""
+        for key, lines in logs.items():
+            if key in self._running:
+                running = self._running[key]
+                running.logs = (lines + running.logs)[-_MAX_LOG_LINES:]
+
+    def _start(self, leases: list[worker_pb2.TaskLease]) -> None:
+        leases = [lease for lease in leases if lease.task not in self._running]
+        for index, lease in enumerate(leases):
+            running = _Running(lease, threads=lease.threads or self._threads(len(leases) - index))
+            self._running[lease.task] = running
+            running.task = asyncio.create_task(self._run(running))
+
+    def _threads(self, starting: int) -> int:
+        """Threads of the first of ``starting`` tasks: an even share of the cores nobody uses."""
+        used = sum(running.threads for running in self._running.values())
+        return max(1, (self.machine.cores - used) // starting)
+
+    async def _run(self, running: _Running) -> None:
+        lease = running.lease
+        request = worker_pb2.CompleteTaskRequest(
+            worker_id=self.options.worker_id, task=lease.task, lease_epoch=lease.lease_epoch
+        )
+        try:
+            result = await self._execute(running)
+        except asyncio.CancelledError:
+            request.cancelled.SetInParent()
+        else:
+            _fill_outcome(request, result)
+        request.logs.extend(running.logs)
+        try:
+            await self._hand_in(request)
+        finally:
+            self._running.pop(lease.task, None)
+            self._changed.set()
+
+    async def _execute(self, running: _Running) -> TaskResult:
+        lease = running.lease
+        spec = TaskSpec(
+            stage=lease.stage,
+            params=dict_of(lease.params),
+            inputs=dict(lease.inputs),
+            timeout_seconds=lease.timeout.ToTimedelta().total_seconds() or None,
+            max_memory_bytes=lease.max_memory_bytes or self.machine.capabilities(slots=self.options.slots).memory_bytes,
+            threads=running.threads,
+        )
+
+        def on_progress(progress: Progress, memory_bytes: int) -> None:
+            running.progress = progress_message(progress, memory_bytes)
+
+        def on_log(level: str, message: str) -> None:
+            running.logs.append(export_pb2.LogLine(level=level, message=message))
+            del running.logs[:-_MAX_LOG_LINES]
+
+        attributes = {
+            "slipway.task": lease.task,
+            "slipway.stage": lease.stage,
+            "slipway.worker": self.options.worker_id,
+        }
+        with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
+            result = await self.runner.run(spec, on_progress=on_progress, on_log=on_log)
+            recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
+            if result.failure is not None:
+                recorded.fail(result.failure.reason, result.failure.message)
+        return result
+
+    async def _hand_in(self, request: worker_pb2.CompleteTaskRequest) -> None:
+        """Deliver a result, for as long as it takes; meanwhile the task is still reported as running, so it is kept."""
+        attempt = 0
+        while True:
+            try:
+                await self._stub.CompleteTask(request, timeout=_CALL_SLACK_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                failure = failure_of_call(error, address=self.options.coordinator)
+                if failure.reason != "COORDINATOR_UNAVAILABLE":
+                    _log_refusal(request.task, failure)
+                    return
+                attempt += 1
+                await asyncio.sleep(min(0.2 * 2 ** min(attempt, 6), _LONGEST_BACKOFF_SECONDS))
+            else:
+                return
+
+    def _cancel(self, key: str) -> None:
+        running = self._running.get(key)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+
+    async def _drain(self) -> None:
+        """Let running tasks finish for a while, then hand them back; gives up on a coordinator that does not answer."""
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=self.options.drain_seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            # The executor needs up to three seconds to end a child that does not listen.
+            _, stuck = await asyncio.wait(late, timeout=4.0)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+
+
+async def _answer(call: grpc.aio.UnaryUnaryCall) -> worker_pb2.SynchronizeResponse:
+    return await call
+
+
+def _fill_outcome(request: worker_pb2.CompleteTaskRequest, result: TaskResult) -> None:
+    request.peak_memory_bytes = result.peak_memory_bytes
+    if result.failure is not None:
+        request.error.CopyFrom(status_of(result.failure))
+        return
+    request.output.CopyFrom(output_message(result))
+
+
+def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
+    """A successful result on the wire."""
+    return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(result.facts), reused=result.reused)
+
+
+def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:
+    """Progress on the wire."""
+    return export_pb2.TaskProgress(
+        phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit, memory_bytes=memory_bytes
+    )
+
+
+def _log_refusal(task: str, failure: Failure) -> None:
+    level = logging.INFO if failure.reason == "LEASE_LOST" else logging.ERROR
+    log.log(level, f"the result of {task} was refused: {failure}")
