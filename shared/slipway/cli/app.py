@@ -1,0 +1,61 @@
+"""The ``slipway`` command: which subcommands there are, and in which order ``--help`` shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipway.cli import artifacts, export, inspection, remote, stages
+
+app = typer.Typer(
+    name="slipway",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
+_HERE, _ARTIFACTS = "This machine", "Artifacts"
+
+app.command(rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
+for name, command in (
+    ("submit", remote.submit),
+    ("get", remote.get),
+    ("list", remote.list_exports),
+    ("watch", remote.watch),
+    ("cancel", remote.cancel),
+    ("retry", remote.retry),
+    ("delete", remote.delete),
+):
+    app.command(name, rich_help_panel=_COORDINATOR, epilog=remote.EXAMPLES)(command)
+app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
+app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
+app.command(rich_help_panel=_HERE, epilog=stages.STAGE_EXAMPLES)(stages.stage)
+app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
+app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
+app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
+app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.PULL_EXAMPLES)(artifacts.pull)
+app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from slipway.stage import installed_version
+
+        typer.echo(f"slipway {installed_version('slipway')}")
+        raise typer.Exit
+
+
+@app.callback()
+def slipway(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """From a finished LoRA training run to merged, quantized, exported and proven models.
+
+    Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed · 5 out of a resource · 6 unsupported · 7
+    unavailable, try again · 130 interrupted.
+    """

@@ -1,0 +1,106 @@
+"""Artifacts: push, pull, verify, and the cache they lie in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway.cli.options import Debug, Json, examples
+
+PUSH_EXAMPLES = examples("slipway push merged/pytorch", "slipway push heldout --json")
+PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
+VERIFY_EXAMPLES = examples("slipway verify exported/qwen3_20261121_020758", "slipway verify sha256:0123…")
+
+cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the artifact store, and clean it up.")
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="Folder to store.")],
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Put a folder into the artifact store and print its digest."""
+    from slipway.cli.cache_work import push_folder
+    from slipway.cli.console import answers, print_json
+
+    done = push_folder(folder)
+    if as_json:
+        print_json(done)
+    else:
+        answers.print(done["digest"], highlight=False)
+
+
+def pull(
+    digest: Annotated[str, typer.Argument(help="Digest, sha256:…")],
+    folder: Annotated[Path, typer.Argument(help="New folder for its files.")],
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Write an artifact's verified files into a new folder."""
+    from slipway.cli.cache_work import pull_artifact
+    from slipway.cli.console import answers, print_json
+
+    done = pull_artifact(digest, folder)
+    if as_json:
+        print_json(done)
+    else:
+        answers.print(f"{done['files']} files in {folder}", highlight=False)
+
+
+def verify(
+    path: Annotated[str, typer.Argument(help="Output directory, or digest of an artifact.")],
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Compare every file of an output directory, or of an artifact, with its checksum."""
+    from slipway.cli.cache_work import verify_path
+    from slipway.cli.console import answers, print_json
+
+    done = verify_path(path)
+    if as_json:
+        print_json(done)
+    else:
+        answers.print(f"{done['files']} files have their checksums", highlight=False)
+
+
+@cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))
+def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
+    """List artifacts, most recently used first."""
+    from slipway.cli.cache_view import cache_table
+    from slipway.cli.cache_work import list_cache
+    from slipway.cli.console import answers, print_json
+
+    listing = list_cache()
+    if as_json:
+        print_json(listing)
+    else:
+        answers.print(cache_table(listing))
+
+
+@cache.command("gc", epilog=examples("slipway cache gc --older-than 30d", "slipway cache gc --max-size 50GB --dry-run"))
+def cache_gc(
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Remove what was not used for so long: 12h, 30d.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option("--max-size", metavar="SIZE", help="Then the least recently used, down to this: 50GB.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Remove artifacts that no running export uses, and the blobs that only they had.
+
+    Without a limit, only blobs that no artifact names go.
+    """
+    from slipway.cli.cache_view import gc_line
+    from slipway.cli.cache_work import collect_cache
+    from slipway.cli.console import answers, print_json
+
+    done = collect_cache(older_than=older_than, max_size=max_size, dry_run=dry_run)
+    if as_json:
+        print_json(done)
+    else:
+        answers.print(gc_line(done), highlight=False)

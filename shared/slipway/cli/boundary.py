@@ -1,0 +1,140 @@
+"""The one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+IMPATIENT_SECONDS = 1.0
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
+    from slipway.cli.app import app
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    sys.exit(outcome(lambda: app(args=words, prog_name="slipway"), words))
+
+
+def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
+    """The exit code of a call; what went wrong is said on standard error, and in JSON on standard output if asked for."""
+    from slipway.errors import ModelExportError
+
+    as_json = "--json" in words
+    try:
+        call()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(bool(error.code))
+        if code == EXIT_USAGE and as_json:
+            message = f"slipway {' '.join(words)} is not a valid command; see slipway --help"
+            _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
+        return code
+    except KeyboardInterrupt:
+        return _say_failure(_interrupted(), as_json=as_json)
+    except ModelExportError as error:
+        return _say_failure(error, as_json=as_json)
+    except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
+        if "--debug" in words:
+            traceback.print_exc()
+        return _say_failure(_unexpected(error), as_json=as_json)
+    return 0
+
+
+def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handler's signature
+    """The first signal unwinds, which stops what runs; a later one ends at once, should the unwinding hang."""
+    first = time.monotonic()
+
+    def again(number: int, frame: object) -> None:  # noqa: ARG001 - as above
+        if time.monotonic() - first > IMPATIENT_SECONDS:
+            os._exit(EXIT_INTERRUPTED)  # running stages see their lifeline end; the next command cleans up
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, again)
+    raise KeyboardInterrupt
+
+
+def _interrupted() -> Any:
+    from slipway.errors import StageError
+
+    return StageError("interrupted", reason="CANCELLED", remedy="the same command again goes on from here")
+
+
+def _unexpected(error: Exception) -> Any:
+    """A fault of Slipway's own, or one of the surroundings that has a reason."""
+    from slipway.errors import ArtifactError, ModelExportError
+
+    if isinstance(error, OSError):
+        import errno
+
+        reason = "DISK_FULL" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "FILE_ERROR"
+        name = f"{error.filename}: " if error.filename else ""
+        return ArtifactError(f"{name}{error.strerror or error}", reason=reason)
+    where = _write_log(error)
+    remedy = f"the traceback is in {where}" if where else "run it with --debug to see the traceback"
+    return ModelExportError(f"{type(error).__name__}: {error}", reason="INTERNAL", remedy=remedy)
+
+
+def _write_log(error: Exception) -> Path | None:
+    from slipway.errors import ConfigurationError
+    from slipway.logs import redact
+    from slipway.settings import Settings
+
+    try:
+        folder = Settings.from_environment(os.environ).home / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
+        path.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
+    except (OSError, ConfigurationError):
+        return None
+    return path
+
+
+def _say_failure(error: Any, *, as_json: bool) -> int:
+    from rich.text import Text
+
+    from slipway.cli.console import errors
+    from slipway.logs import redact
+
+    failure = error.failure()
+    lines = Text("error", style="bold red")
+    lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))
+    if failure.remedy:
+        lines.append(f"\n  {redact(failure.remedy)}", style="cyan")
+    errors.print(lines, soft_wrap=True, highlight=False)
+    if as_json:
+        _print_json(_document(failure))
+    return int(failure.exit_code)
+
+
+def _document(failure: Any) -> dict[str, Any]:
+    """A failure as JSON, with the names that an ``ExportResult`` uses too."""
+    about = dict(failure.about)
+    document = {
+        "success": False,
+        "reason": failure.reason,
+        "error_message": str(failure),
+        "remedy": failure.remedy,
+        "retryable": failure.retryable,
+        "exit_code": failure.exit_code,
+    }
+    problems = about.pop("problems", None)
+    if problems is not None:
+        document["problems"] = json.loads(problems)
+    return {**document, "about": about}
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    from slipway.cli.console import print_json
+
+    print_json(document)

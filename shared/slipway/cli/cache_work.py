@@ -1,0 +1,168 @@
+"""What the artifact commands do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts import LocalStore
+from slipway.artifacts.collection import collect
+from slipway.cli.running_exports import digests_in_use
+from slipway.configuration.schema import size
+from slipway.delivery import verify_directory
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.settings import Settings
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def push_folder(folder: Path) -> dict[str, Any]:
+    """Store a folder's files, which stay where they are; answers digest, files and size.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what the store refuses.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if not files:
+        raise ArtifactError(f"{folder} has no files", reason="FILE_ERROR", about={"folder": folder})
+    store = _store()
+    digest = store.put_files(files)
+    return {"digest": digest, "files": len(files), "size_bytes": store.manifest(digest).size_bytes}
+
+
+def pull_artifact(digest: str, folder: Path) -> dict[str, Any]:
+    """Write an artifact's files into a new folder, all or none.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
+    """
+    if os.path.lexists(folder):
+        raise ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")
+    store = _store()
+    manifest = store.manifest(digest)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.parent / f".{folder.name}.slipway-pull-{os.getpid()}"
+    try:
+        store.fetch(digest, partial).rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {"digest": digest, "folder": str(folder.resolve()), "files": len(manifest.files)}
+
+
+def verify_path(path: str) -> dict[str, Any]:
+    """Compare the files of an output directory, or the blobs of an artifact, with their checksums.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_CORRUPT`` naming every file that differs; ``ARTIFACT_INVALID`` when there is nothing to
+            compare with.
+    """
+    if path.startswith("sha256:"):
+        import tempfile
+
+        store = _store()
+        with tempfile.TemporaryDirectory(prefix="verify-", dir=store.root) as scratch:
+            store.fetch(path, Path(scratch) / "artifact")
+        return {"path": path, "files": len(store.manifest(path).files), "success": True}
+    count, faults = verify_directory(Path(path))
+    if faults:
+        shown = "\n".join(f"  {fault}" for fault in faults)
+        raise ArtifactError(
+            f"{path}: {len(faults)} of {count} files are not as they were delivered:\n{shown}",
+            reason="ARTIFACT_CORRUPT",
+            remedy="deliver them again with the same slipway export command into another folder",
+            about={"folder": path, "faults": json.dumps(faults)},
+        )
+    return {"path": str(Path(path).resolve()), "files": count, "success": True}
+
+
+def list_cache() -> dict[str, Any]:
+    """Artifacts, most recently used first, with the stages whose results they are."""
+    store = _store()
+    makers = _makers(store)
+    artifacts = []
+    for digest in store.digests():
+        try:
+            manifest, used = store.manifest(digest), store.last_used(digest)
+        except ArtifactError:  # collected meanwhile
+            continue
+        artifacts.append(
+            {
+                "digest": digest,
+                "files": len(manifest.files),
+                "size_bytes": manifest.size_bytes,
+                "last_used": used,
+                "complete": store.exists(digest),
+                "made_by": makers.get(digest, []),
+            }
+        )
+    artifacts.sort(key=lambda entry: (-float(str(entry["last_used"])), entry["digest"]))
+    blobs = sum(path.stat().st_size for path in (store.root / "blobs").glob("sha256/??/*"))
+    return {"store": str(store.root), "artifacts": artifacts, "blob_bytes": blobs}
+
+
+def collect_cache(*, older_than: str | None, max_size: str | None, dry_run: bool) -> dict[str, Any]:
+    """Remove what the limits ask for and no unfinished export uses.
+
+    Raises:
+        ConfigurationError: A limit is not an age or a size.
+    """
+    settings = Settings.from_environment(os.environ)
+    store = LocalStore(settings.store_path)
+    done = collect(
+        store,
+        max_age_seconds=None if older_than is None else age(older_than),
+        max_bytes=None if max_size is None else _bytes(max_size),
+        keep=digests_in_use(settings, store, now=time.time()),
+        dry_run=dry_run,
+    )
+    return {
+        "store": str(store.root),
+        "dry_run": dry_run,
+        "artifacts": list(done.artifacts),
+        "blobs": done.blobs,
+        "freed_bytes": done.freed_bytes,
+    }
+
+
+def age(text: str) -> float:
+    """Seconds from ``90s``, ``15m``, ``12h``, ``30d`` or ``2w``.
+
+    Raises:
+        ConfigurationError: Not an age.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text.lower())
+    if match is None:
+        raise ConfigurationError(f"--older-than {text!r} is not an age", remedy="write it like 12h or 30d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _bytes(text: str) -> int:
+    try:
+        return size(text)
+    except ValueError as error:
+        message, _, remedy = str(error).partition("|")
+        raise ConfigurationError(f"--max-size {message}", remedy=remedy) from error
+
+
+def _makers(store: LocalStore) -> dict[str, list[str]]:
+    """Output names of recorded results, by digest."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((store.root / "actions").glob("??/*.json")):
+        try:
+            outputs = json.loads(path.read_bytes())["outputs"]
+        except (OSError, ValueError, KeyError):
+            continue
+        for name, digest in outputs.items():
+            found.setdefault(digest, set()).add(name)
+    return {digest: sorted(names) for digest, names in found.items()}
+
+
+def _store() -> LocalStore:
+    return LocalStore(Settings.from_environment(os.environ).store_path)

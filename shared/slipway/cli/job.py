@@ -1,0 +1,158 @@
+"""What ``slipway export`` does: sources into the store, the export carried out and watched, the result delivered."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+
+from slipway.artifacts import LocalStore
+from slipway.cli.display import Display
+from slipway.cli.identity import export_identity
+from slipway.cli.sources import Sources, find_sources, store_sources
+from slipway.client import Client
+from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
+from slipway.delivery import check_target, deliver
+from slipway.errors import ModelExportError
+from slipway.outcome import VALIDATION, delivered_formats, export_result
+from slipway.result import ExportResult
+from slipway.settings import Settings
+from slipway.telemetry import span
+from slipway.validation import FILE_NAME, ValidationReport
+from slipway_protos.v1 import export_pb2 as pb
+
+_log = logging.getLogger("slipway.export")
+_ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
+_LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
+
+
+@dataclass
+class ExportJob:
+    """One run of ``slipway export``.
+
+    Attributes:
+        loaded: The configuration and what was odd about it.
+        settings: Of this machine.
+        coordinator: ``HOST:PORT``; empty runs everything inside this process.
+        display: Where progress goes.
+    """
+
+    loaded: LoadedConfiguration
+    settings: Settings
+    coordinator: str
+    display: Display
+
+    def run(self) -> ExportResult:
+        """Do it.
+
+        Raises:
+            ModelExportError: Whatever prevents an answer; an export that failed is an answer.
+        """
+        configuration = self.configuration
+        with self.display, span("export", attributes={"slipway.checkpoint": configuration.checkpoint.path}):
+            sources = find_sources(configuration)
+            warnings = (*self.loaded.warnings, *sources.warnings)
+            for warning in warnings:
+                _log.warning(warning)
+            store = LocalStore(self.settings.store_path)
+            digests = store_sources(sources, store, on_bytes=self._reading)
+            self.display.note("starting")
+            identity = export_identity(configuration, digests)
+            with self._client(identity) as client:
+                export = self._carry_out(client, identity, sources, digests)
+                try:
+                    return self._deliver(export, store, warnings)
+                except ModelExportError as error:
+                    if error.reason not in _LOST:
+                        raise
+                    _log.warning(f"{error.message}: making it again")
+                client.delete_export(export.name)
+                return self._deliver(self._carry_out(client, identity, sources, digests), store, warnings)
+
+    @property
+    def configuration(self) -> ExportConfiguration:
+        """The settings of the export."""
+        return self.loaded.configuration
+
+    @contextlib.contextmanager
+    def _client(self, identity: str) -> Iterator[Client]:
+        """A client of the coordinator, or of one inside this process."""
+        if self.coordinator:
+            with Client(self.coordinator) as client:
+                yield client
+            return
+        from slipway.embedded import Embedded
+
+        with Embedded(self.settings, identity) as embedded:
+            yield embedded.client
+
+    def _carry_out(self, client: Client, identity: str, sources: Sources, digests: Mapping[str, str]) -> pb.Export:
+        """Create the export, or go on with the one that is there, and watch it to its end."""
+        export = client.create_export(self.configuration, sources=digests, labels=sources.labels(), export_id=identity)
+        check_target(self._target(export), identity)
+        if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
+            export = client.retry_export(export.name)
+        self.display.note("")
+        self.display.event(pb.ExportEvent(export=export))
+        try:
+            return self._watch(client, export)
+        except KeyboardInterrupt:
+            if self.coordinator:
+                with contextlib.suppress(ModelExportError):
+                    client.cancel_export(export.name)
+            raise
+
+    def _watch(self, client: Client, export: pb.Export) -> pb.Export:
+        if export.state in _ENDED:
+            return export
+        for event in client.watch_export(export.name):
+            self.display.event(event)
+            if event.WhichOneof("event") == "export":
+                export = event.export
+                if export.state in _ENDED:
+                    break
+        return export if export.state in _ENDED else client.get_export(export.name)
+
+    def _deliver(self, export: pb.Export, store: LocalStore, warnings: tuple[str, ...]) -> ExportResult:
+        validation = _validation(export, store)
+        if not delivered_formats(export):
+            return export_result(export, store=store, validation=validation, warnings=warnings)
+        target = self._target(export)
+        result = export_result(export, store=store, validation=validation, output_directory=target, warnings=warnings)
+        self.display.note(f"delivering to {target}")
+
+        def describe(folder: Path) -> None:
+            from slipway.report import write_report
+
+            write_report(folder, result=result, validation=validation)
+
+        deliver(export, target, store=store, describe=describe)
+        return result
+
+    def _target(self, export: pb.Export) -> Path:
+        """The output directory. Its timestamp is the export's creation, so that a resumed export finds it again."""
+        output = self.configuration.output
+        values = {
+            "model_name": export.labels["model_name"],
+            "checkpoint": export.labels["checkpoint"],
+            "export_id": export.name.rpartition("/")[2],
+            "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
+        }
+        return Path(output.directory) / render_name(output.naming_pattern, values)
+
+    def _reading(self, name: str, done: int, total: int) -> None:
+        self.display.note(f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB")
+
+
+def _validation(export: pb.Export, store: LocalStore) -> ValidationReport | None:
+    """What validation found, if it ran."""
+    digest = export.outputs.get(VALIDATION, "")
+    if not digest:
+        return None
+    with tempfile.TemporaryDirectory(prefix="slipway-validation-") as scratch:
+        folder = store.fetch(digest, Path(scratch) / VALIDATION)
+        return ValidationReport.model_validate_json((folder / FILE_NAME).read_bytes())

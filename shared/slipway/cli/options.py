@@ -1,0 +1,33 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of unexpected errors.")]
+Coordinator = Annotated[
+    str | None,
+    typer.Option("--coordinator", metavar="HOST:PORT", help="Coordinator to use.", envvar="SLIPWAY_COORDINATOR"),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with the export's settings.")
+]
+BaseModel = Annotated[
+    str | None, typer.Option("--base-model", metavar="DIR|ID", help="Base model: folder, or id in the local cache.")
+]
+Checkpoint = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="DIR", help="Folder of a training run or of one checkpoint.")
+]
+Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder that receives the export's own folder.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Any setting; may be given several times.")
+]
+
+
+def examples(*lines: str) -> str:
+    """Examples below a command's help, one line each."""
+    return "[bold]Examples[/bold]\n\n" + "\n\n".join(f"[dim]$[/dim] {line}" for line in lines)

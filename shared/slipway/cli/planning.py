@@ -1,0 +1,131 @@
+"""``slipway export --plan``: the settings with their sources, the task graph and the preflight; nothing is run or written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slipway.cli.console import answers, print_json, size
+from slipway.cli.sources import Sources, find_sources
+from slipway.configuration import LoadedConfiguration
+from slipway.errors import REASONS, ModelExportError
+from slipway.preflight import Finding, Preflight, Verdict, preflight
+from slipway.settings import Settings
+from slipway_coordinator.plan import PlannedTask, plan
+
+_VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
+
+
+def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool) -> int:
+    """Print what an export would do; answers the exit code, that of the first check that rules it out."""
+    sources, checked, tasks = examine(loaded, settings, here=not coordinator)
+    if as_json:
+        print_json(_document(loaded, sources, checked, tasks))
+    else:
+        answers.print(_tables(loaded, sources, checked, tasks))
+    error = checked.error()
+    return REASONS[error.reason].category.exit_code if error else 0
+
+
+def examine(
+    loaded: LoadedConfiguration, settings: Settings, *, here: bool
+) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
+    """Sources (None when they are not usable), preflight and task graph of a configuration."""
+    configuration = loaded.configuration
+    names = {"base", "adapter"} | ({"heldout"} if configuration.validation.heldout else set())
+    tasks = plan(configuration, names)
+    try:
+        sources = find_sources(configuration)
+        checked = preflight(
+            tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
+        )
+    except ModelExportError as error:
+        finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
+        return None, Preflight((finding,)), tasks
+    return sources, checked, tasks
+
+
+def _document(
+    loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
+) -> dict[str, Any]:
+    return {
+        "configuration": loaded.configuration.model_dump(mode="json"),
+        "origins": dict(loaded.origins),
+        "warnings": [*loaded.warnings, *(sources.warnings if sources else ())],
+        "sources": None
+        if sources is None
+        else {
+            "base": str(sources.base),
+            "checkpoint": str(sources.checkpoint.path),
+            "heldout": str(sources.heldout) if sources.heldout else None,
+        },
+        "tasks": [asdict(task) for task in tasks],
+        "preflight": checked.to_json(),
+    }
+
+
+def _tables(
+    loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
+) -> RenderableType:
+    warnings = [*loaded.warnings, *(sources.warnings if sources else ())]
+    lines = [Text.assemble(("warning ", "yellow"), warning) for warning in warnings]
+    return Group(_settings(loaded), Text(), _graph(tasks, checked), Text(), _preflight(checked), *lines)
+
+
+def _settings(loaded: LoadedConfiguration) -> Table:
+    table = _table("setting", "value", "from")
+    for key, origin in sorted(loaded.origins.items()):
+        value: Any = loaded.configuration
+        for part in key.split("."):
+            value = getattr(value, part)
+        style = "dim" if origin == "default" else ""
+        table.add_row(Text(key, style=style), Text(_shown(value), style=style), Text(origin, style="dim"))
+    return table
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    if hasattr(value, "opt"):
+        return f"[{value.min}, {value.opt}, {value.max}]"
+    return "–" if value in (None, "") else str(value)
+
+
+def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> Table:
+    table = _table("task", "delivers", "size", "from", "parameters")
+    for task in tasks:
+        inputs = ", ".join(dict.fromkeys(source.partition(":")[2].partition("/")[0] for source in task.inputs.values()))
+        params = " ".join(f"{name}={_param(value)}" for name, value in task.params.items())
+        made = (checked.task_bytes or {}).get(task.id, 0)
+        shown = f"≤ {size(made)}" if made else ""
+        table.add_row(*(Text(part) for part in (task.id, task.format, shown, inputs, params)))
+    return table
+
+
+def _param(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(str(part) for part in value.values())
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _preflight(checked: Preflight) -> Table:
+    table = _table("preflight", "", "found", "remedy")
+    for finding in checked.findings:
+        verdict = Text(finding.verdict.value, style=_VERDICTS[finding.verdict])
+        table.add_row(Text(finding.check), verdict, Text(finding.message), Text(finding.remedy))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, overflow="fold", no_wrap=number == 0)
+    return table

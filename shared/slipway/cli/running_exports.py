@@ -1,0 +1,58 @@
+"""Which artifacts the unfinished exports of this machine use."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts import LocalStore
+from slipway.settings import Settings
+
+GRACE_SECONDS = 3600.0
+"""While an export runs, artifacts used so recently are kept: it may be about to name them."""
+
+
+def digests_in_use(settings: Settings, store: LocalStore, *, now: float) -> frozenset[str]:
+    """Artifacts that a collection must leave alone.
+
+    Those of exports that have not ended (a killed one goes on with them), and while any export runs, recent ones too.
+    """
+    found: set[str] = set()
+    running = False
+    for state in sorted(settings.exports_path.glob("*/state.db")):
+        running = running or _locked(state.with_name("state.db.lock"))
+        for record in _unfinished(state):
+            found |= set(record.get("sources", {}).values())
+            for task in record.get("tasks", []):
+                found |= set(task.get("outputs", {}).values())
+    if running:
+        found |= {digest for digest in store.digests() if now - store.last_used(digest) < GRACE_SECONDS}
+    return frozenset(found)
+
+
+def _unfinished(state: Path) -> Iterator[dict[str, Any]]:
+    """Records of the exports in a state file that have not ended; a file without any (a new one) gives none."""
+    with contextlib.suppress(sqlite3.Error):
+        connection = sqlite3.connect(f"file:{state}?mode=ro", uri=True, timeout=5)
+        try:
+            for (text,) in connection.execute("SELECT record FROM slipway_exports WHERE NOT ended").fetchall():
+                yield json.loads(text)
+        finally:
+            connection.close()
+
+
+def _locked(path: Path) -> bool:
+    """Whether a living process holds a lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,127 @@
+"""What an export starts from: base model, checkpoint and held-out text, found on disk and put into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.artifacts import ArtifactStore
+from slipway.checkpoints import Checkpoint, find_checkpoint
+from slipway.configuration import ExportConfiguration
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.model_files import model_files, resolve_base_model, travelling_files
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The folders of an export.
+
+    Attributes:
+        base: Folder of the base model.
+        base_name: As the user or the adapter names it.
+        checkpoint: The checkpoint that was chosen.
+        heldout: Folder of held-out text, or None.
+        warnings: What was odd in finding them.
+    """
+
+    base: Path
+    base_name: str
+    checkpoint: Checkpoint
+    heldout: Path | None
+    warnings: tuple[str, ...]
+
+    def files(self) -> dict[str, dict[str, Path]]:
+        """Files that travel, by source and path inside the artifact; training leftovers are not among them."""
+        found = {
+            "base": _named(self.base, model_files(self.base)),
+            "adapter": _named(self.checkpoint.path, travelling_files(self.checkpoint.path)),
+        }
+        if self.heldout is not None:
+            found["heldout"] = _named(self.heldout, sorted(self.heldout.rglob("*.txt")))
+        return found
+
+    @property
+    def model_name(self) -> str:
+        """Name of the fine-tuned model: the training run's folder."""
+        path = self.checkpoint.path.resolve()
+        return path.parent.name if path.name.startswith("checkpoint-") else path.name
+
+    def labels(self) -> dict[str, str]:
+        """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
+        return {
+            "base_model": self.base_name,
+            "checkpoint": self.checkpoint.path.name,
+            "checkpoint_step": "" if self.checkpoint.step is None else str(self.checkpoint.step),
+            "model_name": self.model_name,
+            "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
+        }
+
+
+def find_sources(configuration: ExportConfiguration) -> Sources:
+    """Find what the configuration names.
+
+    Raises:
+        CheckpointValidationError: No usable checkpoint or base model.
+        ConfigurationError: No base model is named anywhere, or the held-out text is not there.
+    """
+    checkpoint = find_checkpoint(
+        configuration.checkpoint.path, auto_detect_latest=configuration.checkpoint.auto_detect_latest
+    )
+    name = configuration.base_model.name or checkpoint.base_model or ""
+    if not name:
+        raise ConfigurationError(
+            f"base_model.name is not set, and {checkpoint.path / 'adapter_config.json'} names no base model",
+            remedy="set base_model.name, EXPORT_BASE_MODEL or --base-model",
+            about={"key": "base_model.name"},
+        )
+    heldout = Path(configuration.validation.heldout) if configuration.validation.heldout else None
+    if heldout is not None and not (heldout.is_dir() and any(heldout.rglob("*.txt"))):
+        raise ConfigurationError(
+            f"validation.heldout: {heldout} is not a folder with .txt files",
+            remedy="name one, or leave it out to use the built-in text",
+            about={"key": "validation.heldout"},
+        )
+    return Sources(
+        base=resolve_base_model(name),
+        base_name=name,
+        checkpoint=checkpoint,
+        heldout=heldout if configuration.validation.enabled else None,
+        warnings=checkpoint.warnings,
+    )
+
+
+def store_sources(
+    sources: Sources, store: ArtifactStore, *, on_bytes: Callable[[str, int, int], None]
+) -> dict[str, str]:
+    """Put the sources into the store; answers their digests by name.
+
+    Args:
+        sources: What was found.
+        store: The store.
+        on_bytes: Called with a source's name, the bytes read so far and its size.
+    """
+    digests = {}
+    for name, files in sources.files().items():
+        total = sum(path.stat().st_size for path in files.values())
+        counter = _Counter(name, total, on_bytes)
+        digests[name] = store.put_files(files, on_bytes=counter.add)
+    return digests
+
+
+class _Counter:
+    """Adds up the bytes of one source; called from several threads, where a lost update only shows a smaller number."""
+
+    def __init__(self, name: str, total: int, report: Callable[[str, int, int], None]) -> None:
+        self._name, self._total, self._report = name, total, report
+        self._done = 0
+
+    def add(self, count: int) -> None:
+        self._done += count
+        self._report(self._name, self._done, self._total)
+
+
+def _named(folder: Path, files: list[Path]) -> dict[str, Path]:
+    if not files:
+        raise ArtifactError(f"{folder} holds nothing to export", reason="FILE_ERROR", about={"folder": folder})
+    return {path.relative_to(folder).as_posix(): path for path in files}

@@ -1,0 +1,123 @@
+"""Running one stage for ``slipway stage``: outputs appear in the target only when all of them are there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slipway.cli.display import StageReporter
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.executor import Execution, Outcome, execute
+from slipway.registry import load_stage
+from slipway.runner import check_call
+
+
+def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict.
+
+    Raises:
+        ConfigurationError: ``PARAMS_INVALID``.
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(
+                f"{flag} {pair!r} is not NAME=VALUE",
+                reason="PARAMS_INVALID",
+                remedy=f"write {flag} {name or 'NAME'}=VALUE",
+            )
+        found[name] = value
+    return found
+
+
+def run_stage(
+    name: str,
+    *,
+    out: Path,
+    inputs: Mapping[str, Path],
+    params: Mapping[str, str],
+    threads: int = 0,
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """Run a stage and move its outputs to ``out``; answers outputs, facts and peak memory.
+
+    Raises:
+        ConfigurationError: ``STAGE_UNKNOWN``, ``PARAMS_INVALID``, ``INPUT_MISSING``.
+        ArtifactError: ``OUTPUT_EXISTS``, ``FILE_ERROR``.
+        ModelExportError: Whatever the stage fails with.
+    """
+    stage = load_stage(name)
+    values = {key: _value(text) for key, text in params.items()}
+    check_call(stage, values, inputs)
+    for key, folder in sorted(inputs.items()):
+        if not folder.is_dir():
+            raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArtifactError(
+            f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        workdir = Path(scratch) / "work"
+        workdir.mkdir()
+        execution = Execution(
+            stage=name,
+            params=values,
+            inputs={key: folder.resolve() for key, folder in inputs.items()},
+            workdir=workdir,
+            threads=threads or len(os.sched_getaffinity(0)),
+            max_memory_bytes=psutil.virtual_memory().available // 2,
+            timeout_seconds=timeout,
+        )
+        outcome = asyncio.run(_interruptible(execution, name))
+        if outcome.failure is not None:
+            raise outcome.failure.error()
+        return _move(outcome, out, Path(scratch))
+
+
+async def _interruptible(execution: Execution, name: str) -> Outcome:
+    """Run; Ctrl-C and SIGTERM end the child before they end us."""
+    loop = asyncio.get_running_loop()
+    with StageReporter(name) as reporter:
+        running = asyncio.ensure_future(execute(execution, on_progress=reporter.progress, on_log=reporter.log))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread
+                loop.add_signal_handler(number, running.cancel)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
+    ready = scratch / "ready"
+    ready.mkdir()
+    for name, folder in sorted(outcome.outputs.items()):
+        shutil.move(folder, ready / name)
+    if out.exists():
+        out.rmdir()
+    ready.rename(out)
+    return {
+        "outputs": {name: str((out / name).resolve()) for name in sorted(outcome.outputs)},
+        "facts": outcome.facts,
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+    }
+
+
+def _value(text: str) -> Any:
+    """A parameter's value: JSON where it is JSON, otherwise the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

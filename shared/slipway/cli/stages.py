@@ -1,0 +1,65 @@
+"""``slipway stage`` and ``slipway sample``: one stage alone, and a model to try things with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway.cli.options import Debug, Json, examples
+
+STAGE_EXAMPLES = examples(
+    "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
+    "slipway stage quantize --input model=merged/pytorch --param format=pytorch --param level=int4 --out small",
+)
+SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export.yaml")
+
+
+def stage(  # noqa: PLR0917 - typer calls it by name
+    name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
+    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=DIR", help="Input folder.")] = None,
+    params: Annotated[
+        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0.1, help="Longest run, in seconds.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Run one stage alone on folders, without store or coordinator."""
+    from slipway.cli.console import answers, print_json
+    from slipway.cli.stage_run import parse_pairs, run_stage
+
+    folders = {key: Path(value) for key, value in parse_pairs(inputs or [], flag="--input").items()}
+    done = run_stage(
+        name,
+        out=out,
+        inputs=folders,
+        params=parse_pairs(params or [], flag="--param"),
+        threads=threads,
+        timeout=timeout,
+    )
+    if as_json:
+        print_json(done)
+    else:
+        for output, folder in done["outputs"].items():
+            answers.print(f"{output}: {folder}", soft_wrap=True, highlight=False)
+
+
+def sample(
+    directory: Annotated[Path, typer.Argument(help="Folder to put the sample in; made if missing.")],
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Train a small base model and a LoRA on another text, and save both as a Hugging Face run does."""
+    from slipway.cli.console import answers, print_json
+    from slipway.cli.sample_run import run_sample
+
+    summary = run_sample(directory, seed=seed)
+    if as_json:
+        print_json({"directory": str(directory.resolve()), **summary})
+    else:
+        answers.print(f"sample in {directory}; now: slipway export -c {directory / 'export.yaml'}", highlight=False)

@@ -1,0 +1,275 @@
+"""The output directory: a folder per format, the report, the lineage and a checksum of every file.
+
+It is put together in a hidden sibling and renamed, so that the directory is there with everything in it or not at all. A
+sibling that a killed command left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts import ArtifactStore
+from slipway.artifacts.files import reflink
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.outcome import delivered_formats, export_id
+from slipway.registry import load_stage
+from slipway.stage import installed_version
+from slipway.wire import dict_of
+from slipway_protos.v1 import export_pb2 as pb
+
+MANIFEST, LINEAGE, REPORT = "MANIFEST.sha256", "lineage.json", "report.json"
+_MARK = ".slipway-partial-"
+
+
+def deliver(export: pb.Export, target: Path, *, store: ArtifactStore, describe: Callable[[Path], None]) -> bool:
+    """Put an export's formats into a directory.
+
+    Args:
+        export: An ended export.
+        target: The directory; an earlier delivery of the same export is kept when whole and otherwise replaced.
+        store: Where the artifacts are.
+        describe: Called with the unfinished directory, to write the report into it.
+
+    Returns:
+        False when the directory was already there, whole.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS`` when something else is there; ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``,
+            ``DISK_FULL`` or ``FILE_ERROR``.
+    """
+    formats = delivered_formats(export)
+    check_target(target, export_id(export))
+    if _whole(target, lineage(export), formats, store=store):
+        return False
+    with _partial(target) as folder:
+        for name, digest in formats.items():
+            store.fetch(digest, folder / name)
+            _own(folder / name)
+        describe(folder)
+        document = json.dumps(lineage(export), indent=2, sort_keys=True)
+        (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
+        _write_checksums(folder, formats, store)
+        _swap(folder, target)
+    return True
+
+
+def check_target(target: Path, identity: str) -> None:
+    """Make sure that a directory may be delivered to, before any work.
+
+    Args:
+        target: The directory.
+        identity: Id of the export.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS``.
+    """
+    if not os.path.lexists(target) or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
+        return
+    if target.is_dir() and not target.is_symlink() and _lineage_of(target).get("export_id") == identity:
+        return
+    raise ArtifactError(
+        f"{target} holds something else already",
+        reason="OUTPUT_EXISTS",
+        remedy="choose another output.directory or naming_pattern, or move it away",
+        about={"folder": target},
+    )
+
+
+def lineage(export: pb.Export) -> dict[str, Any]:
+    """Where an export's outputs come from: sources, every task with its parameters, and the tools' versions."""
+    done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
+    outputs = {f"task:{task.id}/{name}": digest for task in done for name, digest in task.outputs.items()}
+    known = outputs | {f"source:{name}": digest for name, digest in export.sources.items()}
+    return {
+        "export_id": export_id(export),
+        "created": export.create_time.ToJsonString(),
+        "sources": dict(sorted(export.sources.items())),
+        "labels": dict(sorted(export.labels.items())),
+        "outputs": dict(sorted(export.outputs.items())),
+        "tasks": [
+            {
+                "id": task.id,
+                "stage": task.stage,
+                "params": dict_of(task.attempts[-1].params if task.attempts else task.params),
+                "inputs": {name: known.get(source, source) for name, source in sorted(task.inputs.items())},
+                "outputs": dict(sorted(task.outputs.items())),
+            }
+            for task in done
+        ],
+        "tools": tool_versions(sorted({task.stage for task in done})),
+    }
+
+
+def tool_versions(stages: list[str]) -> dict[str, Any]:
+    """Versions of Slipway, Python and the libraries of some stages, as installed here."""
+    found: dict[str, Any] = {"slipway": installed_version("slipway"), "python": platform.python_version()}
+    for name in stages:
+        with contextlib.suppress(ConfigurationError):  # it ran on a worker elsewhere
+            stage = load_stage(name)
+            found[name] = {"version": stage.version, **stage.library_versions()}
+    return found
+
+
+def verify_directory(folder: Path) -> tuple[int, list[str]]:
+    """Compare every file of a delivered directory with its checksums.
+
+    Returns:
+        The number of files checked, and what is wrong with them, one line each.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_INVALID`` when there are no checksums.
+    """
+    expected = _checksums(folder)
+    faults = []
+    for name, digest in sorted(expected.items()):
+        path = folder / name
+        if not path.is_file():
+            faults.append(f"{name}: missing")
+        elif _sha256(path) != digest:
+            faults.append(f"{name}: does not have its checksum")
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    faults += [f"{name}: not in {MANIFEST}" for name in sorted(present - set(expected) - {MANIFEST})]
+    return len(expected), faults
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Hexadecimal SHA-256 by file name, as ``sha256sum`` writes it."""
+    try:
+        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(
+            f"{folder} has no readable {MANIFEST}",
+            reason="ARTIFACT_INVALID",
+            remedy="name the directory that slipway export delivered",
+            about={"folder": folder},
+        ) from error
+    found = {}
+    for line in lines:
+        digest, name = line[:64], line[66:]
+        if len(digest) != 64 or not name or ".." in Path(name).parts or Path(name).is_absolute():
+            raise ArtifactError(f"{folder / MANIFEST}: {line!r} is not a checksum line", reason="ARTIFACT_INVALID")
+        found[name] = digest
+    return found
+
+
+def _lineage_of(folder: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: ArtifactStore) -> bool:
+    """Whether an earlier delivery is there with the same outputs and every file in its size."""
+    if _lineage_of(target).get("outputs") != expected["outputs"]:
+        return False
+    try:
+        listed = _checksums(target)
+    except ArtifactError:
+        return False
+    if any(not (target / name).is_file() for name in listed):
+        return False
+    return all(
+        (target / name / file.path).is_file() and (target / name / file.path).stat().st_size == file.size_bytes
+        for name, digest in formats.items()
+        for file in store.manifest(digest).files
+    )
+
+
+@contextlib.contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """A hidden sibling of the target, locked while this process lives and removed unless it became the target."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(target.parent)
+    folder, lock = _locked_folder(target)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """A new sibling and the descriptor that locks it."""
+    while True:
+        folder = target.parent / f".{target.name}{_MARK}{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # nobody took it for abandoned before it was locked
+            return folder, lock
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove unfinished deliveries whose command is gone; a living one holds its folder's lock."""
+    for folder in sorted(parent.glob(f".*{_MARK}*")):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+
+def _swap(folder: Path, target: Path) -> None:
+    """Rename the finished folder to the target; what was there goes only then."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = target.parent / f".{target.name}{_MARK}old-{uuid.uuid4().hex[:8]}"
+    target.rename(old)
+    try:
+        folder.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _own(folder: Path) -> None:
+    """Turn hard links into the store into clones of their own where the file system can; else they stay read-only."""
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.stat().st_nlink == 1:
+            continue
+        clone = path.with_name(f".{path.name}.clone")
+        try:
+            reflink(path, clone)
+        except OSError:
+            clone.unlink(missing_ok=True)
+            return
+        clone.chmod(0o644)
+        clone.replace(path)
+
+
+def _write_checksums(folder: Path, formats: Mapping[str, str], store: ArtifactStore) -> None:
+    """Checksums of all files; those of artifacts are known and were verified when they were fetched."""
+    known = {
+        f"{name}/{file.path}": file.digest.removeprefix("sha256:")
+        for name, digest in formats.items()
+        for file in store.manifest(digest).files
+    }
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    lines = [f"{known.get(name) or _sha256(folder / name)}  {name}\n" for name in names]
+    (folder / MANIFEST).write_text("".join(lines), encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,160 @@
+"""From what the coordinator says of an export, and what validation found, to the :class:`ExportResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC
+from pathlib import Path
+
+from slipway.artifacts import ArtifactStore
+from slipway.errors import Failure, ValidationError
+from slipway.result import AttemptResult, ExportResult, FormatResult
+from slipway.validation import OutputValidation, ValidationReport
+from slipway.wire import dict_of, failure_of_status
+from slipway_protos.v1 import export_pb2 as pb
+
+VALIDATION = "validation"
+"""Name of the validation artifact among an export's outputs; it is rendered, not delivered."""
+
+
+def delivered_formats(export: pb.Export) -> dict[str, str]:
+    """Digest of each format that is delivered as a folder, sorted by name."""
+    return {name: digest for name, digest in sorted(export.outputs.items()) if name != VALIDATION}
+
+
+def export_id(export: pb.Export) -> str:
+    """Last part of an export's name."""
+    return export.name.rpartition("/")[2]
+
+
+def export_result(
+    export: pb.Export,
+    *,
+    store: ArtifactStore,
+    validation: ValidationReport | None = None,
+    output_directory: Path | None = None,
+    warnings: Sequence[str] = (),
+) -> ExportResult:
+    """The answer of an ended export.
+
+    Args:
+        export: As the coordinator holds it.
+        store: Where its artifacts are, for their sizes.
+        validation: What validation found; None when nothing was validated.
+        output_directory: Where it is delivered; None when nothing was.
+        warnings: Of the command itself, such as skipped checkpoints.
+    """
+    failure = export_failure(export, validation)
+    original = original_bytes(export, store)
+    formats = {
+        name: _format(digest, store=store, original=original, found=_validated(validation, name))
+        for name, digest in delivered_formats(export).items()
+    }
+    smallest = min((entry.size_bytes for entry in formats.values()), default=None)
+    fastest = min(
+        (entry for entry in formats.values() if entry.inference_speed_ms is not None),
+        key=lambda entry: entry.inference_speed_ms or 0.0,
+        default=None,
+    )
+    folder = str(output_directory) if output_directory else ""
+    return ExportResult(
+        export_id=export_id(export),
+        timestamp=export.create_time.ToDatetime(UTC),
+        success=failure is None,
+        paths={name: str(output_directory / name) for name in formats} if output_directory else {},
+        output_directory=folder,
+        formats=formats,
+        original_size_bytes=original,
+        optimized_size_bytes=smallest,
+        size_reduction_percent=_reduction(smallest, original),
+        inference_speed_ms=fastest.inference_speed_ms if fastest else None,
+        memory_usage_mb=fastest.memory_usage_mb if fastest else None,
+        validation_passed=None if validation is None else validation.passed,
+        validation_report_path=str(output_directory / "report.html") if output_directory and validation else "",
+        reason=failure.reason if failure else "",
+        error_message=str(failure) if failure else "",
+        warnings=tuple(dict.fromkeys((*warnings, *export.warnings, *_stage_warnings(export)))),
+        attempts=tuple(_attempt(task, attempt) for task in export.tasks for attempt in task.attempts),
+    )
+
+
+def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
+    """Why an ended export is no success; None when it is one. A failed validation is a failure too."""
+    if export.state != pb.EXPORT_STATE_SUCCEEDED:
+        return failure_of_status(export.error)
+    if validation is None or not validation.failed_outputs:
+        return None
+    failed = [validation.output(name) for name in validation.failed_outputs]
+    remedies = "; ".join(dict.fromkeys(output.remedy for output in failed if output.remedy))
+    return ValidationError(
+        "; ".join(f"{output.name} failed validation: {_first_sentence(output)}" for output in failed),
+        remedy=remedies or "see report.html",
+        about={"outputs": ", ".join(validation.failed_outputs)},
+    ).failure()
+
+
+def original_bytes(export: pb.Export, store: ArtifactStore) -> int | None:
+    """Size of the merged model, unquantized, in bytes; None when there is none."""
+    merged = next(
+        (task.outputs["pytorch"] for task in export.tasks if task.stage == "merge" and "pytorch" in task.outputs), ""
+    )
+    return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
+
+
+def _first_sentence(output: OutputValidation) -> str:
+    return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
+
+
+def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
+    return next((output for output in validation.outputs if output.name == name), None) if validation else None
+
+
+def _format(digest: str, *, store: ArtifactStore, original: int | None, found: OutputValidation | None) -> FormatResult:
+    size = store.manifest(digest).size_bytes
+    entry = FormatResult(digest=digest, size_bytes=size, reduction_percent=_reduction(size, original))
+    if found is None:
+        return entry
+    return entry.model_copy(
+        update={
+            "status": found.status.value,
+            "mean_kl": found.to_reference.mean_kl if found.to_reference else None,
+            "top1_agreement": found.to_reference.top1_agreement if found.to_reference else None,
+            "decode_tokens_per_second": found.speed.decode_tokens_per_second if found.speed else None,
+            "inference_speed_ms": found.speed.prefill_ms if found.speed else None,
+            "memory_usage_mb": found.memory.peak_rss_bytes / 1e6 if found.memory else None,
+        }
+    )
+
+
+def _reduction(size: int | None, original: int | None) -> float | None:
+    return None if size is None or not original else round(100 * (1 - size / original), 2)
+
+
+def _stage_warnings(export: pb.Export) -> list[str]:
+    """Warnings that stages recorded with their results."""
+    found = []
+    for task in export.tasks:
+        warnings = dict_of(task.facts).get("warnings", [])
+        found += [f"{task.id}: {warning}" for warning in warnings] if isinstance(warnings, list) else []
+    return found
+
+
+def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:
+    failure = failure_of_status(attempt.error) if attempt.HasField("error") else None
+    seconds = None
+    if attempt.HasField("start_time") and attempt.HasField("end_time"):
+        seconds = (attempt.end_time.ToNanoseconds() - attempt.start_time.ToNanoseconds()) / 1e9
+    return AttemptResult(
+        task=task.id,
+        stage=task.stage,
+        number=attempt.number,
+        outcome=pb.TaskState.Name(attempt.state).removeprefix("TASK_STATE_").lower(),
+        params=dict_of(attempt.params),
+        rule=attempt.rule,
+        reused=attempt.reused,
+        worker=attempt.worker,
+        reason=failure.reason if failure else "",
+        error_message=str(failure) if failure else "",
+        duration_seconds=seconds,
+        peak_memory_bytes=attempt.peak_memory_bytes,
+    )
