@@ -97,6 +97,7 @@ REASONS: Mapping[str, Reason] = {
     # Quantization and formats
     "QUANTIZATION_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this level cannot be made for this model or format"),
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
+    "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
     "QUANTIZATION_FAILED": Reason(_C.INTERNAL, "quantization stopped with an unexpected error"),
     "OPSET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine cannot write the opset asked for"),
     "EXPORT_ENGINE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine does not know this architecture"),
