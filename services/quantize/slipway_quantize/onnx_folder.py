@@ -114,7 +114,7 @@ class DataFile:
         Raises:
             OSError: For example ENOSPC.
         """
-        data = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
         rows = int(tensor.shape.numpy()[0]) if len(tensor.shape) else 1
         assert tensor.offset is not None
         assert tensor.length is not None

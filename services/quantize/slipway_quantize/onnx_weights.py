@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import onnx_ir as ir
 
@@ -92,7 +93,7 @@ def _attribute(node: ir.Node, name: str, default: float) -> float:
     return default if attribute is None else attribute.value
 
 
-def _is_matrix(value: ir.Value | None) -> bool:
+def _is_matrix(value: ir.Value | None) -> TypeGuard[ir.Value]:
     return (
         value is not None
         and value.is_initializer()

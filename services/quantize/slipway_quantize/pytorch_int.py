@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
 def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
     config = model_config(source)
     structure = inspect(config, checkpoint.tensors)
-    fits, unaligned = [], []
+    fits: list[LinearWeight] = []
+    unaligned: list[LinearWeight] = []
     for weight in structure.linear:
         columns = checkpoint.tensors[weight.source].shape[1]
         (unaligned if columns % level.group_size else fits).append(weight)
@@ -197,8 +199,6 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
 
 def quantization_config(level: IntLevel, *, ignore: list[str]) -> dict[str, Any]:
     """``quantization_config`` of config.json, as compressed-tensors 0.20 writes it."""
-    from importlib.metadata import version
-
     weights = {
         "num_bits": level.bits,
         "type": "int",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
+from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json
 from slipway_quantize.report import Outcome, write_report
 from slipway_quantize.stage import QuantizeParams
@@ -26,10 +28,12 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     copy_companions(source, target)
     write = _write_pytorch if params.format == "pytorch" else _write_onnx
     outcome = write(source, target, params, ctx)
-    settings = {"format": params.format, "level": params.level}
+    settings: dict[str, Any] = {"format": params.format, "level": params.level}
     if params.level in BITS:
         settings |= {"group_size": params.group_size, "packed": params.packed}
     write_report(source, target, outcome, settings=settings, ctx=ctx)
+    if params.check:
+        check_result(source, target, model_format=params.format, ctx=ctx)
 
 
 def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
@@ -49,7 +53,7 @@ def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context
         from slipway_quantize.pytorch_int import IntLevel
 
         level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
-        return write_int(source, target, level, accuracy_level=_accuracy_level(params), ctx=ctx)
+        return write_int(source, target, level, accuracy_level=params.accuracy_level, ctx=ctx)
     if params.level == "bf16":
         raise QuantizationError(
             "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",
@@ -60,12 +64,6 @@ def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context
     from slipway_quantize.onnx_half import write_half
 
     return write_half(source, target, ctx=ctx)
-
-
-def _accuracy_level(params: QuantizeParams) -> int:
-    if params.accuracy_level is not None:
-        return params.accuracy_level
-    return 4 if params.level == "int4" else 1
 
 
 def _refuse_quantized(source: Path) -> None:

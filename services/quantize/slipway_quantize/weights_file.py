@@ -20,7 +20,7 @@ from slipway_quantize.checkpoint import DTYPE_NAMES, TensorInfo
 
 def tensor_bytes(values: Tensor) -> memoryview:
     """The tensor's data as little-endian bytes."""
-    return memoryview(values.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return values.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -50,8 +50,8 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
         "inputs": [_describe(tensor) for tensor in inputs],
         "outputs": [_describe(tensor) for tensor in outputs],
-        "engines": [],
     }
+    engines: list[dict[str, Any]] = []
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
         config = _config(trt, builder, choice, name)
@@ -59,16 +59,18 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         config.progress_monitor = make_monitor(trt, ctx, label=name)
         errors.clear()
         _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
-        description["engines"].append(
+        engines.append(
             {"target": name, "file": engine.name, "size_bytes": engine.stat().st_size, "sha256": _digest(engine, ctx)}
         )
     _copy_companions(source, target)
-    (target / "engine.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    (target / "engine.json").write_text(
+        json.dumps({**description, "engines": engines}, indent=2) + "\n", encoding="utf-8"
+    )
     ctx.record(
         builder=choice.library,
         builder_version=choice.version,
         targets=list(choice.targets),
-        size_after_bytes=sum(engine["size_bytes"] for engine in description["engines"]),
+        size_after_bytes=sum(engine["size_bytes"] for engine in engines),
     )
 
 

@@ -23,7 +23,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
         trt.ILogger.Severity.VERBOSE: logging.DEBUG,
     }
 
-    class BuildLogger(trt.ILogger):  # type: ignore[misc]
+    class BuildLogger(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -39,7 +39,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
 def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
     """A progress monitor that reports the outermost phases, and ends the build when the attempt is cancelled."""
 
-    class BuildMonitor(trt.IProgressMonitor):  # type: ignore[misc]
+    class BuildMonitor(trt.IProgressMonitor):
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self._steps: dict[str, int] = {}

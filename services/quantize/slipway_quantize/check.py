@@ -1,0 +1,110 @@
+"""A last look at the result: does it load, and does it compute numbers? How good they are is validate's question."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+from slipway_quantize.companions import read_json
+from slipway_quantize.onnx_folder import GRAPH_FILE
+from slipway_quantize.report import weight_bytes
+
+_TOKENS = 4
+
+
+def check_result(source: Path, target: Path, *, model_format: str, ctx: Context) -> None:
+    """Load ``target`` and run it once on a few tokens, if that fits into the attempt's memory.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_FAILED`` if it does not load, ``NON_FINITE_OUTPUT`` if logits are NaN or infinite.
+    """
+    # Loaders hold the stored and the computed form of the weights side by side.
+    needed = weight_bytes(source) + weight_bytes(target)
+    if needed > ctx.max_memory_bytes:
+        ctx.log.info(
+            f"not run: loading takes about {needed >> 20} MiB, the attempt may use {ctx.max_memory_bytes >> 20}"
+        )
+        ctx.record(check="skipped: too large for the attempt's memory")
+        return
+    ctx.progress("check", done=0, total=1, unit="forward passes")
+    logits = _run_pytorch(target) if model_format == "pytorch" else _run_onnx(target, ctx)
+    if not np.isfinite(logits).all():
+        raise QuantizationError(
+            f"the result's logits hold {int((~np.isfinite(logits)).sum())} values that are NaN or infinite",
+            reason="NON_FINITE_OUTPUT",
+            remedy="this model's activations exceed the level's range: use bf16 (PyTorch), int8 or int4",
+        )
+    ctx.record(check="passed")
+
+
+def _tokens(target: Path) -> Any:
+    config = read_json(target / "config.json")
+    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or _TOKENS
+    return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
+
+
+def _run_pytorch(target: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.from_numpy(_tokens(target))
+    try:
+        # Loading draws progress bars, which belong on no stage's output.
+        with contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
+            model = AutoModelForCausalLM.from_pretrained(target, local_files_only=True)
+            return model(tokens).logits.float().numpy()
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        raise _does_not_load("transformers", error) from error
+
+
+def _run_onnx(target: Path, ctx: Context) -> Any:
+    import onnxruntime as ort
+    from onnxruntime.capi import onnxruntime_pybind11_state as states
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = max(1, ctx.threads)
+    options.log_severity_level = 3
+    failures = (
+        states.Fail,
+        states.InvalidArgument,
+        states.InvalidGraph,
+        states.NotImplemented,
+        states.RuntimeException,
+    )
+    try:
+        session = ort.InferenceSession(target / GRAPH_FILE, options, providers=["CPUExecutionProvider"])
+        return session.run(["logits"], _feeds(session, _tokens(target)))[0].astype(np.float32)
+    except failures as error:
+        raise _does_not_load("ONNX Runtime", error) from error
+
+
+def _feeds(session: Any, tokens: Any) -> dict[str, Any]:
+    """A prompt without a past. tokens: (1, sequence)."""
+    known = {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "position_ids": np.arange(tokens.shape[1], dtype=np.int64)[None],
+    }
+    feeds = {}
+    for wanted in session.get_inputs():
+        if wanted.name in known:
+            feeds[wanted.name] = known[wanted.name]
+        else:  # past_key_values.N.key|value: (batch, heads, past, head width)
+            dtype = np.float16 if wanted.type == "tensor(float16)" else np.float32
+            feeds[wanted.name] = np.zeros((1, wanted.shape[1], 0, wanted.shape[3]), dtype)
+    return feeds
+
+
+def _does_not_load(loader: str, error: Exception) -> QuantizationError:
+    return QuantizationError(
+        f"{loader} cannot run the result: {' '.join(str(error).split())[:500]}",
+        reason="QUANTIZATION_FAILED",
+        remedy="report this with the model's config.json; level fp16 or bf16 may work meanwhile",
+        about={"loader": loader},
+    )
