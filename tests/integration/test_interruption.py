@@ -9,10 +9,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
+
 import tiny_models
 from cli import slipway, start
 
@@ -75,7 +76,7 @@ def ran(seen: list[dict[str, Any]]) -> set[str]:
 class Journal:
     """What was carried out over all runs of one project."""
 
-    finished: set[str] = set()
+    finished: ClassVar[set[str]] = set()
 
 
 @pytest.mark.parametrize("task", TASKS)
