@@ -13,13 +13,14 @@ import json
 import os
 import platform
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slipway.artifacts import ArtifactStore
-from slipway.artifacts.files import reflink
+from slipway.artifacts.files import copy_file, reflink
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
 from slipway.registry import load_stage
@@ -29,6 +30,8 @@ from slipway_protos.v1 import export_pb2 as pb
 
 MANIFEST, LINEAGE, REPORT = "MANIFEST.sha256", "lineage.json", "report.json"
 _MARK = ".slipway-partial-"
+_SMALL_BYTES = 1 << 20
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def deliver(export: pb.Export, target: Path, *, store: ArtifactStore, describe: Callable[[Path], None]) -> bool:
@@ -244,7 +247,11 @@ def _swap(folder: Path, target: Path) -> None:
 
 
 def _own(folder: Path) -> None:
-    """Turn hard links into the store into clones of their own where the file system can; else they stay read-only."""
+    """Give the delivered files a life of their own, so that editing one changes neither the store nor the base model.
+
+    Large files that are read-only stay hard links where the file system cannot clone them; a small or a writable one is
+    copied.
+    """
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.stat().st_nlink == 1:
             continue
@@ -253,7 +260,9 @@ def _own(folder: Path) -> None:
             reflink(path, clone)
         except OSError:
             clone.unlink(missing_ok=True)
-            return
+            if path.stat().st_size > _SMALL_BYTES and not path.stat().st_mode & _WRITABLE:
+                continue
+            copy_file(path, clone)
         clone.chmod(0o644)
         clone.replace(path)
 

@@ -35,6 +35,7 @@ def configure_logs(level: str, *, console: Console | None = None, stream: TextIO
         stream: Where JSON lines go when there is no terminal; standard error by default.
     """
     handler: logging.Handler
+    quiet = console is not None and console.is_terminal and level == "info"
     if console is not None and console.is_terminal:
         handler = _terminal_handler(console)
     else:
@@ -46,6 +47,8 @@ def configure_logs(level: str, *, console: Console | None = None, stream: TextIO
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
+    for name in ("slipway.coordinator", "slipway.worker"):  # the live view shows what these say step by step
+        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.NOTSET)
 
 
 class JsonFormatter(logging.Formatter):

@@ -36,6 +36,8 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
         call()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
+        if code == EXIT_INTERRUPTED:  # typer's answer to KeyboardInterrupt
+            return _say_failure(_interrupted(), as_json=as_json)
         if code == EXIT_USAGE and as_json:
             message = f"slipway {' '.join(words)} is not a valid command; see slipway --help"
             _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})

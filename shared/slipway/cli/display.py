@@ -20,6 +20,9 @@ from slipway_protos.v1 import export_pb2 as pb
 _LINE_SECONDS = 1.0
 """At most one progress line per task and second."""
 
+_UNCHANGED_SECONDS = 10.0
+"""A task whose progress does not change says so this often."""
+
 _log = logging.getLogger("slipway.task")
 
 
@@ -85,7 +88,7 @@ class LineDisplay:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._rows = Rows()
-        self._said: dict[str, float] = {}
+        self._said: dict[str, tuple[float, object]] = {}
         self._state = ""
 
     def __enter__(self) -> Self:
@@ -107,14 +110,22 @@ class LineDisplay:
         _pass_on(event)
 
     def note(self, message: str) -> None:
-        """Write a line."""
-        self._write({"event": "note", "message": message})
+        """Write a line, unless one was written just now or there is nothing to say."""
+        if message and self._due("", message.partition(":")[0]):
+            self._write({"event": "note", "message": message})
 
     def _progress(self, row: Row) -> None:
-        now = time.monotonic()
-        if now - self._said.get(row.task, 0.0) >= _LINE_SECONDS:
-            self._said[row.task] = now
+        if self._due(row.task, (row.attempt, row.phase, row.done, row.total)):
             self._write({"event": "progress", **_progress_facts(row)})
+
+    def _due(self, about: str, what: object) -> bool:
+        """Whether something new, or something not said for long, may be said about a task now."""
+        now = time.monotonic()
+        said, before = self._said.get(about, (-_UNCHANGED_SECONDS, None))
+        if now - said < (_LINE_SECONDS if what != before else _UNCHANGED_SECONDS):
+            return False
+        self._said[about] = (now, what)
+        return True
 
     def _write(self, document: dict[str, object]) -> None:
         self._stream.write(json.dumps({"time": round(time.time(), 3), **document}) + "\n")
@@ -154,7 +165,7 @@ class StageReporter:
         """Pass a stage's log line on."""
         self._display.event(pb.ExportEvent(log=pb.LogLine(task=self._name, level=level, message=message)))
 
-    def _export(self, state: int) -> None:
+    def _export(self, state: pb.TaskState) -> None:
         attempt = pb.Attempt(number=1, state=state)
         attempt.start_time.GetCurrentTime()
         if state != pb.TASK_STATE_RUNNING:
@@ -195,7 +206,7 @@ def _progress_facts(row: Row) -> dict[str, object]:
         "done": row.done,
         "total": row.total,
         "unit": row.unit,
-        "per_second": None if row.rate is None else round(row.rate, 1),
+        "per_second": round(row.rate, 1) if row.rate else None,
         "memory_bytes": row.memory_bytes,
         "remaining_seconds": None if remaining is None else round(remaining, 1),
     }

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
+import pydantic
+
 from slipway.artifacts import LocalStore
 from slipway.cli.display import Display
 from slipway.cli.identity import export_identity
@@ -17,7 +19,7 @@ from slipway.cli.sources import Sources, find_sources, store_sources
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.delivery import check_target, deliver
-from slipway.errors import ModelExportError
+from slipway.errors import ArtifactError, ModelExportError
 from slipway.outcome import VALIDATION, delivered_formats, export_result
 from slipway.result import ExportResult
 from slipway.settings import Settings
@@ -155,4 +157,11 @@ def _validation(export: pb.Export, store: LocalStore) -> ValidationReport | None
         return None
     with tempfile.TemporaryDirectory(prefix="slipway-validation-") as scratch:
         folder = store.fetch(digest, Path(scratch) / VALIDATION)
-        return ValidationReport.model_validate_json((folder / FILE_NAME).read_bytes())
+        try:
+            return ValidationReport.model_validate_json((folder / FILE_NAME).read_bytes())
+        except pydantic.ValidationError as error:
+            raise ArtifactError(
+                f"the stored validation report {digest} was written by another version of Slipway",
+                reason="ARTIFACT_INVALID",
+                remedy="use a new SLIPWAY_HOME, or remove it from the store: slipway cache gc --older-than 0s",
+            ) from error
