@@ -57,7 +57,12 @@ def _run_pytorch(target: Path) -> Any:
     try:
         # Loading draws progress bars, which belong on no stage's output.
         with contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
-            model = AutoModelForCausalLM.from_pretrained(target, local_files_only=True)
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                target, local_files_only=True, output_loading_info=True
+            )
+            lost = {kind: sorted(map(str, names)) for kind, names in loading.items() if names}
+            if lost:
+                raise ValueError(f"weights do not fit the model: {lost}")
             return model(tokens).logits.float().numpy()
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         raise _does_not_load("transformers", error) from error

@@ -10,7 +10,7 @@ import torch
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.check import check_result
-from slipway_quantize.companions import copy_companions, read_json
+from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.report import Outcome, write_report
 from slipway_quantize.stage import QuantizeParams
 
@@ -31,6 +31,8 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     if params.level in BITS:
         settings |= {"group_size": params.group_size, "packed": params.packed}
+    if params.format == "onnx":
+        _note_precision(target / "onnx_export.json", params.level)
     write_report(source, target, outcome, settings=settings, ctx=ctx)
     if params.check:
         check_result(source, target, model_format=params.format, ctx=ctx)
@@ -64,6 +66,12 @@ def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context
     from slipway_quantize.onnx_half import write_half
 
     return write_half(source, target, ctx=ctx)
+
+
+def _note_precision(path: Path, level: str) -> None:
+    """The copied description of the export must not go on calling the model float32."""
+    if path.is_file():
+        write_json(path, {**read_json(path), "precision": level})
 
 
 def _refuse_quantized(source: Path) -> None:

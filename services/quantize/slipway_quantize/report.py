@@ -31,29 +31,26 @@ class Outcome:
     weight_energy: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def relative_error(self) -> float:
-        """Root of the added squared error relative to the weights' own; 0 without quantized weights."""
-        return (self.error_energy / self.weight_energy) ** 0.5 if self.weight_energy else 0.0
-
 
 def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict[str, Any], ctx: Context) -> None:
     """Write ``quantization.json`` into ``target`` and record its facts.
 
-    Sizes are of the weight files alone, in bytes; ``reduction`` is the share saved (0.5 = half the size).
+    Sizes are of the weight files alone, in bytes; ``reduction`` is the share saved (0.5 = half the size);
+    ``relative_weight_error`` is the root of the error's energy by the weights' own.
     """
     before, after = weight_bytes(source), weight_bytes(target)
     reduction = round(1 - after / before, 4) if before else 0.0
-    facts = {
+    facts: dict[str, Any] = {
         "method": outcome.method,
         "size_before_bytes": before,
         "size_after_bytes": after,
         "reduction": reduction,
         "tensors_quantized": len(outcome.quantized),
         "tensors_kept": len(outcome.kept),
-        "relative_weight_error": round(outcome.relative_error, 6),
         **outcome.details,
     }
+    if outcome.weight_energy:
+        facts["relative_weight_error"] = round((outcome.error_energy / outcome.weight_energy) ** 0.5, 6)
     tensors = {"quantized": sorted(outcome.quantized), "kept": dict(sorted(outcome.kept.items()))}
     write_json(target / "quantization.json", {**settings, **facts, "tensors": tensors})
     ctx.record(**facts)

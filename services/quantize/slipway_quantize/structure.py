@@ -76,8 +76,14 @@ def meta_model(config: Any) -> torch.nn.Module:
 
 
 def inspect(config: Any, tensors: dict[str, TensorInfo]) -> Structure:
-    """The linear layers of ``config``'s model whose weights ``tensors`` has, directly or through a tie."""
+    """The linear layers of ``config``'s model whose weights ``tensors`` has, directly or through a tie.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if the model is no causal language model, or rearranges the
+            checkpoint's weights when it loads them.
+    """
     model = meta_model(config)
+    _require_same_names(config, model, tensors)
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     linear = []
     for module, layer in model.named_modules():
@@ -89,3 +95,17 @@ def inspect(config: Any, tensors: dict[str, TensorInfo]) -> Structure:
             linear.append(LinearWeight(module=module, source=source))
     dtype = getattr(config, "dtype", None)
     return Structure(linear=tuple(linear), dtype=dtype if isinstance(dtype, torch.dtype) else None)
+
+
+def _require_same_names(config: Any, model: torch.nn.Module, tensors: dict[str, TensorInfo]) -> None:
+    """Refuse models whose weights transformers fuses while loading: it would not find the quantized ones."""
+    known = set(model.state_dict())
+    fused = sorted(name for name, info in tensors.items() if len(info.shape) > 1 and name not in known)
+    if fused:
+        raise QuantizationError(
+            f"{len(fused)} weights of this {config.model_type} model are fused when it is loaded (experts), first "
+            f"{fused[0]!r}; they are not quantized by this version",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="use level bf16 or fp16",
+            about={"tensor": fused[0], "model_type": config.model_type},
+        )

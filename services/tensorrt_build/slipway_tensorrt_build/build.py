@@ -38,19 +38,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     builder.max_threads = max(1, ctx.threads)
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, source / _GRAPH, ctx)
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    outputs = [network.get_output(index) for index in range(network.num_outputs)]
-    profile = plan_profile(
-        {tensor.name: tuple(tensor.shape) for tensor in inputs}, params, positions=_positions(source)
-    )
-    description = {
-        "builder": choice.library,
-        "builder_version": choice.version,
-        "onnx": {name: _digest(source / name, ctx) for name in _graph_files(source)},
-        "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
-        "inputs": [_describe(tensor) for tensor in inputs],
-        "outputs": [_describe(tensor) for tensor in outputs],
-    }
+    profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=_positions(source))
     engines: list[dict[str, Any]] = []
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
@@ -59,19 +47,37 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         config.progress_monitor = make_monitor(trt, ctx, label=name)
         errors.clear()
         _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
-        engines.append(
-            {"target": name, "file": engine.name, "size_bytes": engine.stat().st_size, "sha256": _digest(engine, ctx)}
-        )
+        size = engine.stat().st_size
+        engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": _digest(engine, ctx)})
     _copy_companions(source, target)
-    (target / "engine.json").write_text(
-        json.dumps({**description, "engines": engines}, indent=2) + "\n", encoding="utf-8"
-    )
+    description = {
+        "builder": choice.library,
+        "builder_version": choice.version,
+        "engines": engines,
+        "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
+        **_interface(network),
+        "onnx": {name: _digest(source / name, ctx) for name in _graph_files(source)},
+    }
+    (target / "engine.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     ctx.record(
         builder=choice.library,
         builder_version=choice.version,
         targets=list(choice.targets),
         size_after_bytes=sum(engine["size_bytes"] for engine in engines),
     )
+
+
+def _inputs(network: Any) -> list[Any]:
+    return [network.get_input(index) for index in range(network.num_inputs)]
+
+
+def _interface(network: Any) -> dict[str, Any]:
+    """Inputs and outputs, taken from the network: reading them from an engine would need the GPU's driver."""
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    return {
+        "inputs": [_describe(tensor) for tensor in _inputs(network)],
+        "outputs": [_describe(tensor) for tensor in outputs],
+    }
 
 
 def _import(choice: Choice) -> Any:
