@@ -204,6 +204,7 @@ class Limits(_Value):
         top1_agreement: Least share of positions with the same first token.
         perplexity_ratio: Perplexity may be at most this multiple of the reference's.
         case_mean_kl: Mean KL of a shape case (few positions, so it scatters more).
+        adapter_strength_error: How far the adapter's strength may be from 1.
     """
 
     level: str
@@ -212,6 +213,7 @@ class Limits(_Value):
     top1_agreement: float
     perplexity_ratio: float
     case_mean_kl: float
+    adapter_strength_error: float
 
 
 class OutputValidation(_Value):
@@ -229,6 +231,8 @@ class OutputValidation(_Value):
         to_reference: Logits against base + adapter.
         to_merged: Logits against the merged model; None for the merged model itself, or when it is no output.
         to_base: Logits against the base without adapter: an output close to this has lost the adapter.
+        adapter_strength: Share of the adapter's effect on the logits that the output has: 1 is right, 0 is the base
+            model; a scale wrong by a tenth moves it by about 0.05, rounding to 4 bits by less than 0.01.
         greedy: Greedy continuations against the reference's.
         perplexity: Perplexity on the windows, exp of the mean negative log-likelihood per token.
         reference_perplexity: The reference's, on the same tokens.
@@ -253,6 +257,7 @@ class OutputValidation(_Value):
     to_reference: LogitComparison | None = None
     to_merged: LogitComparison | None = None
     to_base: LogitComparison | None = None
+    adapter_strength: float | None = None
     greedy: GreedyComparison | None = None
     perplexity: float | None = None
     reference_perplexity: float | None = None

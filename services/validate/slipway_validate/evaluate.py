@@ -15,8 +15,8 @@ from slipway_validate import explain, folders
 from slipway_validate.cases import native_case
 from slipway_validate.compare import CaseLogits, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judge import Judge
-from slipway_validate.limits import coarser, level_of
-from slipway_validate.numerics import Ints, perplexity
+from slipway_validate.limits import coarser, own_level
+from slipway_validate.numerics import Ints, adapter_strength, logit_scale, perplexity
 from slipway_validate.protocol import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, RunSpec
 
 MERGED = "pytorch"
@@ -42,23 +42,35 @@ class ReferenceRun:
         folder: Its runner's folder.
         result: What its runner answered.
         tokens: The windows, (N, T).
+        merged_level: Row of the limits for what the merge writes.
         perplexity: Its perplexity.
+        base_perplexity: Without the adapter.
+        adapter_effect_kl: Mean KL(reference ‖ base), nats per token.
         logit_scale: Root mean square of its logits, at least 1.
         noise: Its arithmetic noise, logits.
-        merged_level: Row of the limits for what the merge writes.
     """
 
     folder: Path
     result: RunResult
     tokens: Ints
-    perplexity: float | None
-    logit_scale: float
-    noise: float | None
     merged_level: str
+    perplexity: float | None = None
+    base_perplexity: float | None = None
+    adapter_effect_kl: float | None = None
+    logit_scale: float = 1.0
+    noise: float | None = None
 
-    def completed(self, *, perplexity: float | None, logit_scale: float, noise: float | None) -> ReferenceRun:
-        """This run with the figures that its logits gave."""
-        return replace(self, perplexity=perplexity, logit_scale=logit_scale, noise=noise)
+    def completed(self, *, noise: float | None) -> ReferenceRun:
+        """This run with the figures that its logits give."""
+        logits, base = self.logits, self.base_logits
+        return replace(
+            self,
+            perplexity=perplexity(logits, self.tokens),
+            base_perplexity=perplexity(base, self.tokens),
+            adapter_effect_kl=compare_windows(logits, base).mean_kl,
+            logit_scale=logit_scale(logits),
+            noise=noise,
+        )
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -111,10 +123,14 @@ class Evaluator:
             message = f"its logits have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
             return unusable(started, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._measured(started, reference, spec=spec, result=result, run_folder=run_folder)
-        own = level_of(measured.engine.stored_dtype if measured.engine else "")
+        own = own_level(measured.engine)
         limits = self._limits[coarser(own, reference.merged_level)]
-        judge = Judge(limits, self._limits[own], logit_scale=reference.logit_scale, noise=reference.noise)
-        verdict = self._verdict(measured.model_copy(update={"limits": limits}), result, judge)
+        effect = reference.adapter_effect_kl
+        judge = Judge(
+            limits, self._limits[own], logit_scale=reference.logit_scale, noise=reference.noise, effect=effect
+        )
+        measured = measured.model_copy(update={"limits": limits, "notes": judge.notes()})
+        verdict = self._verdict(measured, result, judge)
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)
         else:
@@ -146,6 +162,7 @@ class Evaluator:
                 "to_merged": compare_windows(load_logits(self.merged.folder / LOGITS_FILE), own)
                 if self.merged
                 else None,
+                "adapter_strength": adapter_strength(reference.base_logits, reference.logits, own),
                 "perplexity": perplexity(own, reference.tokens),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),

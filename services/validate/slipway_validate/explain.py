@@ -71,6 +71,12 @@ def _cause(
             "it agrees with the merged model, which itself differs from base + adapter",
             "the merge is at fault, not this format: see what is said of pytorch",
         )
+    if "adapter_strength_error" in names and output.adapter_strength is not None:
+        strength = f"{output.adapter_strength:.3g} times the adapter's effect instead of 1"
+        return (
+            f"it has {strength}: a wrong scale (lora_alpha, r, rsLoRA), or some of the adapter's tensors left out",
+            "merge again; check lora_alpha, r and the patterns in adapter_config.json",
+        )
     return _distance_cause(output)
 
 

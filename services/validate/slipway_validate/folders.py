@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from slipway.errors import CheckpointValidationError
+from slipway.safetensors_file import read_safetensors
 
 SAFETENSORS_NAMES = {
     "F64": "float64",
@@ -22,9 +24,6 @@ SAFETENSORS_NAMES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-MAX_HEADER_BYTES = 100 << 20
-"""What the safetensors format allows."""
-LEVELS = ("fp16", "bf16", "int8", "int4")
 LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
@@ -71,25 +70,13 @@ def safetensors_dtype(folder: Path) -> str:
     """The data type that most bytes of a folder's safetensors files have, empty without such files."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
-        for entry in _header(path).values():
-            begin, end = entry.get("data_offsets", (0, 0))
-            counts[str(entry.get("dtype", ""))] += end - begin
+        try:
+            tensors = read_safetensors(path).tensors
+        except CheckpointValidationError:  # loading it will say what is wrong with it
+            continue
+        for tensor in tensors.values():
+            counts[tensor.dtype] += tensor.nbytes
     if not counts:
         return ""
     most = max(sorted(counts), key=lambda dtype: counts[dtype])
     return SAFETENSORS_NAMES.get(most, most.lower())
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        start = file.read(8)
-        if len(start) < 8:
-            return {}
-        length = struct.unpack("<Q", start)[0]
-        if length > MAX_HEADER_BYTES:
-            return {}
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            return {}
-    return {name: entry for name, entry in header.items() if name != "__metadata__"} if isinstance(header, dict) else {}

@@ -19,13 +19,30 @@ class Judge:
         merged_limits: Limits against the merged model, which differ where the merged weights are rounded themselves.
         logit_scale: The reference's.
         noise: The reference's arithmetic noise, logits.
+        effect: Mean KL(reference ‖ base): how much the adapter matters on this text, nats per token.
     """
 
-    def __init__(self, limits: Limits, merged_limits: Limits, *, logit_scale: float, noise: float | None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        merged_limits: Limits,
+        *,
+        logit_scale: float,
+        noise: float | None,
+        effect: float | None = None,
+    ) -> None:
         self._limits = limits
         self._merged_limits = merged_limits
         self._scale = logit_scale
         self._noise = noise
+        # Where rounding may move the model further than the adapter does, the adapter's strength drowns in it.
+        self._sees_adapter = effect is not None and effect >= limits.mean_kl
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on what could not be judged."""
+        if self._sees_adapter:
+            return ()
+        return ("the adapter hardly matters on this text, so its strength was not judged: give text of its own kind",)
 
     def checks(self, output: OutputValidation, *, non_finite: int) -> tuple[Check, ...]:
         """Every check that the output's figures allow."""
@@ -38,6 +55,11 @@ class Judge:
         if output.reference_perplexity is not None:
             ratio = None if output.perplexity is None else output.perplexity / output.reference_perplexity
             found.append(_at_most("perplexity_ratio", ratio, self._limits.perplexity_ratio, unit="ratio"))
+        if output.to_base and self._sees_adapter:
+            strength = output.adapter_strength
+            error = None if strength is None else abs(strength - 1)
+            limit = self._limits.adapter_strength_error
+            found.append(_at_most("adapter_strength_error", error, limit, unit="share"))
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from slipway.stage import Context
 from slipway.validation import Engine, Reference
 from slipway_validate import process
-from slipway_validate.compare import CaseLogits, compare_case, compare_windows
+from slipway_validate.compare import CaseLogits, compare_case
 from slipway_validate.evaluate import MERGED, ReferenceRun
 from slipway_validate.folders import stored_dtype
 from slipway_validate.limits import level_of
-from slipway_validate.numerics import logit_scale, perplexity
 from slipway_validate.preparation import Prepared, require
 from slipway_validate.protocol import Spec
 from slipway_validate.stage import ValidateParams
@@ -46,34 +43,26 @@ def run_reference(
         folder=folder,
         result=result,
         tokens=prepared.tokens,
-        perplexity=None,
-        logit_scale=1.0,
-        noise=None,
         merged_level=level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"])),
     )
     logits = run.logits
     where = CaseLogits(folder, logits, logits)
     cases = [compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases]
-    return run.completed(
-        perplexity=perplexity(logits, prepared.tokens),
-        logit_scale=logit_scale(logits),
-        noise=max((case.self_max_abs_diff or 0.0 for case in cases), default=None),
-    )
+    return run.completed(noise=max((case.self_max_abs_diff or 0.0 for case in cases), default=None))
 
 
 def describe(run: ReferenceRun | None) -> Reference:
     """For the report; None when outputs were not compared."""
     if run is None:
         return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
-    base: np.ndarray = run.base_logits
     return Reference(
         description=DESCRIPTION,
         architecture=run.result.architecture,
         adapter=run.result.adapter,
         engine=run.result.engine or Engine(runtime="transformers"),
         perplexity=run.perplexity,
-        base_perplexity=perplexity(base, run.tokens),
-        adapter_effect_kl=compare_windows(run.logits, base).mean_kl,
+        base_perplexity=run.base_perplexity,
+        adapter_effect_kl=run.adapter_effect_kl,
         logit_scale=run.logit_scale,
         arithmetic_noise=run.noise,
         memory=run.result.memory,

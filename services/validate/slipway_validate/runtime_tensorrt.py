@@ -86,7 +86,7 @@ class TensorRTModel:
             runtime="tensorrt",
             version=f"{library.__name__} {library.__version__}",
             provider=self.device,
-            stored_dtype=stored,
+            stored_dtype=stored or self.native_dtype,
             compute_dtype=self.native_dtype,
             native_dtype=self.native_dtype,
         )

@@ -81,6 +81,18 @@ def test_skipped_cases_are_not_judged() -> None:
     assert {check.against for check in found.failed_checks} == {"reference", "itself"}
 
 
+def test_adapter_strength_is_judged_only_where_it_can_be_seen() -> None:
+    weak = OutputValidation(name="onnx", format="onnx", status=OutputStatus.PASSED)
+    weak = weak.model_copy(update={"to_base": comparison(0.3), "adapter_strength": 0.9})
+    seen = Judge(LIMITS["int4"], LIMITS["int4"], logit_scale=1.0, noise=None, effect=0.3)
+    drowned = Judge(LIMITS["int4"], LIMITS["int4"], logit_scale=1.0, noise=None, effect=0.01)
+    failed = [check.name for check in seen.checks(weak, non_finite=0) if not check.passed]
+    assert failed == ["adapter_strength_error"]
+    assert all(check.passed for check in drowned.checks(weak, non_finite=0))
+    assert drowned.notes()
+    assert not seen.notes()
+
+
 def test_levels() -> None:
     assert level_of("bfloat16") == "bfloat16"
     assert level_of("float8_e4m3") == "float32"

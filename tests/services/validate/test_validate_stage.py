@@ -42,12 +42,15 @@ def broken_outputs(tiny: Models, onnx: Path) -> dict[str, Path]:
     engine.mkdir()
     (engine / "model.sm89.engine").write_bytes(b"engine")
     (engine / "engine.json").write_text(json.dumps({"builder": "tensorrt_rtx"}))
+    weak = tiny.scaled("weak", 0.92)
+    (weak / "quantization.json").write_text(json.dumps({"level": "int4"}))
     perturbed = tiny.variant("perturbed", lambda m: m.model.layers[0].self_attn.v_proj.weight.mul_(1.01))
     rounded = tiny.variant("rounded", make_int4)
     (rounded / "quantization.json").write_text(json.dumps({"level": "fp16"}))
     return {
         "pytorch-perturbed": perturbed,
         "pytorch-scaled": tiny.scaled("scaled", 1.5),
+        "pytorch-int4": weak,
         "pytorch-base": tiny.without_adapter("lost"),
         "pytorch-nan": nan,
         "pytorch-truncated": truncated,
@@ -102,6 +105,7 @@ class TestOneValidation:
         assert merged.to_reference.max_abs_diff is not None
         assert 0 <= merged.to_reference.max_abs_diff < 1e-5 * report.reference.logit_scale
         assert merged.to_reference.top1_agreement == 1
+        assert merged.adapter_strength == pytest.approx(1, abs=1e-5)
         assert merged.to_reference.tokens == report.inputs.tokens == 4 * 48
         assert merged.greedy is not None
         assert merged.greedy.exact_match_share == 1
@@ -149,6 +153,13 @@ class TestOneValidation:
     def test_wrong_scale(self, report: ValidationReport) -> None:
         assert {("max_abs_diff", "reference"), ("mean_kl", "reference")} <= failed(report, "pytorch-scaled")
         assert "scale" in report.output("pytorch-scaled").explanation
+
+    def test_a_scale_a_little_wrong_shows_even_within_the_kl_of_4_bits(self, report: ValidationReport) -> None:
+        names = {name for name, _ in failed(report, "pytorch-int4")}
+        assert "adapter_strength_error" in names
+        assert not {"mean_kl", "perplexity_ratio"} & names
+        assert report.output("pytorch-int4").adapter_strength == pytest.approx(0.95, abs=0.02)
+        assert "times the adapter's effect" in report.output("pytorch-int4").explanation
 
     def test_lost_adapter_is_recognised(self, report: ValidationReport) -> None:
         output = report.output("pytorch-base")
