@@ -117,7 +117,15 @@ def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
             remedy="ask for another opset or engine",
             about={"engine": engine.name, "opset": opset, "written": written.get("")},
         )
-    onnx.checker.check_model(str(path))
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise ONNXExportError(
+            f"engine {engine.name} wrote a graph that is not valid in opset {opset}: {str(error).splitlines()[0]}",
+            reason="EXPORT_ENGINE_FAILED",
+            remedy="use another engine or opset",
+            about={"engine": engine.name, "opset": opset},
+        ) from error
 
 
 def _prove(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Context) -> dict[str, Any]:

@@ -98,11 +98,11 @@ def _split_gemms(graph: ir.Graph, bound: Mapping[str, torch.Tensor]) -> None:
             continue
         attributes = node.attributes
         scaled = attributes.get_float("alpha", 1.0) != 1.0 or attributes.get_float("beta", 1.0) != 1.0
-        if node.inputs[1].name not in bound or attributes.get_int("transA", default=0) or scaled:
+        if node.inputs[1].name not in bound or attributes.get_int("transA") or scaled:
             continue
         steps: list[ir.Node] = []
         weight = node.inputs[1]
-        if attributes.get_int("transB", default=0):
+        if attributes.get_int("transB"):
             steps.append(ir.node("Transpose", [weight], {"perm": [1, 0]}))
             weight = steps[-1].outputs[0]
         steps.append(ir.node("MatMul", [node.inputs[0], weight]))

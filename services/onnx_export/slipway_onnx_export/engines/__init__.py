@@ -71,7 +71,7 @@ _HERE = __name__
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("mobius", (23, 24), {"onnxruntime": 23}, f"{_HERE}.mobius"),
+        Engine("mobius", tuple(range(14, 25)), {"onnxruntime": 23, "tensorrt": 20}, f"{_HERE}.mobius"),
         Engine("dynamo", tuple(range(18, 24)), {"onnxruntime": 23, "tensorrt": 20}, f"{_HERE}.dynamo"),
         Engine("legacy", tuple(range(14, 18)), {"onnxruntime": 17, "tensorrt": 17}, f"{_HERE}.legacy"),
     )

@@ -12,6 +12,7 @@ from mobius._registry import registry
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.lowering import lower
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 
@@ -37,7 +38,7 @@ def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
     model = package["model"]
     # Bodies of ONNX Runtime's own operators, for runtimes without them; written in an opset of their own.
     model.functions.clear()
-    model.graph.opset_imports[""] = request.opset
+    lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
     return EngineGraph(model=model, weights=weights)
 
