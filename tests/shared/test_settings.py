@@ -1,0 +1,40 @@
+"""Settings of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipway.errors import ConfigurationError
+from slipway.settings import Settings
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = Settings.from_environment({})
+    assert settings.home == Path("/home/somebody/.cache/slipway")
+    assert settings.scratch == settings.home / "scratch"
+    assert settings.store_path == settings.home / "store"
+    assert (settings.coordinator, settings.tracing, settings.log_level) == ("", "", "info")
+
+
+def test_variables() -> None:
+    settings = Settings.from_environment(
+        {
+            "SLIPWAY_HOME": "/srv/slipway",
+            "SLIPWAY_SCRATCH": "/fast",
+            "SLIPWAY_COORDINATOR": "host:7070",
+            "SLIPWAY_TRACING": "OTLP",
+            "SLIPWAY_LOG_LEVEL": "debug",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
+        }
+    )
+    assert (settings.home, settings.scratch) == (Path("/srv/slipway"), Path("/fast"))
+    assert (settings.coordinator, settings.tracing, settings.log_level) == ("host:7070", "otlp", "debug")
+    assert settings.otlp_endpoint == "http://collector:4317"
+
+
+def test_an_impossible_value_names_the_variable() -> None:
+    with pytest.raises(ConfigurationError, match=r"SLIPWAY_TRACING.*'jaeger'.*otlp, console"):
+        Settings.from_environment({"SLIPWAY_TRACING": "jaeger"})
