@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.sample.base import native_bfloat16
 from slipway.sample.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def _arguments(folder: Path, *, recipe: Recipe, seed: int) -> TrainingArguments:
         save_strategy="steps",
         save_steps=recipe.save_steps,
         use_cpu=True,
+        bf16=native_bfloat16(),
         seed=seed,
         dataloader_pin_memory=False,
         report_to="none",

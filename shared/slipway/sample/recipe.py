@@ -22,6 +22,7 @@ class Recipe:
         sequence: Tokens of one training sequence.
         base_steps: Optimizer steps of the base model.
         base_learning_rate: Its peak learning rate.
+        embedding_learning_rate: The same for its embedding: most tokens are rare, and their rows have few steps to move.
         adapter_steps: Optimizer steps of the adapter.
         adapter_learning_rate: Its peak learning rate.
         save_steps: Steps between two checkpoints of the adapter.
@@ -39,8 +40,9 @@ class Recipe:
     max_positions: int = 1024
     batch: int = 4
     sequence: int = 128
-    base_steps: int = 300
-    base_learning_rate: float = 1.5e-3
+    base_steps: int = 400
+    base_learning_rate: float = 1e-3
+    embedding_learning_rate: float = 8e-3
     adapter_steps: int = 100
     adapter_learning_rate: float = 5e-3
     save_steps: int = 50

@@ -22,8 +22,8 @@ RUN = "qwen3-finetuned"
 
 # Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
 _THREADS = 2
-# Enough for a stable perplexity; the whole text would take as long as a part of the training.
-_MEASURED_TOKENS = 8192
+# Windows a perplexity is measured on, spread over the text; all of it would take a good part of the training's time.
+_MEASURED_WINDOWS = 64
 
 
 class Measured(BaseModel):
@@ -138,7 +138,8 @@ def _perplexity(
     from slipway.sample.base import perplexity
     from slipway.sample.tokenizer import token_stream
 
-    return perplexity(model, token_stream(tokenizer, texts)[:_MEASURED_TOKENS], sequence=recipe.sequence)
+    stream = token_stream(tokenizer, texts)
+    return perplexity(model, stream, sequence=recipe.sequence, windows=_MEASURED_WINDOWS)
 
 
 def _steps(phase: str, total: int, on_progress: Callable[[Progress], None]) -> Callable[[int], None]:
