@@ -71,7 +71,7 @@ def _cause(
             "it agrees with the merged model, which itself differs from base + adapter",
             "the merge is at fault, not this format: see what is said of pytorch",
         )
-    if "adapter_strength_error" in names and output.adapter_strength is not None:
+    if "adapter_strength_error" in names and _strength_explains(output):
         strength = f"{output.adapter_strength:.3g} times the adapter's effect instead of 1"
         return (
             f"it has {strength}: a wrong scale (lora_alpha, r, rsLoRA), or some of the adapter's tensors left out",
@@ -85,6 +85,18 @@ def _is_base(output: OutputValidation) -> bool:
     to_reference = output.to_reference.mean_kl if output.to_reference else None
     to_base = output.to_base.mean_kl if output.to_base else None
     return to_reference is not None and to_base is not None and to_base < to_reference
+
+
+def _strength_explains(output: OutputValidation) -> bool:
+    """Whether the distance to the reference is about what the adapter's wrong strength gives, rather than noise.
+
+    A scale off by s moves the strength by about s / 2 and the KL by about s² of the adapter's effect.
+    """
+    strength, to_base, to_reference = output.adapter_strength, output.to_base, output.to_reference
+    if strength is None or to_base is None or to_reference is None:
+        return False
+    expected = (2 * (strength - 1)) ** 2 * (to_base.mean_kl or 0.0)
+    return (to_reference.mean_kl or 0.0) < 4 * expected
 
 
 def _agrees_with_merged(output: OutputValidation) -> bool:
