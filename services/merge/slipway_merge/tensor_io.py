@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,11 +18,12 @@ TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16
 
 
 class TensorReader:
-    """Reads byte ranges of stored tensors; keeps its files open until it is closed."""
+    """Reads byte ranges of stored tensors; keeps its files open until it is closed. Threads may share it."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._open: dict[Path, int] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> TensorReader:
         return self
@@ -33,10 +35,11 @@ class TensorReader:
 
     def descriptor(self, path: Path) -> int:
         """File descriptor of an input file, open for reading."""
-        if path not in self._open:
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._stack.callback(os.close, self._open[path])
-        return self._open[path]
+        with self._lock:
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._stack.callback(os.close, self._open[path])
+            return self._open[path]
 
     def fill(self, buffer: torch.Tensor, info: TensorInfo, offset: int) -> None:
         """Fill a one-dimensional uint8 buffer with a tensor's bytes from ``offset`` (within the tensor) on.

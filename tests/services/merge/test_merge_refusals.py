@@ -313,7 +313,7 @@ def test_disk_full(make_case, small_disk):
 def test_cancelled(make_case):
     case = make_case("llama", target_modules=["q_proj"])
     ctx = Context(workdir=case.workdir)
-    ctx.on_progress = lambda progress: ctx.cancelled.set() if progress.phase == "merge" else None
+    ctx.on_progress = lambda progress: ctx.cancelled.set()
     with pytest.raises(ModelExportError) as caught:
         STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(), ctx)
     assert caught.value.reason == "CANCELLED"
