@@ -55,7 +55,7 @@ def model_facts(folder: Path, *, why: str) -> ModelFacts:
         cls = getattr(transformers, (config.architectures or ["PreTrainedModel"])[0])
         with torch.device("meta"):
             model = cls._from_config(config)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError, ImportError) as error:
+    except Exception as error:
         raise ModelMergeError(
             f"cannot tell {why}, because transformers cannot build the base model: {error}",
             reason="ADAPTER_UNSUPPORTED",
