@@ -1,0 +1,303 @@
+"""The command line without an export: help, exit codes, JSON, and the commands that need no coordinator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli import Done, environment, slipway
+
+COMMANDS = (
+    *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
+    *("doctor", "checkpoints", "stage", "sample", "verify", "push", "pull", "cache"),
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def in_process(capfd: pytest.CaptureFixture[str], *words: str | Path, home: Path, **more: str) -> Done:
+    """The command through its boundary, in this process: the code that ``main`` exits with."""
+    from slipway.cli.app import app
+    from slipway.cli.boundary import outcome
+
+    arguments = [str(word) for word in words]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SLIPWAY_HOME": str(home), **more}.items():
+            patch.setenv(name, value)
+        code = outcome(lambda: app(args=arguments, prog_name="slipway"), arguments)
+    out, err = capfd.readouterr()
+    return Done(code, out, err)
+
+
+def test_help_is_quick_and_names_every_command(home: Path) -> None:
+    took = []
+    for _ in range(3):
+        begin = time.monotonic()
+        done = slipway("--help", home=home)
+        took.append(time.monotonic() - begin)
+    assert done.code == 0
+    assert [name for name in COMMANDS if f" {name} " not in done.out] == []
+    # 0.25 s on an idle machine; the limit leaves room for a busy one.
+    assert min(took) < 1.0
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "cache ls", "cache gc"])
+def test_every_command_explains_itself_with_an_example(
+    capfd: pytest.CaptureFixture[str], home: Path, command: str
+) -> None:
+    done = in_process(capfd, *command.split(), "--help", home=home)
+    assert done.code == 0
+    assert command == "cache" or "Examples" in done.out
+
+
+def test_help_imports_nothing_heavy(home: Path) -> None:
+    script = "import sys, slipway.cli.app; print(sorted({'torch', 'grpc', 'pydantic', 'transformers', 'dbos'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_version(capfd: pytest.CaptureFixture[str], home: Path) -> None:
+    assert in_process(capfd, "--version", home=home).out.startswith("slipway 0.")
+
+
+def test_completion_scripts_are_offered(home: Path) -> None:
+    done = slipway("--show-completion", "bash", home=home)
+    assert "_SLIPWAY_COMPLETE" in done.out or done.code == 0
+
+
+@pytest.mark.parametrize("words", [["nonesuch"], ["export", "--nonesuch"], ["stage"], ["list"], ["cache", "gc", "x"]])
+def test_usage_errors_exit_with_2_and_say_so_in_json(
+    capfd: pytest.CaptureFixture[str], home: Path, words: list[str]
+) -> None:
+    done = in_process(capfd, *words, "--json", home=home)
+    assert done.code == 2
+    assert done.json["reason"] == "USAGE"
+    assert "Usage" in done.err
+
+
+def test_errors_are_one_json_document_and_a_message(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "export.yaml"
+    config.write_text("export: {checkpoint: {path: run}, log: {level: loud}, outptu: {}}")
+    done = in_process(capfd, "export", "-c", config, "--json", home=home, EXPORT_THREADS="x")
+    assert done.code == 3
+    assert done.json["reason"] == "CONFIGURATION_INVALID"
+    assert {problem["key"] for problem in done.json["problems"]} == {"log.level", "outptu", "resources.threads"}
+    assert "did you mean 'output'?" in done.err
+    plain = in_process(capfd, "export", "-c", config, home=home)
+    assert (plain.code, plain.out) == (3, "")
+    assert "CONFIGURATION_INVALID" in plain.err
+
+
+def test_an_unforeseen_error_is_logged_and_not_shown(
+    capfd: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No input makes doctor fail on purpose, so one of its parts is broken here.
+    monkeypatch.setattr("slipway.doctor.stage_names", lambda: 1 / 0)
+    done = in_process(capfd, "doctor", "--json", home=home)
+    assert (done.code, done.json["reason"]) == (1, "INTERNAL")
+    assert "Traceback" not in done.err
+    (log,) = (home / "logs").iterdir()
+    assert log.name in done.err.replace("\n", "")
+    assert "ZeroDivisionError" in log.read_text()
+    assert "Traceback" in in_process(capfd, "doctor", "--debug", home=home).err
+
+
+def test_no_color_is_honoured(home: Path) -> None:
+    done = slipway("checkpoints", home / "absent", home=home, NO_COLOR="1", FORCE_COLOR="1")
+    assert "\x1b[3" not in done.err
+
+
+def test_plan_shows_settings_graph_and_preflight_and_changes_nothing(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path, run: Path
+) -> None:
+    settings = ("--set", "formats.onnx.enabled=false", "--set", "optimization.quantization=int8,int4")
+    where = ("--checkpoint", run, "--base-model", run.parent / "base", "--out", tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    done = in_process(capfd, "export", *where, *settings, "--plan", "--json", home=home)
+    assert done.code == 0, done.err
+    plan = done.json
+    assert plan["origins"]["formats.onnx.enabled"] == "--set formats.onnx.enabled"
+    stages = [task["id"] for task in plan["tasks"]]
+    assert stages == ["merge", "quantize-pytorch-int8", "quantize-pytorch-int4", "validate"]
+    checks = {finding["check"]: finding for finding in plan["preflight"]["findings"]}
+    assert {"disk: SLIPWAY_HOME", "memory", "stage: merge", "stage: quantize", "stage: validate"} <= set(checks)
+    assert "needed" in checks["disk: SLIPWAY_HOME"]["message"]
+    assert plan["preflight"]["task_bytes"]["merge"] == 8 * 16 * 4
+    text = in_process(capfd, "export", *where, *settings, "--plan", home=home).out
+    assert "quantize-pytorch-int4" in text
+    assert "--set optimization.quantization" in text
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_plan_names_what_rules_the_export_out(capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path) -> None:
+    done = in_process(capfd, "export", "--checkpoint", tmp_path / "absent", "--plan", "--json", home=home)
+    assert done.code == 3
+    (finding,) = done.json["preflight"]["findings"]
+    assert (finding["verdict"], finding["reason"]) == ("error", "CHECKPOINT_NOT_FOUND")
+    assert done.json["tasks"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A base model and a training run with a whole and a half-written checkpoint; small, but files of the real kind."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text('{"model_type": "qwen3"}')
+    save_file({"model.embed_tokens.weight": np.zeros((8, 16), np.float32)}, base / "model.safetensors")
+    for step in (5, 10):
+        folder = tmp_path / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": str(base)}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": [{"loss": 1.5}]}))
+        save_file({"lora": np.zeros((4, 16), np.float32)}, folder / "adapter_model.safetensors")
+    newest = tmp_path / "run" / "checkpoint-10" / "adapter_model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    return tmp_path / "run"
+
+
+def test_checkpoints_are_listed_with_their_health(capfd: pytest.CaptureFixture[str], home: Path, run: Path) -> None:
+    found = in_process(capfd, "checkpoints", run, "--json", home=home).json
+    assert found["latest"] == str(run / "checkpoint-5")
+    assert [(entry["step"], entry["healthy"]) for entry in found["checkpoints"]] == [(10, False), (5, True)]
+    text = in_process(capfd, "checkpoints", run, home=home).out
+    assert "SAFETENSORS_CORRUPT" in text
+    assert "1.5000" in text
+
+
+def test_doctor_says_what_runs_here_and_what_is_missing(capfd: pytest.CaptureFixture[str], home: Path) -> None:
+    done = in_process(capfd, "doctor", "--json", home=home)
+    assert done.code == 0
+    stages = {stage["name"]: stage for stage in done.json["stages"]}
+    assert {"merge", "quantize", "onnx_export", "tensorrt_build", "validate"} <= set(stages)
+    assert all(
+        provider["version"] for stage in stages.values() for provider in stage["providers"] if provider["available"]
+    )
+    missing = [p for stage in stages.values() for p in stage["providers"] if not p["available"]]
+    assert all("pip install" in provider["detail"] for provider in missing)
+    assert {entry["name"] for entry in done.json["formats"]} >= {"pytorch", "onnx", "tensorrt"}
+    assert done.json["machine"]["memory_bytes"] > 1 << 30
+    assert "tensorrt_build" in in_process(capfd, "doctor", home=home).out
+
+
+def test_artifacts_go_in_and_out_and_are_collected(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "text.txt").write_text("held-out text")
+    digest = in_process(capfd, "push", folder, home=home).out.strip()
+    assert digest.startswith("sha256:")
+    assert in_process(capfd, "pull", digest, tmp_path / "copy", home=home).code == 0
+    assert (tmp_path / "copy" / "text.txt").read_text() == "held-out text"
+    again = in_process(capfd, "pull", digest, tmp_path / "copy", "--json", home=home)
+    assert (again.code, again.json["reason"]) == (3, "OUTPUT_EXISTS")
+    assert in_process(capfd, "verify", digest, home=home).code == 0
+    listing = in_process(capfd, "cache", "ls", "--json", home=home).json
+    assert [entry["digest"] for entry in listing["artifacts"]] == [digest]
+    assert listing["blob_bytes"] == 13
+    assert digest in in_process(capfd, "cache", "ls", home=home).out
+    kept = in_process(capfd, "cache", "gc", "--older-than", "1h", "--json", home=home).json
+    assert kept["artifacts"] == []
+    would = in_process(capfd, "cache", "gc", "--max-size", "1", "--dry-run", "--json", home=home).json
+    assert (would["artifacts"], would["freed_bytes"]) == ([digest], 13)
+    assert in_process(capfd, "cache", "gc", "--older-than", "0s", home=home).code == 0
+    gone = in_process(capfd, "pull", digest, tmp_path / "other", "--json", home=home)
+    assert (gone.code, gone.json["reason"]) == (3, "ARTIFACT_NOT_FOUND")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("words", [["--older-than", "soon"], ["--max-size", "big"]])
+def test_limits_that_are_none_are_refused(capfd: pytest.CaptureFixture[str], home: Path, words: list[str]) -> None:
+    assert in_process(capfd, "cache", "gc", *words, home=home).code == 3
+
+
+def test_collection_spares_what_unfinished_exports_use(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    from slipway_coordinator.database import Database
+    from slipway_coordinator.records import ExportRecord
+
+    digests = []
+    for name in ("used", "unused"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+        digests.append(in_process(capfd, "push", tmp_path / name, home=home).out.strip())
+    state = home / "exports" / "e-1" / "state.db"
+    state.parent.mkdir(parents=True)
+    database = Database(f"sqlite:///{state}")
+    database.prepare()
+    record = ExportRecord(
+        name="projects/default/exports/e-1",
+        configuration={},
+        request_hash="x",
+        sources={"base": digests[0]},
+        tasks=(),
+        create_time=0.0,
+    )
+    assert database.insert(record)
+    database.close()
+    done = in_process(capfd, "cache", "gc", "--older-than", "0s", "--json", home=home).json
+    assert done["artifacts"] == [digests[1]]
+
+
+def test_one_stage_alone(capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "text.txt").write_text("abc")
+    given = ("--input", f"in={tmp_path / 'in'}", "--param", "text=hi", "--param", "seconds=0.1")
+    words = ("stage", "stages_for_tests:ECHO", *given, "--out", tmp_path / "out")
+    done = in_process(capfd, *words, "--json", home=home)
+    assert done.code == 0, done.err
+    assert done.json["facts"] == {"length": 2}
+    folder = Path(done.json["outputs"]["out"])
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"text.txt": "hi", "in-text.txt": "abc"}
+    events = [json.loads(line) for line in done.err.splitlines()]
+    assert [event["state"] for event in events if event.get("event") == "task"] == ["running", "succeeded"]
+    assert any(event.get("unit") == "ms" for event in events)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+    assert in_process(capfd, *words, home=home).code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nonesuch"], "STAGE_UNKNOWN"),
+        (["merge", "--input", "base"], "PARAMS_INVALID"),
+        (["merge", "--input", "base=/nowhere"], "INPUT_MISSING"),
+        (["merge", "--input", "base=/nowhere", "--input", "adapter=/nowhere"], "FILE_ERROR"),
+        (["merge", "--input", "base=/", "--input", "adapter=/", "--param", "dtype=int3"], "PARAMS_INVALID"),
+    ],
+)
+def test_a_stage_that_cannot_run_says_why(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path, words: list[str], reason: str
+) -> None:
+    done = in_process(capfd, "stage", *words, "--out", tmp_path / "out", "--json", home=home)
+    assert (done.code, done.json["reason"]) == (3, reason)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
+    capfd: pytest.CaptureFixture[str], home: Path
+) -> None:
+    assert in_process(capfd, "get", "e-1", home=home).code == 2
+    done = in_process(capfd, "get", "e-1", "--coordinator", "127.0.0.1:9", "--json", home=home)
+    assert (done.code, done.json["reason"]) == (7, "COORDINATOR_UNAVAILABLE")
