@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.hollow import BATCH, PAST, SEQUENCE, TOTAL, interface_names, missing_weights
+from slipway_onnx_export.hollow import BATCH, PAST, SEQUENCE, TOTAL, interface_names, misfits
 from slipway_onnx_export.source import ModelSource
 
 # A weight stored transposed, (in, out) instead of PyTorch's (out, in), carries this after its PyTorch name.
@@ -28,16 +28,17 @@ def settle(
         The tensor of every initializer without a value, in the order in which they are written.
 
     Raises:
-        ONNXExportError: ``BASE_MODEL_INVALID`` when the model lacks a weight, ``EXPORT_ENGINE_FAILED`` when the graph wants
-            a weight that the model has under another name or in another shape.
+        ONNXExportError: ``BASE_MODEL_INVALID`` when the model lacks a weight or has it in another shape than its
+            configuration says, ``EXPORT_ENGINE_FAILED`` when the graph wants what the configuration does not say.
     """
     graph = model.graph
-    bound = {name: weights[name] for name, value in graph.initializers.items() if _unbound(value) and name in weights}
-    missing = sorted(name for name, value in graph.initializers.items() if _unbound(value) and name not in weights)
-    if missing:
-        raise _missing(missing, source, engine)
-    for name, tensor in bound.items():
-        _check_shape(graph.initializers[name], tensor)
+    wanted = {name: value for name, value in graph.initializers.items() if value.const_value is None}
+    wrong = sorted(
+        name for name, value in wanted.items() if name not in weights or _shape(value) != [*weights[name].shape]
+    )
+    if wrong:
+        raise _misfit(wrong, source, engine)
+    bound = {name: weights[name] for name in wanted}
     _share_equal(graph, bound)
     _split_gemms(graph, bound)
     _fold_transposes(graph, bound)
@@ -45,37 +46,27 @@ def settle(
     return bound
 
 
-def _missing(names: list[str], source: ModelSource, engine: str) -> ONNXExportError:
-    """The error for weights that the graph wants and the folder does not have: whose fault is it?"""
-    lost = missing_weights(source, engine=engine)
+def _misfit(names: list[str], source: ModelSource, engine: str) -> ONNXExportError:
+    """The error for weights that the graph wants otherwise than the folder has them: whose fault is it?"""
+    lost = misfits(source, engine=engine)
     if lost and not getattr(source.config, "num_experts", None):  # experts are stored under other names than they run
         return ONNXExportError(
-            f"{source.folder.name} lacks {len(lost)} weights of {source.architecture}, first {lost[0]!r}",
+            f"{source.folder.name} lacks {len(lost)} weights of {source.architecture} or has them in another shape, "
+            f"first {lost[0]!r}",
             reason="BASE_MODEL_INVALID",
-            remedy="give a complete transformers model folder",
-            about={"tensor": lost[0], "missing": len(lost)},
+            remedy="give a complete transformers model folder whose config.json fits its weights",
+            about={"tensor": lost[0], "count": len(lost)},
         )
     return ONNXExportError(
-        f"the graph wants {len(names)} weights that the model has under other names, first {names[0]!r}",
+        f"the graph wants {len(names)} weights that the model has under other names or in other shapes, first {names[0]!r}",
         reason="EXPORT_ENGINE_FAILED",
         remedy="use another engine",
-        about={"engine": engine, "tensor": names[0], "missing": len(names)},
+        about={"engine": engine, "tensor": names[0], "count": len(names)},
     )
 
 
-def _unbound(value: ir.Value) -> bool:
-    return value.const_value is None
-
-
-def _check_shape(value: ir.Value, tensor: torch.Tensor) -> None:
-    shape = [int(dim) if isinstance(dim, int) else -1 for dim in value.shape or ()]
-    if shape != list(tensor.shape):
-        raise ONNXExportError(
-            f"the graph wants {value.name!r} as {shape}, the model has it as {list(tensor.shape)}",
-            reason="EXPORT_ENGINE_FAILED",
-            remedy="check the model's config.json, or use another engine",
-            about={"tensor": value.name, "expected": shape, "found": list(tensor.shape)},
-        )
+def _shape(value: ir.Value) -> list[int]:
+    return [dim if isinstance(dim, int) else -1 for dim in value.shape or ()]
 
 
 def _share_equal(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:

@@ -153,8 +153,12 @@ def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.T
     return weights
 
 
-def missing_weights(source: ModelSource, *, engine: str) -> list[str]:
-    """Parameters of transformers' own model that the folder does not hold, under any of their names."""
+def misfits(source: ModelSource, *, engine: str) -> list[str]:
+    """Parameters of transformers' own model that the folder lacks, under any of their names, or has in another shape."""
     decoder = hollow_decoder(source, engine=engine, attention=("eager",))
     weights = tied_weights(decoder, source)
-    return [name for name, _ in decoder.model.named_parameters() if name not in weights]
+    return [
+        name
+        for name, parameter in decoder.model.named_parameters()
+        if name not in weights or weights[name].shape != parameter.shape
+    ]

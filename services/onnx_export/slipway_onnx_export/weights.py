@@ -53,6 +53,7 @@ def stream_weights(
         if name not in weights and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES
     }
     total = sum(4 * tensor.numel() for tensor in weights.values()) + sum(c.nbytes for c in constants.values())
+    done = 0
     with (folder / DATA_FILE).open("wb") as file:
         for name in list(initializers):
             if name in weights:
@@ -64,7 +65,8 @@ def stream_weights(
             else:
                 continue
             _bind(initializers[name], dtype, offset=offset, length=length, folder=folder)
-            on_tensor(file.tell(), total)
+            done += length
+            on_tensor(done, total)
         return file.tell()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import tempfile
 import warnings
 from pathlib import Path
@@ -73,13 +74,14 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> ir.Model
                 opset_version=opset,
             )
         except Exception as error:  # the TorchScript exporter lets any exception of the model's or its own code through
-            raise _failure(source, error) from error
+            raise tracer_failure(source, error) from error
         model = ir.from_proto(onnx.load(path))
-    _refuse_tracer_warnings(caught)
+    refuse_tracer_warnings(caught)
     return model
 
 
-def _failure(source: ModelSource, error: Exception) -> ONNXExportError:
+def tracer_failure(source: ModelSource, error: Exception) -> ONNXExportError:
+    """The typed error for whatever the TorchScript exporter raised."""
     about = {"engine": "legacy", "architecture": source.architecture, "cause": type(error).__name__}
     text = str(error)
     if "unordered_map" in text:  # libstdc++ says unordered_map::at, others "invalid unordered_map<K, T> key"
@@ -97,13 +99,20 @@ def _failure(source: ModelSource, error: Exception) -> ONNXExportError:
     )
 
 
-def _refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
+def refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
+    """Stop at the first tracer warning that is not known to be harmless.
+
+    Raises:
+        TracerWarningError: with file and line in ``about``.
+    """
     for warning in caught:
         if not issubclass(warning.category, TracerWarning):
             continue
         place = Path(warning.filename)
         if place.name in HARMLESS and "transformers" in place.parts:
             continue
+        if linecache.getline(warning.filename, warning.lineno).lstrip().startswith("assert "):
+            continue  # an assertion on a shape decides nothing but whether to go on
         raise TracerWarningError(
             f"the trace depends on its sample at {place.name}:{warning.lineno}: {str(warning.message).splitlines()[0]}",
             remedy="use engine dynamo with opset 18 or later",

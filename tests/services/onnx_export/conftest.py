@@ -1,0 +1,39 @@
+"""A model folder per family, and a short way to run the stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnx_models import Exported, save_model
+from slipway.stage import Context
+from slipway_onnx_export.stage import STAGE, OnnxExportParams
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's model; treat it as read-only."""
+    root = tmp_path_factory.mktemp("families")
+
+    def folder(name: str) -> Path:
+        path = root / name
+        return path if path.is_dir() else save_model(name, path)
+
+    return folder
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Callable[..., Exported]:
+    """Run the stage on a folder with the given parameters."""
+
+    def run(source: Path, **params: Any) -> Exported:
+        workdir = tmp_path / f"work-{len(list(tmp_path.iterdir()))}"
+        workdir.mkdir()
+        context = Context(workdir=workdir)
+        outputs = STAGE.run({"pytorch": source}, OnnxExportParams(**params), context)
+        return Exported(outputs["onnx"], context.facts)
+
+    return run
