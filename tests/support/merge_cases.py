@@ -85,16 +85,19 @@ def load(folder: Path, **options: Any) -> Any:
 def make_case(
     folder: Path, kind: str, dtype: torch.dtype = torch.float32, *, shard: str = "5GB", resize: int = 0, **lora: Any
 ) -> Case:
+    """A base of one of :data:`CONFIGS` and an adapter for it."""
+    lora.setdefault("target_modules", ["c_attn", "c_proj", "c_fc"] if kind == "gpt2" else "all-linear")
+    return save_case(folder, make_model(kind, dtype), shard=shard, resize=resize, task_type="CAUSAL_LM", **lora)
+
+
+def save_case(folder: Path, model: Any, *, shard: str = "5GB", resize: int = 0, **lora: Any) -> Case:
     """Save a base and an adapter as a training run does."""
     base, adapter, workdir = (folder / name for name in ("base", "adapter", "work"))
-    model = make_model(kind, dtype)
     model.save_pretrained(base, max_shard_size=shard)
     if resize:
         model.resize_token_embeddings(resize)
     model.name_or_path = str(base)
-    lora.setdefault("target_modules", ["c_attn", "c_proj", "c_fc"] if kind == "gpt2" else "all-linear")
-    config = LoraConfig(task_type="CAUSAL_LM", **{"r": 4, "lora_alpha": 10, **lora})
-    tuned = get_peft_model(model, config)
+    tuned = get_peft_model(model, LoraConfig(**{"r": 4, "lora_alpha": 10, **lora}))
     randomise(tuned)
     tuned.peft_config["default"].base_model_name_or_path = str(base)
     tuned.save_pretrained(adapter)

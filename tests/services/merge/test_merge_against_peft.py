@@ -11,7 +11,8 @@ import transformers as tf
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from merge_cases import VOCAB, load, logits
+from merge_cases import SMALL, TOKENS, VOCAB, load, logits, save_case
+from slipway.errors import ModelMergeError
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
@@ -193,3 +194,60 @@ def test_base_saved_from_the_bare_model(make_case, tmp_path):
     out, _ = case.merge()
     assert "h.0.attn.c_attn.weight" in load_file(out / "model.safetensors")
     assert (logits(load(out)) - expected).abs().max() < 1e-5
+
+
+FAMILIES: dict[str, tuple[Any, list[str]]] = {
+    "t5": (
+        lambda: tf.T5ForConditionalGeneration(
+            tf.T5Config(
+                vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+            )
+        ),
+        ["q", "v", "wi"],
+    ),
+    "bert": (
+        lambda: tf.BertForSequenceClassification(
+            tf.BertConfig(
+                vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+            )
+        ),
+        ["query", "dense"],
+    ),
+    "phi3": (lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**SMALL, pad_token_id=0)), ["qkv_proj", "gate_up_proj"]),
+    "qwen3-moe": (
+        lambda: tf.Qwen3MoeForCausalLM(
+            tf.Qwen3MoeConfig(**SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+        ),
+        ["q_proj", "o_proj"],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_need_no_table(tmp_path, family):
+    build, targets = FAMILIES[family]
+    torch.manual_seed(5)
+    model = build().eval()
+    case = save_case(tmp_path, model, target_modules=targets)
+    out, _ = case.merge()
+    cls = type(model)
+    ours, info = cls.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    base = cls.from_pretrained(case.base).eval()
+    inputs = {"input_ids": TOKENS, **({"decoder_input_ids": TOKENS} if family == "t5" else {})}
+    with torch.no_grad():
+        before = base(**inputs).logits
+        tuned = PeftModel.from_pretrained(base, case.adapter).eval()(**inputs).logits
+        merged = ours.eval()(**inputs).logits
+    assert (before - tuned).abs().max() > 1e-3
+    assert (merged - tuned).abs().max() < 1e-5
+
+
+def test_weights_that_are_always_tied_are_refused(tmp_path):
+    """T5 shares one embedding between encoder, decoder and head whatever its configuration says."""
+    case = save_case(tmp_path, FAMILIES["t5"][0](), target_modules=["q", "lm_head"])
+    with pytest.raises(ModelMergeError) as caught:
+        case.merge()
+    assert caught.value.reason == "ADAPTER_UNSUPPORTED"
+    assert "lm_head.weight" in str(caught.value)
