@@ -111,10 +111,16 @@ def refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
         place = Path(warning.filename)
         if place.name in HARMLESS and "transformers" in place.parts:
             continue
-        if linecache.getline(warning.filename, warning.lineno).lstrip().startswith("assert "):
-            continue  # an assertion on a shape decides nothing but whether to go on
+        if _only_guards(warning):
+            continue
         raise TracerWarningError(
             f"the trace depends on its sample at {place.name}:{warning.lineno}: {str(warning.message).splitlines()[0]}",
             remedy="use engine dynamo with opset 18 or later",
             about={"engine": "legacy", "file": place.name, "line": warning.lineno},
         )
+
+
+def _only_guards(warning: warnings.WarningMessage) -> bool:
+    """Whether the branch is an assertion, or does nothing but raise: either decides only whether to go on."""
+    line, after = (linecache.getline(warning.filename, warning.lineno + step).strip() for step in (0, 1))
+    return line.startswith("assert ") or (line.startswith("if ") and line.endswith(":") and after.startswith("raise "))
