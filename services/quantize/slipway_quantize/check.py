@@ -60,12 +60,12 @@ def _run_pytorch(target: Path) -> Any:
             model, loading = AutoModelForCausalLM.from_pretrained(
                 target, local_files_only=True, output_loading_info=True
             )
-            lost = {kind: sorted(map(str, names)) for kind, names in loading.items() if names}
-            if lost:
-                raise ValueError(f"weights do not fit the model: {lost}")
-            return model(tokens).logits.float().numpy()
+            logits = model(tokens).logits.float().numpy()
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-        raise _does_not_load("transformers", error) from error
+        raise _does_not_load("transformers", str(error)) from error
+    if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
+        raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
+    return logits
 
 
 def _run_onnx(target: Path, ctx: Context) -> Any:
@@ -86,7 +86,7 @@ def _run_onnx(target: Path, ctx: Context) -> Any:
         session = ort.InferenceSession(target / GRAPH_FILE, options, providers=["CPUExecutionProvider"])
         return session.run(["logits"], _feeds(session, _tokens(target)))[0].astype(np.float32)
     except failures as error:
-        raise _does_not_load("ONNX Runtime", error) from error
+        raise _does_not_load("ONNX Runtime", str(error)) from error
 
 
 def _feeds(session: Any, tokens: Any) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def _feeds(session: Any, tokens: Any) -> dict[str, Any]:
     return feeds
 
 
-def _does_not_load(loader: str, error: Exception) -> QuantizationError:
+def _does_not_load(loader: str, problem: str) -> QuantizationError:
     return QuantizationError(
-        f"{loader} cannot run the result: {' '.join(str(error).split())[:500]}",
+        f"{loader} cannot run the result: {' '.join(problem.split())[:500]}",
         reason="QUANTIZATION_FAILED",
         remedy="report this with the model's config.json; level fp16 or bf16 may work meanwhile",
         about={"loader": loader},

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipway.errors import QuantizationError
 
-CHUNK_ELEMENTS = 4 << 20  # 16 MiB in float32: small beside any real tensor, large beside the cost of a call
+CHUNK_ELEMENTS = 1 << 20  # 4 MiB in float32: small beside any real tensor, large beside the cost of a call
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,

@@ -1,0 +1,112 @@
+"""Which builder is taken on which machine, and what is said where none can run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from slipway.errors import TensorRTBuildError
+from slipway_tensorrt_build.builders import Choice, Machine, choose
+from slipway_tensorrt_build.gpus import Gpu, find_gpus
+from slipway_tensorrt_build.profiles import plan_profile
+from slipway_tensorrt_build.stage import STAGE, Range, TensorRTBuildParams
+
+H100 = Gpu(name="NVIDIA H100", target="sm90")
+ADA = Gpu(name="NVIDIA L4", target="sm89")
+
+
+def machine(*gpus: Gpu, tensorrt: str = "", rtx: str = "") -> Machine:
+    return Machine(gpus=gpus, tensorrt=tensorrt, tensorrt_rtx=rtx)
+
+
+@pytest.mark.parametrize(
+    ("here", "params", "expected"),
+    [
+        (machine(rtx="1.7"), {"targets": ("sm89", "sm120")}, Choice("tensorrt_rtx", "1.7", ("sm89", "sm120"))),
+        (machine(ADA, rtx="1.7"), {}, Choice("tensorrt_rtx", "1.7", ("sm89",))),
+        (machine(H100, tensorrt="10.13", rtx="1.7"), {}, Choice("tensorrt", "10.13", ("sm90",))),
+        (machine(H100, tensorrt="10.13"), {"targets": ("sm90",)}, Choice("tensorrt", "10.13", ("sm90",))),
+        (machine(H100, tensorrt="10.13", rtx="1.7"), {"targets": ("sm89",)}, Choice("tensorrt_rtx", "1.7", ("sm89",))),
+        (
+            machine(ADA, tensorrt="10.13", rtx="1.7"),
+            {"builder": "tensorrt_rtx"},
+            Choice("tensorrt_rtx", "1.7", ("sm89",)),
+        ),
+        (machine(ADA, ADA, tensorrt="10.13"), {}, Choice("tensorrt", "10.13", ("sm89",))),
+        (machine(tensorrt="10.13", rtx="1.7"), {"targets": ("sm86",)}, Choice("tensorrt_rtx", "1.7", ("sm86",))),
+    ],
+)
+def test_choice(here: Machine, params: dict[str, object], expected: Choice) -> None:
+    assert choose(TensorRTBuildParams(**params), here) == expected
+
+
+@pytest.mark.parametrize(
+    ("here", "params", "reason", "says"),
+    [
+        (machine(rtx="1.7"), {}, "UNSUPPORTED", "targets: [sm89]"),
+        (machine(), {"targets": ("sm89",)}, "UNSUPPORTED", "slipway[tensorrt_build]"),
+        (machine(tensorrt="10.13"), {}, "UNSUPPORTED", "needs an NVIDIA GPU" ),
+        (machine(rtx="1.7"), {"builder": "tensorrt"}, "UNSUPPORTED", "tensorrt is not installed and no NVIDIA GPU"),
+        (machine(ADA, rtx="1.7"), {"builder": "tensorrt"}, "UNSUPPORTED", "slipway[tensorrt]"),
+        (machine(rtx="1.7"), {"targets": ("sm90",)}, "TENSORRT_TARGET_UNSUPPORTED", "data-centre"),
+        (machine(H100, rtx="1.7"), {}, "TENSORRT_TARGET_UNSUPPORTED", "sm90"),
+        (machine(H100, tensorrt="10.13"), {"builder": "tensorrt", "targets": ("sm89",)}, "TENSORRT_TARGET_UNSUPPORTED", "H100"),
+    ],
+)  # fmt: skip
+def test_refusal(here: Machine, params: dict[str, object], reason: str, says: str) -> None:
+    with pytest.raises(TensorRTBuildError) as caught:
+        choose(TensorRTBuildParams(**params), here)
+    assert caught.value.reason == reason
+    assert says in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_probe_tells_what_is_here_without_loading_a_library() -> None:
+    code = (
+        "import sys; from slipway_tensorrt_build.stage import STAGE; print([(p.name, p.available) for p in "
+        "STAGE.providers()], sorted(set(sys.modules) & {'tensorrt', 'tensorrt_rtx', 'onnx', 'torch', 'numpy'}))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("[('tensorrt', ")
+    assert printed.rstrip().endswith("[]")
+    by_name = {provider.name: provider for provider in STAGE.providers()}
+    assert by_name["tensorrt-rtx"].available == bool(by_name["tensorrt-rtx"].version)
+    if not find_gpus():
+        assert not by_name["tensorrt"].available
+        assert "GPU" in by_name["tensorrt"].detail
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"targets": ("8.9",)},
+        {"targets": ("SM89",)},
+        {"targets": ("../sm89",)},
+        {"batch": {"min": 0, "opt": 1, "max": 1}},
+        {"sequence": {"min": 4, "opt": 2, "max": 8}},
+        {"builder": "trt"},
+        {"target": ("sm89",)},
+    ],
+)
+def test_params_refuse_what_cannot_be(bad: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TensorRTBuildParams.model_validate(bad)
+
+
+def test_params_come_from_json() -> None:
+    params = TensorRTBuildParams.model_validate_json(
+        '{"targets": ["sm89", "sm89"], "past": {"min": 0, "opt": 8, "max": 16}}'
+    )
+    assert params.targets == ("sm89",)
+    assert params.past == Range(min=0, opt=8, max=16)
+
+
+def test_fixed_axes_stay_and_unknown_dynamic_axes_are_named() -> None:
+    profile = plan_profile({"input_ids": (1, -1)}, TensorRTBuildParams(), positions=4096)
+    assert (profile["input_ids"].min, profile["input_ids"].max) == ((1, 1), (1, 512))
+    with pytest.raises(TensorRTBuildError) as caught:
+        plan_profile({"pixel_values": (-1, 3, -1, -1)}, TensorRTBuildParams(), positions=4096)
+    assert caught.value.about == {"input": "pixel_values", "axis": "2"}
