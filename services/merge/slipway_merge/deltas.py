@@ -1,8 +1,8 @@
 """The arithmetic of a merge: blocks of rows, exact to one rounding.
 
 A 16-bit result is computed in float32 and rounded once; a float32 result is computed in float64 and rounded once. So the
-result is the representable value nearest to ``W + scaling · B @ A`` (up to a tie decided by the last bit of the wider type),
-never further from it than a merge in the model's own precision.
+result is the representable value nearest to ``W + scaling · B @ A``; only where that is a near tie, or W and the update all
+but cancel, can the wider type's own error (2⁻²³ of W for float32) decide for its neighbour.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from slipway_merge.plan import Factor, Update
 from slipway_merge.tensor_io import TensorReader, check_finite
+from slipway_merge.values import Factor, Update
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipway.safetensors_file import DTYPE_BITS, INDEX_SUFFIX
-from slipway_merge.plan import Value
+from slipway_merge.values import Value
 
 #: Data types that are converted when another one is asked for; everything else (integers, masks) is kept.
 FLOATS = ("F64", "F32", "F16", "BF16")

@@ -17,9 +17,10 @@ from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, r
 from slipway_merge.layout import FLOATS, Layout, plan_layout
 from slipway_merge.model_facts import ModelFacts, model_facts
 from slipway_merge.names import NameMap
-from slipway_merge.plan import MergePlan, Planner
+from slipway_merge.plan import Planner
 from slipway_merge.stage import MergeParams
 from slipway_merge.tensor_io import TensorReader
+from slipway_merge.values import MergePlan
 from slipway_merge.vocabulary import check_vocabulary
 from slipway_merge.writer import MergeWriter, Written, disk_full_is_typed, relative_changes
 

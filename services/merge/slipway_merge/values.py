@@ -1,0 +1,65 @@
+"""What a planned merge is made of: for every output tensor, the stored bytes it comes from and the update added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.safetensors_file import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One matrix of a low-rank product, possibly to be transposed first."""
+
+    info: TensorInfo
+    transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape in the product."""
+        first, second = self.info.shape
+        return (second, first) if self.transposed else (first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """``scaling · left @ right``, added to a weight of the same shape. left: (rows, r), right: (r, columns)."""
+
+    module: str
+    left: Factor
+    right: Factor
+    rank: int
+    scaling: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the product."""
+        return (self.left.shape[0], self.right.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an output tensor holds: stored bytes (of the base, or of the adapter for a replaced tensor) plus an update."""
+
+    source: TensorInfo
+    update: Update | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """Output tensors by name, in the base's order, and what follows for the configuration.
+
+    Attributes:
+        values: What every output tensor holds.
+        untied: Tied weights became different, so that ``tie_word_embeddings`` must be false.
+        vocab_size: New number of embedding rows when the vocabulary was resized.
+        replaced: Names of the output tensors taken whole from the adapter.
+        warnings: What the user should know.
+    """
+
+    values: Mapping[str, Value]
+    untied: bool = False
+    vocab_size: int | None = None
+    replaced: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
