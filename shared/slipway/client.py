@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
@@ -83,29 +83,6 @@ class Client:
             validate_only=validate_only,
         )
         return self._call(self._stub.CreateExport, request)
-
-    def start_export(
-        self,
-        configuration: ExportConfiguration,
-        *,
-        sources: Mapping[str, str],
-        labels: Mapping[str, str] | None = None,
-        export_id: str,
-        project: str = DEFAULT_PROJECT,
-    ) -> export_pb2.Export:
-        """Create an export, or go on with the one the same request made before.
-
-        One that runs is left alone; one that failed or was cancelled is retried, keeping its finished tasks; one that
-        succeeded is started over, which reuses every result that is still in the store.
-        """
-        arguments: dict[str, Any] = {"sources": sources, "labels": labels, "export_id": export_id, "project": project}
-        export = self.create_export(configuration, **arguments)
-        if export.state in {export_pb2.EXPORT_STATE_FAILED, export_pb2.EXPORT_STATE_CANCELLED}:
-            return self.retry_export(export.name)
-        if export.state == export_pb2.EXPORT_STATE_SUCCEEDED:
-            self.delete_export(export.name)
-            return self.create_export(configuration, **arguments)
-        return export
 
     def get_export(self, name: str) -> export_pb2.Export:
         """One export."""

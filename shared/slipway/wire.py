@@ -188,9 +188,8 @@ def _data(message: Message) -> dict[str, Any]:
     return data
 
 
-def _type_name(field: FieldDescriptor) -> str:
-    assert field.message_type is not None
-    return field.message_type.name
+def _type_name(field: Any) -> str:
+    return str(field.message_type.name)
 
 
 def timestamp(seconds: float | None) -> Timestamp | None:

@@ -196,8 +196,10 @@ class Broker:
             if free <= 0 or self._has_exclusive(report.worker):
                 break
             offer = self._offers[key]
-            if offer.stage not in report.stages or (offer.exclusive and busy):
+            if offer.stage not in report.stages:
                 continue
+            if offer.exclusive and busy:
+                break  # let the worker become idle, or this one would wait for ever
             granted.append(await self._grant(key, offer, report))
             free, busy = free - 1, busy + 1
         return Answer(granted=tuple(granted), cancel=tuple(cancel))

@@ -64,26 +64,30 @@ class Coordinator:
         # One thread: the tables are SQLite's single writer anyway, and calls keep their order.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="slipway-state")
         self._url = f"sqlite:///{options.state}"
-        self.database: Database
-        self.broker: Broker
-        self.hub: Hub
+        self.database = database = Database(self._url)
+        self.hub = Hub(reserve=lambda name: self.call(lambda: database.reserve_sequences(name)), load=self.load)
+        self.broker = Broker(database, notify=self._notify, ttl=options.lease_seconds, executor=self._executor)
         self._background: set[asyncio.Task[Any]] = set()
         self._workflows: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        """Open the state, go on with every export that has not ended, and serve."""
+        """Open the state, go on with every export that has not ended, and serve.
+
+        Raises:
+            ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
+        """
+        workflow.install(self)
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         self.options.state.parent.mkdir(parents=True, exist_ok=True)
-        self.database = Database(self._url)
+        self.database.prepare()
         if self.options.workers_gone:
             self.database.expire_all_leases()
-        self.hub = Hub(
-            reserve=lambda name: self.call(lambda: self.database.reserve_sequences(name)),
-            load=self.load,
-        )
-        self.broker = Broker(
-            self.database, notify=self._notify, ttl=self.options.lease_seconds, executor=self._executor
-        )
-        workflow.install(self)
         self._launch()
         await self._resume()
         self._spawn(self._watch_leases())

@@ -63,7 +63,7 @@ class LeaseRow:
 
 
 class Database:
-    """Tables of the coordinator. Safe for several threads of one process.
+    """Tables of the coordinator; call :meth:`prepare` first. Safe for several threads of one process.
 
     Args:
         url: SQLAlchemy URL; for SQLite ``sqlite:///FILE``.
@@ -73,6 +73,9 @@ class Database:
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
+
+    def prepare(self) -> None:
+        """Create the tables that are not there yet."""
         _metadata.create_all(self._engine)
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import parse
@@ -69,14 +71,12 @@ def _attempt_message(attempt: AttemptRecord) -> export_pb2.Attempt:
 
 def export_state(state: ExportState) -> export_pb2.ExportState:
     """The state's number on the wire."""
-    number: export_pb2.ExportState = export_pb2.ExportState.Value(f"EXPORT_STATE_{state.name}")
-    return number
+    return cast("export_pb2.ExportState", export_pb2.ExportState.Value(f"EXPORT_STATE_{state.name}"))
 
 
 def task_state(state: TaskState) -> export_pb2.TaskState:
     """The state's number on the wire."""
-    number: export_pb2.TaskState = export_pb2.TaskState.Value(f"TASK_STATE_{state.name}")
-    return number
+    return cast("export_pb2.TaskState", export_pb2.TaskState.Value(f"TASK_STATE_{state.name}"))
 
 
 def event_message(happening: Happening) -> export_pb2.ExportEvent:

@@ -24,12 +24,12 @@ class CoordinatorServer:
     """A coordinator that serves at an address, from :meth:`start` to :meth:`stop`. The caller holds the state's lock."""
 
     def __init__(self, options: CoordinatorOptions, *, address: str) -> None:
-        self._coordinator = Coordinator(options)
+        self.coordinator = Coordinator(options)
         self._address = address
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._checks = add_health_and_reflection(self._server, *SERVICES)
-        export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self._coordinator), self._server)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self._coordinator), self._server)
+        export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self.coordinator), self._server)
         self.port = 0
 
     async def start(self) -> None:
@@ -39,7 +39,7 @@ class CoordinatorServer:
             ServiceError: the address cannot be bound.
         """
         self.port = listen(self._server, self._address)
-        await self._coordinator.start()
+        await self.coordinator.start()
         await self._server.start()
         await set_serving(self._checks, *SERVICES, serving=True)
 
@@ -47,7 +47,7 @@ class CoordinatorServer:
         """Take no more calls, end those that wait, and stop."""
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace=0.2)
-        await self._coordinator.stop()
+        await self.coordinator.stop()
 
 
 async def serve(options: CoordinatorOptions, *, address: str) -> None:

@@ -57,7 +57,17 @@ _current = _Current()
 
 
 def install(surroundings: Surroundings | None) -> None:
-    """Say what the workflows of this process run in; None when it shuts down."""
+    """Say what the workflows of this process run in; None when it shuts down.
+
+    Raises:
+        ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
+    """
+    if surroundings is not None and _current.surroundings is not None:
+        raise ServiceError(
+            "this process runs a coordinator already",
+            reason="COORDINATOR_LOCKED",
+            remedy="end it first, or start a process",
+        )
     _current.surroundings = surroundings
 
 

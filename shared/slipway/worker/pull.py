@@ -64,6 +64,7 @@ class _Running:
     progress: export_pb2.TaskProgress | None = None
     logs: list[export_pb2.LogLine] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    cancelling: bool = False
 
 
 class Worker:
@@ -138,10 +139,11 @@ class Worker:
             if response is None:
                 self._keep(logs)
                 continue
-            for key in response.cancel_tasks:
-                self._cancel(key)
             self._start(list(response.leases))
-            # What was granted while draining, or twice, is reported with the next call at once.
+            began_ending = [key for key in response.cancel_tasks if self._cancel(key)]
+            if response.cancel_tasks and not began_ending:
+                # All of these are ending already; the coordinator does not hold its answer back for them.
+                await self._pause()
 
     async def _synchronize(self, request: worker_pb2.SynchronizeRequest) -> worker_pb2.SynchronizeResponse | None:
         """One call; None when it was given up because something changed here that the coordinator should know."""
@@ -229,7 +231,9 @@ class Worker:
         )
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
-            running.progress = progress_message(progress, memory_bytes)
+            before, running.progress = running.progress, progress_message(progress, memory_bytes)
+            if before is None or before.phase != progress.phase:
+                self._changed.set()  # a new phase is worth a report of its own
 
         def on_log(level: str, message: str) -> None:
             running.logs.append(export_pb2.LogLine(level=level, message=message))
@@ -263,10 +267,17 @@ class Worker:
             else:
                 return
 
-    def _cancel(self, key: str) -> None:
+    def _cancel(self, key: str) -> bool:
+        """End a task; False when it is ending already. Once only: a second time would interrupt its handing in."""
         running = self._running.get(key)
-        if running is not None and running.task is not None:
-            running.task.cancel()
+        if running is None or running.task is None or running.cancelling:
+            return False
+        running.cancelling = True
+        return running.task.cancel()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), self.options.report_seconds)
 
     async def _drain(self) -> None:
         """Let running tasks finish for a while, then hand them back; gives up on a coordinator that does not answer."""
@@ -274,8 +285,8 @@ class Worker:
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=self.options.drain_seconds)
-        for task in late:
-            task.cancel()
+        for key in list(self._running):
+            self._cancel(key)
         if late:
             # The executor needs up to three seconds to end a child that does not listen.
             _, stuck = await asyncio.wait(late, timeout=4.0)

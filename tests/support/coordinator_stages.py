@@ -42,7 +42,9 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
         os.kill(os.getpid(), signal.SIGKILL)
     target = ctx.workdir / "out"
     target.mkdir()
-    joined = "+".join((folder / "text").read_text() for _, folder in sorted(inputs.items()))
+    joined = "+".join(
+        (folder / "text").read_text() for _, folder in sorted(inputs.items()) if (folder / "text").exists()
+    )
     (target / "text").write_text(f"{params.text}({joined})")
     ctx.record(count=count)
     return {"out": target}

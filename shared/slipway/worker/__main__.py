@@ -1,0 +1,98 @@
+"""``python -m slipway.worker --stage NAME[,NAME…] --coordinator HOST:PORT``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import grpc
+
+from slipway.artifacts import LocalStore
+from slipway.errors import ModelExportError
+from slipway.registry import load_stage, stage_names
+from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
+from slipway.runner import TaskRunner
+from slipway.settings import Settings
+from slipway.telemetry import tracing
+from slipway.worker.machine import probe
+from slipway.worker.pull import Worker, WorkerOptions
+from slipway.worker.service import StageService
+from slipway_protos.v1 import stage_pb2_grpc
+
+log = logging.getLogger("slipway.worker")
+
+SERVICE = "slipway.v1.StageService"
+
+
+def main() -> int:
+    """Run a worker until SIGTERM; the exit code is that of the error that ended it, or 0."""
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = Settings.from_environment(os.environ)
+        stages = tuple(arguments.stage.split(",")) if arguments.stage else stage_names()
+        for name in stages:
+            load_stage(name)
+        with tracing(settings, service="slipway-worker"):
+            asyncio.run(serve(arguments, settings, stages))
+    except ModelExportError as error:
+        print(f"{error.reason}: {error}", file=sys.stderr)
+        return error.failure().exit_code
+    return 0
+
+
+async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple[str, ...]) -> None:
+    """Pull from the coordinator and answer direct calls until SIGTERM or SIGINT, then drain.
+
+    Raises:
+        ServiceError: the address to listen on cannot be bound.
+    """
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    machine = probe(settings.scratch)
+    runner = TaskRunner(LocalStore(settings.store_path), settings.scratch, gpu_architecture=machine.gpu_architecture)
+    options = WorkerOptions(
+        coordinator=arguments.coordinator or settings.coordinator,
+        stages=stages,
+        slots=arguments.slots or machine.default_slots(),
+        drain_seconds=arguments.drain_seconds,
+    )
+    worker = Worker(options, runner, machine)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    checks = add_health_and_reflection(server, SERVICE)
+    stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
+    port = listen(server, arguments.listen)
+    await server.start()
+    await set_serving(checks, SERVICE, serving=True)
+    log.info(
+        f"worker {options.worker_id} runs {', '.join(stages)} for {options.coordinator}, direct calls on port {port}"
+    )
+    try:
+        await worker.run()
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(grace=1.0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m slipway.worker", description="Runs stages for a coordinator.")
+    parser.add_argument(
+        "--stage", default="", metavar="NAME[,NAME…]", help="stages to run; all that are installed by default"
+    )
+    parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="by default SLIPWAY_COORDINATOR")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address for direct calls and health"
+    )
+    parser.add_argument("--slots", type=int, default=0, help="tasks at the same time; chosen by cores by default")
+    parser.add_argument("--drain-seconds", type=float, default=20.0, help="time for running tasks after SIGTERM")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,121 @@
+"""``slipway.v1.StageService``: the stages of one worker called directly, over the same runner and slots as leased tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+from google.protobuf import struct_pb2
+
+from slipway.errors import ConfigurationError, ServiceError
+from slipway.registry import load_stage
+from slipway.rpc import stream, unary
+from slipway.runner import TaskResult, TaskSpec, check_call
+from slipway.stage import Progress
+from slipway.wire import dict_of, status_of, struct_of
+from slipway.worker.pull import Worker, output_message, progress_message
+from slipway_protos.v1 import export_pb2, stage_pb2, stage_pb2_grpc
+
+Context = grpc.aio.ServicerContext
+
+
+class StageService(stage_pb2_grpc.StageServiceServicer):
+    """Describes and runs the stages of a worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @unary
+    async def Describe(  # noqa: N802 - the RPC's name
+        self,
+        request: stage_pb2.DescribeRequest,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> stage_pb2.DescribeResponse:
+        """What this worker can run."""
+        options = self._worker.options
+        return stage_pb2.DescribeResponse(
+            stages=[describe(name) for name in options.stages],
+            capabilities=self._worker.machine.capabilities(slots=options.slots),
+        )
+
+    @stream
+    async def Run(  # noqa: N802
+        self,
+        request: stage_pb2.RunRequest,
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[stage_pb2.RunResponse]:
+        """Run one task; cancelling the call cancels it."""
+        worker = self._worker
+        self._check(request)
+        events: asyncio.Queue[stage_pb2.RunResponse] = asyncio.Queue()
+
+        def on_progress(progress: Progress, memory_bytes: int) -> None:
+            events.put_nowait(stage_pb2.RunResponse(progress=progress_message(progress, memory_bytes)))
+
+        def on_log(level: str, message: str) -> None:
+            events.put_nowait(stage_pb2.RunResponse(log=export_pb2.LogLine(level=level, message=message)))
+
+        with worker.slot() as threads:
+            spec = TaskSpec(
+                stage=request.stage,
+                params=dict_of(request.params),
+                inputs=dict(request.inputs),
+                max_memory_bytes=worker.machine.capabilities(slots=worker.options.slots).memory_bytes,
+                threads=threads,
+            )
+            running = asyncio.create_task(worker.runner.run(spec, on_progress=on_progress, on_log=on_log))
+            try:
+                while not running.done() or not events.empty():
+                    with contextlib.suppress(TimeoutError):
+                        yield await asyncio.wait_for(events.get(), 0.1)
+                yield _last(running.result())
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    def _check(self, request: stage_pb2.RunRequest) -> None:
+        """Refuse what can be refused before any work."""
+        options = self._worker.options
+        if request.stage not in options.stages:
+            raise ConfigurationError(
+                f"this worker does not run {request.stage!r}",
+                reason="STAGE_UNKNOWN",
+                remedy=f"it runs {', '.join(options.stages)}",
+                about={"stage": request.stage},
+            )
+        check_call(load_stage(request.stage), dict_of(request.params), request.inputs)
+        if self._worker.free_slots <= 0:
+            raise ServiceError(
+                f"all {options.slots} slots are taken", reason="WORKER_BUSY", remedy="try again later, or elsewhere"
+            )
+
+
+def describe(name: str) -> stage_pb2.StageDescription:
+    """A stage's inputs, outputs, parameters and what it finds on this machine.
+
+    Raises:
+        ConfigurationError: reason ``STAGE_UNKNOWN``.
+    """
+    stage = load_stage(name)
+    schema: struct_pb2.Struct = struct_of(stage.params.model_json_schema())
+    return stage_pb2.StageDescription(
+        name=name,
+        version=stage.version,
+        inputs=stage.inputs,
+        outputs=stage.outputs,
+        more_inputs=stage.more_inputs,
+        params_json_schema=schema,
+        versions=stage.library_versions(),
+        providers=[
+            stage_pb2.Provider(name=found.name, available=found.available, version=found.version, detail=found.detail)
+            for found in stage.providers()
+        ],
+    )
+
+
+def _last(result: TaskResult) -> stage_pb2.RunResponse:
+    if result.failure is not None:
+        return stage_pb2.RunResponse(error=status_of(result.failure))
+    return stage_pb2.RunResponse(output=output_message(result))

@@ -1,0 +1,303 @@
+"""Leases: one owner at a time, epochs, expiry, adoption, cancellation; over a real database and a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from slipway.errors import ServiceError
+from slipway_coordinator.broker import Answer, Broker, Granted, Held, Offer, WorkerReport
+from slipway_coordinator.database import Database, LeaseState
+from slipway_coordinator.graph import Event, EventKind
+
+EXPORT = "projects/p/exports/x"
+STAGES = frozenset({"merge"})
+A = WorkerReport("a", STAGES, free_slots=1, memory_bytes=1000)
+B = replace(A, worker="b")
+
+
+def offer(task: str = "m", attempt: int = 1, **more: object) -> Offer:
+    return Offer(EXPORT, task, attempt, "merge", params={}, inputs={}, **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class Setup:
+    database: Database
+    now: float = 100.0
+    told: dict[str, Event] = field(default_factory=dict)
+
+    def broker(self) -> Broker:
+        async def notify(export: str, event: Event, key: str) -> None:
+            assert export == EXPORT
+            self.told.setdefault(key, event)
+
+        return Broker(self.database, notify, ttl=10.0, clock=lambda: self.now)
+
+    def kinds(self) -> list[str]:
+        return [event.kind.value for event in self.told.values()]
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[Setup]:
+    database = Database(f"sqlite:///{tmp_path / 'state.db'}")
+    database.prepare()
+    yield Setup(database)
+    database.close()
+
+
+def holding(report: WorkerReport, granted: Granted) -> WorkerReport:
+    return replace(report, free_slots=0, running=(Held(granted.offer.key, granted.epoch),))
+
+
+def done(attempt: int = 1, kind: EventKind = EventKind.SUCCEEDED) -> Event:
+    return Event(kind=kind, time=0.0, task="m", attempt=attempt)
+
+
+async def lease(broker: Broker, report: WorkerReport = A, *offers: Offer) -> Granted:
+    await broker.set_offers(EXPORT, offers or (offer(),))
+    (granted,) = (await broker.synchronize(report)).granted
+    return granted
+
+
+def test_a_task_is_leased_once(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        assert granted.epoch == 1
+        assert (await broker.synchronize(B)).granted == ()
+        assert setup.kinds() == ["leased"]
+
+    asyncio.run(story())
+
+
+def test_workers_get_only_their_stages_and_as_many_as_they_have_room_for(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        await broker.set_offers(EXPORT, [offer("m"), offer("n"), offer("o")])
+        assert (await broker.synchronize(replace(A, stages=frozenset({"other"})))).granted == ()
+        assert (await broker.synchronize(replace(A, draining=True))).granted == ()
+        assert len((await broker.synchronize(replace(A, free_slots=2))).granted) == 2
+
+    asyncio.run(story())
+
+
+def test_a_waiting_worker_is_woken_by_an_offer(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        broker.clock = asyncio.get_running_loop().time
+        waiting = asyncio.create_task(broker.synchronize(A, wait_seconds=20))
+        await asyncio.sleep(0.02)
+        await broker.set_offers(EXPORT, [offer()])
+        answer = await asyncio.wait_for(waiting, 2)
+        assert len(answer.granted) == 1
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_was_lost_is_given_again(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        again = (await broker.synchronize(A)).granted
+        assert [(g.offer.key, g.epoch) for g in again] == [(granted.offer.key, granted.epoch)]
+
+    asyncio.run(story())
+
+
+def test_silence_moves_the_task_to_another_worker_and_the_late_result_is_refused(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        first = await lease(broker)
+        setup.now += 11
+        await broker.expire()
+        (second,) = (await broker.synchronize(B)).granted
+        assert second.epoch == 2
+        assert (await broker.synchronize(holding(A, first))).cancel == (first.offer.key,)
+        with pytest.raises(ServiceError) as caught:
+            await broker.complete("a", Held(first.offer.key, first.epoch), done())
+        assert caught.value.reason == "LEASE_LOST"
+        await broker.complete("b", Held(second.offer.key, second.epoch), done())
+        assert setup.kinds() == ["leased", "lease_lost", "leased", "succeeded"]
+
+    asyncio.run(story())
+
+
+def test_reports_keep_a_lease_alive(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        for _ in range(5):
+            setup.now += 8
+            assert (await broker.synchronize(holding(A, granted))).cancel == ()
+            await broker.expire()
+        assert setup.kinds() == ["leased"]
+
+    asyncio.run(story())
+
+
+def test_an_expired_lease_is_taken_up_again_by_its_owner_if_nobody_else_has_it(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        setup.now += 11
+        await broker.expire()
+        assert await broker.synchronize(holding(A, granted)) == Answer()
+        assert (await broker.synchronize(B)).granted == ()
+        await broker.complete("a", Held(granted.offer.key, 1), done())
+        assert setup.kinds() == ["leased", "lease_lost", "leased", "succeeded"]
+
+    asyncio.run(story())
+
+
+def test_after_a_restart_running_tasks_are_adopted(setup: Setup) -> None:
+    async def story() -> None:
+        granted = await lease(setup.broker())
+        restarted = setup.broker()
+        # The worker may come before the export's workflow is back, or after.
+        assert (await restarted.synchronize(holding(A, granted))).cancel == ()
+        await restarted.set_offers(EXPORT, [offer()])
+        assert (await restarted.synchronize(B)).granted == ()
+        await restarted.complete("a", Held(granted.offer.key, granted.epoch), done())
+        assert setup.kinds() == ["leased", "succeeded"]
+
+    asyncio.run(story())
+
+
+def test_after_a_restart_a_silent_owner_loses_its_task_only_after_the_usual_time(setup: Setup) -> None:
+    async def story() -> None:
+        await lease(setup.broker())
+        restarted = setup.broker()
+        await restarted.set_offers(EXPORT, [offer()])
+        setup.now += 9
+        await restarted.expire()
+        assert (await restarted.synchronize(B)).granted == ()
+        setup.now += 2
+        await restarted.expire()
+        assert (await restarted.synchronize(B)).granted[0].epoch == 2
+
+    asyncio.run(story())
+
+
+def test_when_all_workers_are_known_to_be_gone_tasks_are_free_at_once(setup: Setup) -> None:
+    async def story() -> None:
+        await lease(setup.broker())
+        setup.database.expire_all_leases()
+        restarted = setup.broker()
+        await restarted.set_offers(EXPORT, [offer()])
+        assert (await restarted.synchronize(B)).granted[0].epoch == 2
+        assert setup.kinds() == ["leased", "lease_lost", "leased"]
+
+    asyncio.run(story())
+
+
+def test_a_result_may_be_handed_in_twice_and_its_task_is_not_offered_again(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        held = Held(granted.offer.key, granted.epoch)
+        await broker.complete("a", held, done())
+        await broker.complete("a", held, done())
+        await broker.set_offers(EXPORT, [offer()])  # the workflow has not read the message yet
+        assert (await broker.synchronize(B)).granted == ()
+        await setup.broker().complete("a", held, done())  # nor does a restart forget it
+        assert setup.kinds() == ["leased", "succeeded"]
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_task_is_ended_by_its_worker(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        await broker.set_offers(EXPORT, [offer()], revoked=[granted.offer.key])
+        assert (await broker.synchronize(holding(A, granted))).cancel == (granted.offer.key,)
+        await broker.complete("a", Held(granted.offer.key, 1), done(kind=EventKind.CANCELLED))
+        assert setup.kinds() == ["leased", "cancelled"]
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_task_of_a_silent_worker_counts_as_ended(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        await broker.set_offers(EXPORT, [offer()], revoked=[granted.offer.key])
+        setup.now += 11
+        await broker.expire()
+        assert setup.kinds() == ["leased", "cancelled"]
+
+    asyncio.run(story())
+
+
+def test_what_is_not_wanted_any_more_is_withdrawn_everywhere(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        await broker.set_offers(EXPORT, ())
+        assert (await broker.synchronize(holding(A, granted))).cancel == (granted.offer.key,)
+        assert setup.database.lease(granted.offer.key).state is LeaseState.ENDED  # type: ignore[union-attr]
+        await broker.set_offers(EXPORT, [offer("other")])
+        await broker.set_offers(EXPORT, ())
+        assert (await broker.synchronize(B)).granted == ()
+
+    asyncio.run(story())
+
+
+def test_a_task_of_an_export_nobody_knows_is_cancelled(setup: Setup) -> None:
+    async def story() -> None:
+        report = replace(A, running=(Held("projects/p/exports/deleted:m:1", 1),))
+        assert (await setup.broker().synchronize(report)).cancel == ("projects/p/exports/deleted:m:1",)
+
+    asyncio.run(story())
+
+
+def test_an_exclusive_task_runs_alone(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        roomy = replace(A, free_slots=3)
+        await broker.set_offers(EXPORT, [offer("alone", exclusive=True), offer("n"), offer("o")])
+        (first,) = (await broker.synchronize(roomy)).granted
+        assert first.offer.task == "alone"
+        busy = replace(roomy, free_slots=2, running=(Held(first.offer.key, 1),))
+        assert (await broker.synchronize(busy)).granted == ()
+        await broker.complete("a", Held(first.offer.key, 1), replace_task(done(), "alone"))
+        assert len((await broker.synchronize(roomy)).granted) == 2
+        await broker.set_offers(EXPORT, [offer("n"), offer("o"), offer("late", exclusive=True)])
+        assert (
+            await broker.synchronize(
+                replace(roomy, free_slots=1, running=(Held(offer("n").key, 1), Held(offer("o").key, 1)))
+            )
+        ).granted == ()
+
+    asyncio.run(story())
+
+
+def replace_task(event: Event, task: str) -> Event:
+    return event.model_copy(update={"task": task})
+
+
+def test_memory_comes_from_the_configuration_or_the_worker_times_the_factor(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker, A, offer(memory_factor=0.5))
+        assert granted.max_memory_bytes == 500
+        granted = await lease(broker, B, offer("n", max_memory_bytes=400, memory_factor=0.5))
+        assert granted.max_memory_bytes == 200
+
+    asyncio.run(story())
+
+
+def test_offers_without_a_worker_are_known(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        await broker.set_offers(EXPORT, [offer()])
+        setup.now += 5
+        assert [o.task for o in broker.unserved(longer_than=3)] == ["m"]
+        await broker.synchronize(replace(A, free_slots=0))
+        assert broker.unserved(longer_than=3) == []
+
+    asyncio.run(story())

@@ -1,0 +1,116 @@
+"""The plan: only what is asked for, in an order that can run, every reference resolved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipway.configuration import parse
+from slipway.errors import ServiceError
+from slipway.registry import load_stage
+from slipway.runner import check_call
+from slipway_coordinator.plan import PlannedTask, plan
+
+SOURCES = ("adapter", "base")
+
+formats = st.fixed_dictionaries(
+    {
+        "pytorch": st.fixed_dictionaries({"enabled": st.booleans(), "save_tokenizer": st.booleans()}),
+        "onnx": st.fixed_dictionaries({"enabled": st.booleans(), "opset_version": st.sampled_from([0, 14, 20])}),
+        "tensorrt": st.fixed_dictionaries({"enabled": st.booleans()}),
+    }
+).filter(lambda chosen: any(format_["enabled"] for format_ in chosen.values()))
+configurations = st.fixed_dictionaries(
+    {
+        "formats": formats,
+        "optimization": st.fixed_dictionaries(
+            {"quantization": st.lists(st.sampled_from(["none", "fp16", "int8", "int4"]), max_size=4)}
+        ),
+        "validation": st.fixed_dictionaries({"enabled": st.booleans()}),
+    }
+)
+
+
+def planned(data: dict[str, Any], sources: tuple[str, ...] = SOURCES) -> dict[str, PlannedTask]:
+    return {task.id: task for task in plan(parse(data), sources)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=configurations)
+def test_every_plan_can_run(data: dict[str, Any]) -> None:
+    tasks = plan(parse(data), SOURCES)
+    outputs: set[str] = set()
+    for task in tasks:
+        stage = load_stage(task.stage)
+        check_call(stage, task.params, task.inputs)
+        for reference in task.inputs.values():
+            kind, _, where = reference.partition(":")
+            assert (kind == "source" and where in SOURCES) or (kind == "task" and where in outputs)
+        outputs |= {f"{task.id}/{name}" for name in stage.outputs}
+    ids = [task.id for task in tasks]
+    assert len(set(ids)) == len(ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=configurations)
+def test_what_is_delivered_is_what_was_asked_for(data: dict[str, Any]) -> None:
+    configuration = parse(data)
+    expected = set()
+    for name in ("pytorch", "onnx"):
+        if data["formats"][name]["enabled"]:
+            levels = [level for level in data["optimization"]["quantization"] if level != "none"]
+            expected |= {name, *(f"{name}-{level}" for level in levels)}
+    if data["formats"]["tensorrt"]["enabled"]:
+        expected.add("tensorrt")
+    if data["validation"]["enabled"]:
+        expected.add("validation")
+    assert {task.format for task in plan(configuration, SOURCES)} - {""} == expected
+
+
+def test_validation_takes_the_reference_and_every_output() -> None:
+    tasks = planned({"optimization": {"quantization": "int8"}, "formats": {"tensorrt": {"enabled": True}}})
+    inputs = tasks["validate"].inputs
+    assert set(inputs) == {"base", "adapter", "pytorch", "pytorch-int8", "onnx", "onnx-int8", "tensorrt"}
+    assert inputs["onnx-int8"] == "task:quantize-onnx-int8/model"
+    assert tasks["validate"].partial
+
+
+def test_held_out_text_reaches_validation() -> None:
+    assert planned({}, ("adapter", "base", "heldout"))["validate"].inputs["heldout"] == "source:heldout"
+
+
+def test_tensorrt_gets_a_graph_of_its_own_that_is_not_delivered() -> None:
+    tasks = planned({"formats": {"tensorrt": {"enabled": True}, "onnx": {"enabled": False}}})
+    graph = tasks["onnx_export-tensorrt"]
+    assert (graph.format, graph.params["runtime"]) == ("", "tensorrt")
+    assert tasks["tensorrt_build"].inputs == {"onnx": "task:onnx_export-tensorrt/onnx"}
+    assert "onnx_export" not in tasks
+
+
+def test_a_format_may_carry_its_own_levels() -> None:
+    data = {"optimization": {"quantization": "int8"}, "formats": {"onnx": {"quantization": ["fp16", "int4"]}}}
+    assert [task for task in planned(data) if task.startswith("quantize")] == [
+        "quantize-pytorch-int8",
+        "quantize-onnx-fp16",
+        "quantize-onnx-int4",
+    ]
+
+
+def test_the_merge_is_not_delivered_when_pytorch_is_not_wanted_but_keeps_its_tokenizer() -> None:
+    merge = planned({"formats": {"pytorch": {"enabled": False, "save_tokenizer": False}}})["merge"]
+    assert (merge.format, merge.params["save_tokenizer"]) == ("", True)
+
+
+def test_settings_become_parameters() -> None:
+    data = {"optimization": {"quantization": "int4", "group_size": 64, "compress_weights": False}}
+    params = planned(data)["quantize-pytorch-int4"].params
+    assert (params["group_size"], params["packed"], params["level"]) == (64, False, "int4")
+
+
+def test_a_missing_source_is_named() -> None:
+    with pytest.raises(ServiceError, match="adapter") as caught:
+        plan(parse({}), ["base"])
+    assert caught.value.reason == "REQUEST_INVALID"

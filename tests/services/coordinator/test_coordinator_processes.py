@@ -1,0 +1,217 @@
+"""Coordinator and workers as processes of their own, ended by kill -9 where it hurts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator_harness import coordinator_process, process, state, wait_for, worker_process
+from slipway.artifacts import LocalStore
+from slipway.client import Client
+from slipway.configuration import parse
+from slipway.errors import ModelExportError
+from slipway_protos.v1 import export_pb2
+
+pytestmark = [pytest.mark.slow]
+
+TINY_STAGES = Path(__file__).parents[2] / "support" / "tiny_stages"
+SETTINGS = parse({"formats": {"onnx": {"enabled": False}}})
+
+
+@dataclass
+class Cluster:
+    """A coordinator and workers over one home."""
+
+    home: Path
+    stack: ExitStack
+    address: str
+
+    def coordinator(self) -> subprocess.Popen[bytes]:
+        return self.stack.enter_context(coordinator_process(self.home, self.address))
+
+    def worker(self, stages: str = "merge,quantize,validate") -> subprocess.Popen[bytes]:
+        path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
+        more = {"SLIPWAY_TEST_STAGES": str(self.home), "PYTHONPATH": path}
+        return self.stack.enter_context(worker_process(self.home, self.address, stages, **more))
+
+    def hold(self, stage: str) -> Path:
+        path = self.home / f"hold-{stage}"
+        path.touch()
+        return path
+
+    def runs(self) -> list[str]:
+        path = self.home / "runs"
+        return path.read_text().split() if path.exists() else []
+
+    def create(self, client: Client) -> str:
+        store = LocalStore(self.home / "store")
+        (self.home / "base").write_text("base")
+        digest = store.put_files({"base": self.home / "base"})
+        sources = {"base": digest, "adapter": digest}
+        return client.create_export(SETTINGS, sources=sources, export_id="x").name
+
+    def finished(self, client: Client, name: str) -> export_pb2.Export:
+        return wait_for(lambda: ended(client, name), seconds=40)
+
+    def logs(self) -> str:
+        return (self.home / "coordinator.log").read_text() + (self.home / "worker.log").read_text()
+
+
+def ended(client: Client, name: str) -> export_pb2.Export | None:
+    try:
+        export = client.get_export(name)
+    except ModelExportError as error:
+        assert error.reason == "COORDINATOR_UNAVAILABLE"
+        return None
+    return export if state(export) in {"succeeded", "failed", "cancelled"} else None
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == [], "a killed process left children behind"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with ExitStack() as stack:
+        yield Cluster(tmp_path, stack, address)
+
+
+def connect(cluster: Cluster) -> Client:
+    client = cluster.stack.enter_context(Client(cluster.address))
+
+    def answers() -> bool:
+        try:
+            list(client.list_exports())
+        except ModelExportError:
+            return False
+        return True
+
+    wait_for(answers)
+    return client
+
+
+def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
+    hold = cluster.hold("merge")
+    first, _ = cluster.coordinator(), cluster.worker()
+    client = connect(cluster)
+    name = cluster.create(client)
+    wait_for(lambda: cluster.runs() == ["merge"])
+    kill(first)
+    time.sleep(2)  # longer than a lease lives
+    cluster.coordinator()
+    wait_for(lambda: "adopted" in cluster.logs())
+    hold.unlink()
+    export = cluster.finished(client, name)
+    assert state(export) == "succeeded", cluster.logs()
+    assert cluster.runs() == ["merge", "validate"]
+    assert len(export.tasks[0].attempts) == 1
+
+
+def test_a_result_made_while_the_coordinator_is_away_is_not_lost(cluster: Cluster) -> None:
+    hold = cluster.hold("merge")
+    first, _ = cluster.coordinator(), cluster.worker()
+    client = connect(cluster)
+    name = cluster.create(client)
+    wait_for(lambda: cluster.runs() == ["merge"])
+    kill(first)
+    hold.unlink()
+    time.sleep(1)
+    cluster.coordinator()
+    assert state(cluster.finished(client, name)) == "succeeded", cluster.logs()
+    assert cluster.runs() == ["merge", "validate"]
+
+
+def test_a_killed_workers_task_moves_to_another(cluster: Cluster) -> None:
+    hold = cluster.hold("merge")
+    cluster.coordinator()
+    first = cluster.worker()
+    client = connect(cluster)
+    name = cluster.create(client)
+    wait_for(lambda: cluster.runs() == ["merge"])
+    kill(first)
+    cluster.worker()
+    wait_for(lambda: cluster.runs() == ["merge", "merge"])
+    hold.unlink()
+    export = cluster.finished(client, name)
+    assert state(export) == "succeeded", cluster.logs()
+    assert cluster.runs() == ["merge", "merge", "validate"]
+    assert list((cluster.home / "scratch").iterdir()) == []
+
+
+def test_a_frozen_workers_late_result_is_refused(cluster: Cluster) -> None:
+    hold = cluster.hold("merge")
+    cluster.coordinator()
+    frozen = cluster.worker()
+    client = connect(cluster)
+    name = cluster.create(client)
+    wait_for(lambda: cluster.runs() == ["merge"])
+    before = client.get_export(name).tasks[0].attempts[0].worker
+    frozen.send_signal(signal.SIGSTOP)
+    cluster.worker()
+    wait_for(lambda: cluster.runs() == ["merge", "merge"])
+    hold.unlink()
+    export = cluster.finished(client, name)
+    frozen.send_signal(signal.SIGCONT)
+    assert state(export) == "succeeded", cluster.logs()
+    assert export.tasks[0].attempts[0].worker != before
+    etag = export.etag
+    time.sleep(1.5)  # the frozen one wakes up and finds out
+    assert client.get_export(name).etag == etag
+
+
+def test_a_terminated_worker_hands_its_task_back_at_once(cluster: Cluster) -> None:
+    hold = cluster.hold("merge")
+    cluster.coordinator()
+    first = cluster.worker()
+    client = connect(cluster)
+    name = cluster.create(client)
+    wait_for(lambda: cluster.runs() == ["merge"])
+    began = time.monotonic()
+    first.terminate()
+    assert first.wait(6) == 0
+    assert time.monotonic() - began < 5
+    cluster.worker()
+    wait_for(lambda: cluster.runs() == ["merge", "merge"])
+    hold.unlink()
+    assert state(cluster.finished(client, name)) == "succeeded", cluster.logs()
+
+
+def test_a_second_coordinator_on_the_same_state_is_refused(cluster: Cluster) -> None:
+    cluster.coordinator()
+    connect(cluster)
+    with process(
+        [sys.executable, "-m", "slipway_coordinator", "--state", str(cluster.home / "state.db")],
+        cluster.home / "second.log",
+    ) as second:
+        assert second.wait(20) == 7
+    assert "COORDINATOR_LOCKED" in (cluster.home / "second.log").read_text()
+
+
+def test_the_state_outlives_a_killed_coordinator(cluster: Cluster) -> None:
+    first, _ = cluster.coordinator(), cluster.worker()
+    client = connect(cluster)
+    name = cluster.create(client)
+    export = cluster.finished(client, name)
+    kill(first)
+    cluster.coordinator()
+    again = wait_for(lambda: ended(client, name))
+    assert again == export
+    assert list(client.list_exports()) == [export]

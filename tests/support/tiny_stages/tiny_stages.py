@@ -1,0 +1,41 @@
+"""Stages of the real names that do next to nothing, found before the real ones where this folder leads the Python path.
+
+What they do besides is in ``SLIPWAY_TEST_STAGES``, a folder: each run is one line of ``runs``, and a stage waits while a file
+``hold-{stage}`` is there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from slipway.stage import Context, Stage, StageParams
+
+
+class AnyParams(StageParams):
+    model_config = ConfigDict(extra="allow")
+
+
+def _stage(name: str, output: str) -> Stage[AnyParams]:
+    def run(inputs: Mapping[str, Path], params: AnyParams, ctx: Context) -> dict[str, Path]:
+        folder = Path(os.environ["SLIPWAY_TEST_STAGES"])
+        with (folder / "runs").open("a") as file:
+            file.write(f"{name}\n")
+        while (folder / f"hold-{name}").exists():
+            ctx.progress("holding", done=0)
+            time.sleep(0.05)
+        (ctx.workdir / output).mkdir()
+        (ctx.workdir / output / "made").write_text(f"{name} {sorted(inputs)} {sorted(params.model_extra or {})}")
+        return {output: ctx.workdir / output}
+
+    return Stage(name, version=1, inputs=(), outputs=(output,), params=AnyParams, run=run, more_inputs=True)
+
+
+MERGE = _stage("merge", "pytorch")
+QUANTIZE = _stage("quantize", "model")
+ONNX_EXPORT = _stage("onnx_export", "onnx")
+VALIDATE = _stage("validate", "validation")
