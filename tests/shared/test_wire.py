@@ -1,0 +1,148 @@
+"""What travels comes back as it was: failures, data, configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.rpc import code_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from slipway.configuration import ExportConfiguration, parse
+from slipway.errors import REASONS, ConfigurationError, Failure, ModelMergeError
+from slipway.wire import (
+    call_status,
+    configuration_message,
+    configuration_of,
+    dict_of,
+    failure_of_status,
+    seconds_of,
+    status_of,
+    struct_of,
+    timestamp,
+)
+from slipway_protos.v1 import configuration_pb2
+
+texts = st.text(max_size=30)
+failures = st.builds(
+    Failure,
+    reason=st.sampled_from(sorted(REASONS)),
+    message=texts,
+    remedy=texts,
+    error_type=st.just("ModelMergeError"),
+    about=st.dictionaries(st.sampled_from(["tensor", "file", "engine"]), texts),
+    retryable=st.booleans(),
+)
+data = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(failure=failures)
+def test_failures_come_back(failure: Failure) -> None:
+    assert failure_of_status(status_of(failure)) == failure
+
+
+def test_a_failures_error_is_of_its_class_again() -> None:
+    error = ModelMergeError("m", reason="ADAPTER_TENSOR_UNUSED", remedy="r", about={"tensor": "w"})
+    again = failure_of_status(status_of(error.failure())).error()
+    assert (type(again), again.reason, again.about, str(again)) == (ModelMergeError, error.reason, error.about, "m; r")
+
+
+def test_codes_follow_from_the_reason() -> None:
+    for reason, row in REASONS.items():
+        status = status_of(Failure(reason=reason, message=""))
+        assert code_pb2.Code.Name(status.code) == row.category.status_code
+
+
+def test_a_status_from_elsewhere_is_internal() -> None:
+    failure = failure_of_status(status_pb2.Status(code=code_pb2.ABORTED, message="from a proxy"))
+    assert (failure.reason, failure.message) == ("INTERNAL", "from a proxy")
+
+
+def test_what_is_too_long_for_a_call_is_cut_but_keeps_its_reason() -> None:
+    failure = Failure(
+        reason="DISK_FULL", message="x" * 100_000, remedy="y" * 100_000, about={"a": "b", "c": "z" * 100_000}
+    )
+    _, _, status = call_status(failure)
+    again = failure_of_status(status_pb2.Status.FromString(status))
+    assert len(status) < 8192
+    assert (again.reason, again.about) == ("DISK_FULL", {"a": "b"})
+
+
+@given(data=st.dictionaries(texts, data, max_size=4))
+def test_data_comes_back_with_its_integers(data: dict[str, Any]) -> None:
+    again = dict_of(struct_of(data))
+    assert again == data
+    assert str(again.get("n")) == str(data.get("n"))
+
+
+def test_whole_numbers_are_integers_and_tuples_lists() -> None:
+    again = dict_of(struct_of({"a": 1, "b": 1.5, "c": True, "d": (1, 2), "e": {"f": None}}))
+    assert again == {"a": 1, "b": 1.5, "c": True, "d": [1, 2], "e": {"f": None}}
+    assert type(again["a"]) is int
+    assert type(again["c"]) is bool
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimization": {"quantization": ["int8", "int4"]}, "formats": {"onnx": {"quantization": []}}},
+        {"formats": {"tensorrt": {"enabled": True, "targets": ["sm89"], "past": {"min": 0, "opt": 0, "max": 64}}}},
+        {
+            "resources": {"max_memory_bytes": 1 << 45, "threads": 3},
+            "recovery": {"profile": "conservative", "max_attempts": 2},
+        },
+        {"checkpoint": {"path": "x", "auto_detect_latest": False}, "log": {"level": "debug"}},
+    ],
+)
+def test_configurations_come_back(settings: dict[str, Any]) -> None:
+    configuration = parse(settings)
+    assert configuration_of(configuration_message(configuration)) == configuration
+
+
+def test_what_a_message_does_not_say_takes_its_default() -> None:
+    message = configuration_pb2.ExportConfiguration()
+    message.formats.onnx.enabled = False
+    assert configuration_of(message) == parse({"formats": {"onnx": {"enabled": False}}})
+
+
+def test_a_message_that_cannot_be_honoured_says_all_of_why() -> None:
+    message = configuration_pb2.ExportConfiguration()
+    message.optimization.group_size = 33
+    message.validation.test_samples = 0
+    with pytest.raises(ConfigurationError) as caught:
+        configuration_of(message)
+    assert "group_size" in str(caught.value)
+    assert "test_samples" in str(caught.value)
+
+
+def test_model_and_message_have_the_same_fields() -> None:
+    walk(ExportConfiguration, configuration_pb2.ExportConfiguration.DESCRIPTOR)
+
+
+def walk(model: type[BaseModel], descriptor: Any) -> None:
+    assert set(model.model_fields) == set(descriptor.fields_by_name), descriptor.full_name
+    for name, info in model.model_fields.items():
+        field = descriptor.fields_by_name[name]
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            walk(info.annotation, field.message_type)
+        elif field.type != FieldDescriptor.TYPE_MESSAGE and descriptor.name != "DimensionRange":
+            assert field.is_repeated or field.has_presence, f"{field.full_name}: not set and zero would be the same"
+
+
+@given(seconds=st.floats(0, 4e9))
+def test_times_come_back_to_the_microsecond(seconds: float) -> None:
+    moment = timestamp(seconds)
+    assert moment is not None
+    assert abs(seconds_of(moment) - seconds) < 1e-5

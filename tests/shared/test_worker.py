@@ -1,0 +1,139 @@
+"""A worker's direct calls, slots and shares; leased tasks are covered by the coordinator's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+
+from slipway.artifacts import LocalStore
+from slipway.rpc import listen
+from slipway.runner import TaskRunner
+from slipway.wire import STATUS_KEY, dict_of, failure_of_status, struct_of
+from slipway.worker import Worker, WorkerOptions
+from slipway.worker.machine import Machine, probe
+from slipway.worker.service import StageService
+from slipway_protos.v1 import stage_pb2, stage_pb2_grpc, worker_pb2
+
+STAGE = "coordinator_stages:STAGE"
+
+
+@asynccontextmanager
+async def service(home: Path) -> AsyncIterator[tuple[stage_pb2_grpc.StageServiceStub, LocalStore]]:
+    store = LocalStore(home / "store")
+    machine = Machine(cores=2, memory_bytes=8 << 30, scratch_bytes=1 << 30)
+    worker = Worker(WorkerOptions("", (STAGE,), slots=1), TaskRunner(store, home / "scratch"), machine)
+    server = grpc.aio.server()
+    stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
+    port = listen(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield stage_pb2_grpc.StageServiceStub(channel), store
+    finally:
+        await server.stop(0)
+
+
+def story(home: Path, tell: Callable[[stage_pb2_grpc.StageServiceStub, LocalStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with service(home) as (stub, store):
+            await tell(stub, store)
+
+    asyncio.run(main())
+
+
+def request(**params: object) -> stage_pb2.RunRequest:
+    return stage_pb2.RunRequest(stage=STAGE, params=struct_of(params))
+
+
+async def refused(call: AsyncIterator[stage_pb2.RunResponse]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    metadata = dict(caught.value.trailing_metadata())
+    return caught.value.code(), failure_of_status(status_pb2.Status.FromString(metadata[STATUS_KEY])).reason
+
+
+async def there_is_room(stub: stage_pb2_grpc.StageServiceStub) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            events = [event async for event in stub.Run(request(text="next"))]
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.05)
+        else:
+            assert events[-1].WhichOneof("event") == "output"
+            return
+    raise AssertionError("the worker stays busy")
+
+
+def test_a_worker_describes_its_stages(tmp_path: Path) -> None:
+    async def tell(stub: stage_pb2_grpc.StageServiceStub, _: LocalStore) -> None:
+        described = await stub.Describe(stage_pb2.DescribeRequest())
+        (stage,) = described.stages
+        assert (stage.name, list(stage.outputs), stage.more_inputs) == (STAGE, ["out"], True)
+        assert "sleep_seconds" in dict_of(stage.params_json_schema)["properties"]
+        assert described.capabilities.memory_bytes > 1 << 30
+
+    story(tmp_path, tell)
+
+
+def test_a_direct_call_streams_events_and_ends_with_the_output(tmp_path: Path) -> None:
+    async def tell(stub: stage_pb2_grpc.StageServiceStub, store: LocalStore) -> None:
+        events = [event async for event in stub.Run(request(text="direct", sleep_seconds=0.2))]
+        assert events[-1].WhichOneof("event") == "output"
+        assert any(event.progress.phase == "sleeping" for event in events)
+        assert any("run 1 of direct" in event.log.message for event in events)
+        assert store.exists(events[-1].output.outputs["out"])
+        again = [event async for event in stub.Run(request(text="direct", sleep_seconds=0.2))]
+        assert again[-1].output.reused
+
+    story(tmp_path, tell)
+
+
+def test_a_stage_that_fails_ends_the_stream_with_its_error(tmp_path: Path) -> None:
+    async def tell(stub: stage_pb2_grpc.StageServiceStub, _: LocalStore) -> None:
+        events = [event async for event in stub.Run(request(text="bad", fail="ONNX_INVALID"))]
+        assert failure_of_status(events[-1].error).reason == "ONNX_INVALID"
+
+    story(tmp_path, tell)
+
+
+def test_a_busy_worker_and_wrong_calls_are_refused(tmp_path: Path) -> None:
+    async def tell(stub: stage_pb2_grpc.StageServiceStub, _: LocalStore) -> None:
+        running = stub.Run(request(text="long", sleep_seconds=30))
+        await running.read()
+        assert await refused(stub.Run(request())) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WORKER_BUSY")
+        running.cancel()
+        unknown = stub.Run(stage_pb2.RunRequest(stage="other"))
+        assert await refused(unknown) == (grpc.StatusCode.INVALID_ARGUMENT, "STAGE_UNKNOWN")
+        assert await refused(stub.Run(request(nonesuch=1))) == (grpc.StatusCode.INVALID_ARGUMENT, "PARAMS_INVALID")
+        await there_is_room(stub)  # cancelling the call ended its task
+
+    story(tmp_path, tell)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_cores_are_shared_among_what_starts_together() -> None:
+    machine = Machine(cores=4, memory_bytes=10 << 30, scratch_bytes=0)
+    worker = Worker(WorkerOptions("", ("x",), slots=3), None, machine)  # type: ignore[arg-type]
+    assert worker._threads(1) == 4
+    assert worker._threads(2) == 2
+    with worker.slot():
+        assert worker.free_slots == 2
+    assert machine.capabilities(slots=2).memory_bytes == 4 << 30
+    assert Machine(cores=1, memory_bytes=0, scratch_bytes=0).default_slots() == 1
+    assert Machine(cores=8, memory_bytes=0, scratch_bytes=0, gpu_architecture="sm90").default_slots() == 1
+
+
+def test_this_machine_is_known(tmp_path: Path) -> None:
+    machine = probe(tmp_path)
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 0
+    assert isinstance(machine.capabilities(slots=1), worker_pb2.Capabilities)
