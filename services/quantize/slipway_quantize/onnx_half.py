@@ -53,6 +53,7 @@ def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
         _declare_types(model.graph, plan)
         weights.drop_unused()
         copy_external(source, model, data)
+        weights.finish()
     ir.save(model, target / GRAPH_FILE)
     return outcome
 
@@ -74,6 +75,10 @@ class _HalfWeights:
             self._converted.append(value)
             self._done += value.const_value.nbytes if value.const_value is not None else 0
         return self._made[id(value)]
+
+    def finish(self) -> None:
+        """Report that every weight is written."""
+        self._ctx.progress("cast", done=self._total, total=self._total)
 
     def drop_unused(self) -> None:
         """Remove the float32 originals nobody needs any more; the others are kept beside their copies."""

@@ -19,6 +19,7 @@ from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.checkpoint import require_finite
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.levels import IntLevel
 from slipway_quantize.onnx_folder import (
     GRAPH_FILE,
     DataFile,
@@ -30,7 +31,6 @@ from slipway_quantize.onnx_folder import (
     row_chunks,
 )
 from slipway_quantize.onnx_weights import Weight, find_weights
-from slipway_quantize.pytorch_int import IntLevel
 from slipway_quantize.report import Outcome, warn_unaligned
 
 _CONTRIB = "com.microsoft"
@@ -72,6 +72,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
             outcome.quantized.append(weight.name)
             done += weight.features[0] * weight.features[1]
         copy_external(source, model, data)
+    ctx.progress("quantize", done=done, total=total, unit="weights")
     unaligned = [weight.name for weight in weights if weight not in fits]
     warn_unaligned(unaligned, level.group_size, ctx)
     outcome.kept = dict.fromkeys(unaligned, "input width is no multiple of the group size")

@@ -36,6 +36,7 @@ def write_half(source: Path, target: Path, *, level: str, max_shard_bytes: int, 
                     weights.write(info.name, cast, row=row)
                     done += values.numel() * values.element_size()
                 _note(checkpoint.tensors[info.name], dtype, outcome)
+        ctx.progress("cast", done=done, total=total)
     if not outcome.quantized:
         ctx.warn(f"the model is in {level} already: the level {level} saves nothing")
     _write_config(target, dtype)

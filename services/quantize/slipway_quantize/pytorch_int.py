@@ -20,27 +20,12 @@ from slipway.stage import Context
 from slipway_quantize.checkpoint import Checkpoint, TensorInfo, require_finite
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.levels import IntLevel
 from slipway_quantize.report import Outcome, warn_unaligned
 from slipway_quantize.structure import LinearWeight, inspect, model_config
 from slipway_quantize.weights_file import WeightsFile
 
-BITS = {"int8": 8, "int4": 4}
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class IntLevel:
-    """How linear weights are written.
-
-    Attributes:
-        bits: 4 or 8.
-        group_size: Weights per scale.
-        packed: Integers and scales; otherwise the same values as dense weights of the original type.
-    """
-
-    bits: int
-    group_size: int
-    packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +67,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
                     _write_rows(info.name, values, row, plan=plan, level=level, weights=weights, outcome=outcome)
                     done += values.numel() * values.element_size()
                 _note(info.name, plan, outcome)
+        ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
     _warn_kept(checkpoint, plan, ctx)
     _write_config(target / "config.json", plan, level)

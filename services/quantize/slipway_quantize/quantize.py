@@ -11,10 +11,9 @@ from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
+from slipway_quantize.levels import BITS, IntLevel
 from slipway_quantize.report import Outcome, write_report
 from slipway_quantize.stage import QuantizeParams
-
-BITS = {"int8": 8, "int4": 4}
 
 
 def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> None:
@@ -43,7 +42,7 @@ def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Cont
         from slipway_quantize.pytorch_half import write_half
 
         return write_half(source, target, level=params.level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
-    from slipway_quantize.pytorch_int import IntLevel, write_int
+    from slipway_quantize.pytorch_int import write_int
 
     level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
     return write_int(source, target, level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
@@ -52,7 +51,6 @@ def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Cont
 def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
     if params.level in BITS:
         from slipway_quantize.onnx_int import write_int
-        from slipway_quantize.pytorch_int import IntLevel
 
         level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
         return write_int(source, target, level, accuracy_level=params.accuracy_level, ctx=ctx)

@@ -271,3 +271,12 @@ def test_params_refuse_what_no_runtime_takes() -> None:
     for bad in ({"group_size": 48}, {"group_size": 8}, {"level": "int2"}, {"format": "tensorrt"}, {"grup_size": 32}):
         with pytest.raises(ValidationError):
             QuantizeParams(**{"format": "pytorch", "level": "int4", **bad})
+
+
+@pytest.mark.parametrize("level", ["int8", "fp16"])
+def test_full_disk_is_reported_as_such(small_disk: Path, tmp_path: Path, level: str) -> None:
+    from slipway_quantize.stage import STAGE, QuantizeParams
+
+    source = save_tiny(tmp_path / "source", vocab_size=65536)  # 16 MiB, on a disk of 8
+    with pytest.raises(OSError, match="No space left"):
+        STAGE.run({"model": source}, QuantizeParams(format="pytorch", level=level), Context(workdir=small_disk))
