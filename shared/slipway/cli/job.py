@@ -18,7 +18,7 @@ from slipway.cli.identity import export_identity
 from slipway.cli.sources import Sources, find_sources, store_sources
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
-from slipway.delivery import check_target, deliver
+from slipway.delivery import check_target, deliver, lineage
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.outcome import VALIDATION, delivered_formats, export_result
 from slipway.result import ExportResult
@@ -130,7 +130,7 @@ class ExportJob:
         def describe(folder: Path) -> None:
             from slipway.report import write_report
 
-            write_report(folder, result=result, validation=validation)
+            write_report(folder, result=result, validation=validation, lineage=lineage(export))
 
         deliver(export, target, store=store, describe=describe)
         return result

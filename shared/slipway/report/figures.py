@@ -1,0 +1,65 @@
+"""Figures as people read them. A figure that was not taken is shown as a dash, never as zero."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "–"
+
+
+def size(count: float | None) -> str:
+    """Bytes, in decimal units: ``12.6 MB``."""
+    if count is None:
+        return MISSING
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}" if abs(count) < 1000 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def small(value: float | None) -> str:
+    """A difference or divergence: two digits, scientific below 0.001."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 1e-3 else f"{value:.2g}"
+
+
+def share(value: float | None) -> str:
+    """A share from 0 to 1, as percent."""
+    return MISSING if value is None else f"{100 * value:.2f} %"
+
+
+def percent(value: float | None) -> str:
+    """A figure that is percent already."""
+    return MISSING if value is None else f"{value:.1f} %"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds, three digits."""
+    return MISSING if value is None else f"{_digits(value)} ms"
+
+
+def rate(value: float | None) -> str:
+    """Tokens per second."""
+    return MISSING if value is None else f"{_digits(value)} tok/s"
+
+
+def number(value: float | None) -> str:
+    """Any other figure, three digits."""
+    return MISSING if value is None or not math.isfinite(value) else _digits(value)
+
+
+def duration(seconds: float | None) -> str:
+    """A duration: ``0.42 s``, ``3 min 5 s``."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{_digits(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,170 @@
+"""The report as one HTML page that needs nothing else: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from slipway.report import figures
+from slipway.report.document import Report
+from slipway.report.environment import html_environment
+from slipway.report.plots import Bar, bar_chart
+from slipway.result import AttemptResult
+from slipway.validation import Check, OutputStatus, OutputValidation
+
+_TONE = {OutputStatus.PASSED: "good", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
+VERDICTS = {
+    "passed": "passed",
+    "failed": "failed",
+    "not_run": "not run here",
+    "not_validated": "not validated",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with its heading and a sentence on how to read it."""
+
+    heading: str
+    caption: str
+    svg: Markup
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    template = html_environment().get_template("report.html.j2")
+    return template.render(
+        report=report,
+        result=report.result,
+        validation=report.validation,
+        verdicts=VERDICTS,
+        verdict=_verdict(report),
+        charts=_charts(report),
+        durations=_durations(report.result.attempts),
+        attempts=[(attempt, _params(attempt)) for attempt in report.result.attempts],
+        tools=sorted(report.lineage.get("tools", {}).items()),
+        sources=sorted(report.lineage.get("sources", {}).items()),
+    )
+
+
+def _verdict(report: Report) -> tuple[str, str]:
+    """Style class and sentence at the top of the page."""
+    if not report.result.success:
+        return "bad", "The export failed."
+    if report.validation is None:
+        return "muted", "The export succeeded. Nothing was validated."
+    not_run = report.validation.not_run_outputs
+    if not report.validation.passed:
+        return "muted", "The export succeeded. None of the outputs can be run on this machine, so none was validated."
+    if not_run:
+        return "good", f"Every output that runs on this machine passed validation. Not run here: {', '.join(not_run)}."
+    return "good", "Every output passed validation."
+
+
+def _charts(report: Report) -> list[Chart]:
+    charts = [
+        Chart(
+            "Size",
+            "All files of the format's folder.",
+            bar_chart(
+                "Size of each format",
+                [Bar(name, value.size_bytes) for name, value in report.result.formats.items()],
+                show=figures.size,
+            ),
+        )
+    ]
+    if report.validation is None:
+        return charts if report.result.formats else []
+    outputs = report.validation.outputs
+    behaviour = [
+        Chart(
+            "Divergence from the fine-tuned model",
+            "Mean KL divergence of next-token distributions against base + adapter, nats per token, logarithmic; the mark"
+            " is the limit.",
+            _logits_chart("Mean KL divergence", outputs, "mean_kl"),
+        ),
+        Chart(
+            "Largest difference of a logit",
+            "Against base + adapter, logarithmic; the mark is the limit where there is one.",
+            _logits_chart("Largest difference of a logit", outputs, "max_abs_diff"),
+        ),
+    ]
+    return [*behaviour, *charts, *_speed_charts(outputs)]
+
+
+def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:
+    bars = []
+    for output in outputs:
+        value = getattr(output.to_reference, measure) if output.to_reference else None
+        limit = _limit(output.checks, measure)
+        bars.append(Bar(output.name, value, tone=_TONE[output.status], limit=limit, note=_absence(output)))
+    return bar_chart(title, bars, show=figures.small, log=True)
+
+
+def _speed_charts(outputs: Iterable[OutputValidation]) -> list[Chart]:
+    timed = [output for output in outputs if output.speed is not None]
+    if not timed:
+        return []
+    prompt = timed[0].speed.prefill_tokens if timed[0].speed else 0
+    rows: list[tuple[str, str, Callable[[OutputValidation], float | None], Callable[[float | None], str]]] = [
+        (
+            "Generation",
+            "Tokens per second, one at a time with the KV cache, batch 1; longer is better.",
+            lambda output: output.speed.decode_tokens_per_second if output.speed else None,
+            figures.rate,
+        ),
+        (
+            "Prompt",
+            f"Time of one pass over a prompt of {prompt} tokens, batch 1; shorter is better.",
+            lambda output: output.speed.prefill_ms if output.speed else None,
+            figures.milliseconds,
+        ),
+        (
+            "Memory",
+            "Peak resident memory of the process that ran the model, libraries included.",
+            lambda output: output.memory.peak_rss_bytes if output.memory else None,
+            figures.size,
+        ),
+    ]
+    return [
+        Chart(heading, caption, bar_chart(heading, [Bar(output.name, of(output)) for output in timed], show=show))
+        for heading, caption, of, show in rows
+    ]
+
+
+def _limit(checks: Iterable[Check], measure: str) -> float | None:
+    """The limit that a figure against the reference was held to."""
+    found = (check.limit for check in checks if check.name == measure and check.against == "reference")
+    return next(found, None)
+
+
+def _absence(output: OutputValidation) -> str:
+    return VERDICTS[output.status.value] if output.status is not OutputStatus.PASSED else ""
+
+
+def _durations(attempts: Iterable[AttemptResult]) -> Markup:
+    """How long each attempt took, in the order they were made."""
+    bars = [
+        Bar(
+            f"{attempt.task} #{attempt.number}" if attempt.number > 1 else attempt.task,
+            None if attempt.reused else attempt.duration_seconds,
+            tone="bad" if attempt.outcome == "failed" else "plain",
+            note="reused" if attempt.reused else "",
+        )
+        for attempt in attempts
+    ]
+    return bar_chart("Duration of each attempt", bars, show=figures.duration)
+
+
+def _params(attempt: AttemptResult) -> list[tuple[str, str]]:
+    return [(name, _plain(value)) for name, value in sorted(attempt.params.items())]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # numbers travel as doubles
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
