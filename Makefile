@@ -38,7 +38,7 @@ protos: $(INSTALLED) ## Generate the Python code of the protos
 	$(BIN)/python protos/generate.py
 
 bench: $(INSTALLED) ## Measure against peers; prints ratios
-	$(BIN)/python -m pytest tests/benchmarks -o testpaths=tests/benchmarks -m '' -s
+	$(BIN)/python tests/benchmarks/bench_merge.py
 
 clean: ## Remove the environment and the demo
 	rm -rf $(VENV) demo

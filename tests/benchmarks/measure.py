@@ -1,0 +1,61 @@
+"""Measuring whole processes: wall time and the peak of their anonymous memory, sampled, children included."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SAMPLE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One finished process."""
+
+    seconds: float
+    peak_anonymous_bytes: int
+
+
+def measure(command: Sequence[str | Path], *, environment: dict[str, str] | None = None) -> Measured:
+    """Run a command to its end and measure it.
+
+    Anonymous memory is what a process cannot give back: pages of mapped files are left out.
+
+    Raises:
+        RuntimeError: The command failed; its last words are in the message.
+    """
+    begin = time.perf_counter()
+    with Path(os.devnull).open("wb") as null:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env={**os.environ, **(environment or {})},
+            stdout=null,
+            stderr=subprocess.PIPE,
+        )
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, _anonymous_bytes(process.pid))
+            time.sleep(SAMPLE_SECONDS)
+    seconds = time.perf_counter() - begin
+    errors = process.stderr.read().decode(errors="replace") if process.stderr else ""
+    if process.returncode != 0:
+        raise RuntimeError(f"{command[0]} ended with {process.returncode}: {errors[-2000:]}")
+    return Measured(seconds, peak)
+
+
+def _anonymous_bytes(pid: int) -> int:
+    total = 0
+    with contextlib.suppress(psutil.Error, OSError):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error, OSError, ValueError):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                total += sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
+    return total
