@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from onnx_ir.serde import SerdeError
 
 from slipway.errors import QuantizationError
 from slipway_quantize.checkpoint import CHUNK_ELEMENTS
@@ -41,14 +42,31 @@ def load_graph(folder: Path) -> ir.Model:
     path = folder / GRAPH_FILE
     try:
         model = ir.load(path)
-    except (OSError, ValueError, DecodeError) as error:
+    except (OSError, ValueError, DecodeError, SerdeError) as error:
         raise _invalid(f"{GRAPH_FILE} cannot be read ({error})", file=GRAPH_FILE) from error
     for value in model.graph.initializers.values():
         if value.const_value is None:
             raise _invalid(f"initializer {value.name!r} has no value", tensor=value.name)
         if isinstance(value.const_value, ir.ExternalTensor):
             _check_external(folder, value.const_value)
+    for node in model.graph:
+        if not isinstance(node.op_type, str) or not isinstance(node.domain, str):  # bytes that are no UTF-8
+            raise _invalid(f"node {node.name!r} has the unreadable operator {node.op_type!r}", node=node.name)
     return model
+
+
+def save_graph(model: ir.Model, folder: Path) -> None:
+    """Write ``model.onnx``; its external data is there already.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID`` if the graph that was read holds what cannot be written.
+    """
+    try:
+        ir.save(model, folder / GRAPH_FILE)
+    except SerdeError as error:
+        raise _invalid(
+            f"the graph holds what cannot be written ({error.__cause__ or error})", file=GRAPH_FILE
+        ) from error
 
 
 def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:

@@ -13,13 +13,13 @@ from slipway.stage import Context
 from slipway_quantize.checkpoint import cast_to_half
 from slipway_quantize.half_plan import HalfPlan, float_inputs, is_float, plan_half
 from slipway_quantize.onnx_folder import (
-    GRAPH_FILE,
     DataFile,
     add_initializer,
     copy_external,
     load_graph,
     read_constant,
     row_chunks,
+    save_graph,
 )
 from slipway_quantize.report import Outcome
 
@@ -46,15 +46,13 @@ def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
                 continue
             half = plan.wants_half(node)
             for index, value in list(float_inputs(node)):
-                node.replace_input_with(
-                    index, _as(value, half=half, plan=plan, weights=weights, casts=casts, user=node)
-                )
+                node.replace_input_with(index, _as(value, half=half, plan=plan, weights=weights, casts=casts))
         _convert_interface(model.graph, plan, casts)
         _declare_types(model.graph, plan)
         weights.drop_unused()
         copy_external(source, model, data)
         weights.finish()
-    ir.save(model, target / GRAPH_FILE)
+    save_graph(model, target)
     return outcome
 
 
@@ -110,7 +108,7 @@ class _Casts:
         self._graph = graph
         self._made: dict[tuple[int, bool], ir.Value] = {}
 
-    def get(self, value: ir.Value, *, half: bool, user: ir.Node | None) -> ir.Value:
+    def get(self, value: ir.Value, *, half: bool) -> ir.Value:
         key = (id(value), half)
         if key not in self._made:
             dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
@@ -119,23 +117,21 @@ class _Casts:
             cast.outputs[0].shape = value.shape
             cast.outputs[0].name = f"{value.name}.{'fp16' if half else 'fp32'}"
             producer = value.producer()
-            if producer is not None:
-                self._graph.insert_after(producer, cast)
-            elif user is not None:
+            if producer is None:
                 self._graph.insert_before(self._graph[0], cast)
+            else:
+                self._graph.insert_after(producer, cast)
             self._made[key] = cast.outputs[0]
         return self._made[key]
 
 
-def _as(
-    value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts, user: ir.Node
-) -> ir.Value:
+def _as(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts) -> ir.Value:
     """``value`` in the precision a node wants."""
     if id(value) in plan.constants:
         if not half:
             return value
-        return weights.get(value) if value.is_initializer() else casts.get(value, half=True, user=user)
-    return value if (id(value) in plan.half) == half else casts.get(value, half=half, user=user)
+        return weights.get(value) if value.is_initializer() else casts.get(value, half=True)
+    return value if (id(value) in plan.half) == half else casts.get(value, half=half)
 
 
 def _convert_interface(graph: ir.Graph, plan: HalfPlan, casts: _Casts) -> None:
@@ -143,7 +139,7 @@ def _convert_interface(graph: ir.Graph, plan: HalfPlan, casts: _Casts) -> None:
     for index, value in enumerate(graph.outputs):
         if is_float(value) and id(value) not in plan.half:
             name = value.name
-            cast = casts.get(value, half=True, user=None)
+            cast = casts.get(value, half=True)
             value.name, cast.name = f"{name}.fp32", name
             graph.outputs[index] = cast
 

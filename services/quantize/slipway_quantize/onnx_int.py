@@ -21,7 +21,6 @@ from slipway_quantize.checkpoint import require_finite
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.onnx_folder import (
-    GRAPH_FILE,
     DataFile,
     add_initializer,
     bind,
@@ -29,6 +28,7 @@ from slipway_quantize.onnx_folder import (
     load_graph,
     read_constant,
     row_chunks,
+    save_graph,
 )
 from slipway_quantize.onnx_weights import Weight, find_weights
 from slipway_quantize.report import Outcome, warn_unaligned
@@ -76,7 +76,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
     unaligned = [weight.name for weight in weights if weight not in fits]
     warn_unaligned(unaligned, level.group_size, ctx)
     outcome.kept = dict.fromkeys(unaligned, "input width is no multiple of the group size")
-    ir.save(model, target / GRAPH_FILE)
+    save_graph(model, target)
     return outcome
 
 

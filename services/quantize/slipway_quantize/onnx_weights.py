@@ -8,7 +8,6 @@ from typing import TypeGuard
 import onnx_ir as ir
 
 _PASS_THROUGH = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
-_FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(slots=True)
@@ -98,7 +97,7 @@ def _is_matrix(value: ir.Value | None) -> TypeGuard[ir.Value]:
         value is not None
         and value.is_initializer()
         and value.const_value is not None
-        and value.const_value.dtype in _FLOAT_TYPES
+        and value.const_value.dtype == ir.DataType.FLOAT
         and len(value.const_value.shape) == 2
     )
 

@@ -74,11 +74,13 @@ def _note_precision(path: Path, level: str) -> None:
 
 def _refuse_quantized(source: Path) -> None:
     config = read_json(source / "config.json")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    report = source / "quantization.json"
+    found = read_json(report).get("level") if report.is_file() else None
+    found = found or (config.get("quantization_config") or {}).get("quant_method")
+    if found:
         raise QuantizationError(
-            f"the model is quantized already ({method})",
+            f"the model is quantized already ({found})",
             reason="QUANTIZATION_UNSUPPORTED",
-            remedy="quantize the merged model in its original precision",
-            about={"quant_method": method},
+            remedy="quantize the merged or exported model in its original precision",
+            about={"quantization": found},
         )

@@ -232,6 +232,14 @@ def test_unaligned_matrices_keep_their_precision_and_are_named(quantize: Quantiz
     assert agreement == 1.0
 
 
+def test_quantized_model_is_not_quantized_again(quantize: Quantize, tiny_onnx: Path) -> None:
+    half, _ = quantize(tiny_onnx, format="onnx", level="fp16")
+    with pytest.raises(ModelExportError) as caught:
+        quantize(half, format="onnx", level="int8")
+    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+    assert caught.value.about == {"quantization": "fp16"}
+
+
 def test_nothing_to_quantize_is_refused(quantize: Quantize, tiny_onnx: Path) -> None:
     with pytest.raises(ModelExportError) as caught:
         quantize(tiny_onnx, format="onnx", level="int4", group_size=256)
