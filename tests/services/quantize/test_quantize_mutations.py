@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from slipway_quantize.stage import STAGE, QuantizeParams
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
+from slipway_quantize.stage import STAGE, QuantizeParams
 
 EXPECTED = {
     "ONNX_INVALID", "SAFETENSORS_CORRUPT", "BASE_MODEL_INVALID", "QUANTIZATION_UNSUPPORTED", "QUANTIZATION_FAILED",
