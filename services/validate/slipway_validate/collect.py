@@ -88,8 +88,8 @@ class Collector:
             return "the model has no KV cache"
         if len(case.rows) > bounds.batch:
             return f"the engine takes a batch of at most {bounds.batch}"
-        if max(case.segments) > bounds.sequence:
-            return f"the engine takes at most {bounds.sequence} tokens per call"
+        if max(case.segments) > bounds.sequence or sum(case.segments[:-1]) > bounds.past:
+            return f"the engine takes at most {bounds.sequence} tokens per call behind {bounds.past} cached ones"
         return ""
 
     def _look_at(self, logits: Logits, where: str) -> None:

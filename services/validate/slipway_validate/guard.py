@@ -18,8 +18,9 @@ def die_with_parent() -> None:
 
     Twice, because each alone leaves a gap: the kernel's signal is tied to the thread that started us and exists on
     Linux only; the pipe (the parent holds its other end and never writes) needs no kernel support, but a thread that
-    can run.
+    can run. Ctrl-C, which a terminal sends to all of its programs, is left to the stage: it decides what is cancelled.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_wait_for_end_of_input, name="parent-watch", daemon=True).start()

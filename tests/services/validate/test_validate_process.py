@@ -93,6 +93,12 @@ def test_cancellation_ends_the_runner(inputs: dict[str, Path], context: Context)
     running = Running(inputs, context.workdir)
     runner = wait_for(lambda: runner_of(psutil.Process(), "pytorch"))
     assert isinstance(runner, psutil.Process)
+    wait_for(
+        lambda: psutil.Process(runner.pid).memory_info().rss > 100 << 20
+    )  # torch is being imported: it is on guard
+    runner.send_signal(signal.SIGINT)  # as a terminal does at Ctrl-C: only the stage decides
+    time.sleep(0.3)
+    assert runner.is_running()
     running.ctx.cancelled.set()
     running.join(3)
     assert running.error is not None
