@@ -18,8 +18,10 @@ VALIDATION = "validation"
 
 
 def delivered_formats(export: pb.Export) -> dict[str, str]:
-    """Digest of each format that is delivered as a folder, sorted by name."""
-    return {name: digest for name, digest in sorted(export.outputs.items()) if name != VALIDATION}
+    """Digest of each format that is delivered as a folder, in the plan's order."""
+    order = {task.format: number for number, task in enumerate(export.tasks)}
+    names = sorted(export.outputs, key=lambda name: (order.get(name, len(order)), name))
+    return {name: export.outputs[name] for name in names if name != VALIDATION}
 
 
 def export_id(export: pb.Export) -> str:
@@ -70,7 +72,7 @@ def export_result(
         inference_speed_ms=fastest.inference_speed_ms if fastest else None,
         memory_usage_mb=fastest.memory_usage_mb if fastest else None,
         validation_passed=None if validation is None else validation.passed,
-        validation_report_path=str(output_directory / "report.html") if output_directory and validation else "",
+        validation_report_path=str(output_directory / "report.html") if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
         warnings=tuple(dict.fromkeys((*warnings, *export.warnings, *_stage_warnings(export)))),

@@ -86,7 +86,7 @@ class ExportResult(_Value):
         inference_speed_ms: Of the fastest produced format: one forward pass over a prompt.
         memory_usage_mb: Of the same format: peak memory while it was measured, 10^6 bytes.
         validation_passed: None when nothing was validated.
-        validation_report_path: ``report.html``; empty when there is none.
+        validation_report_path: ``report.html``; empty when nothing was delivered.
         reason: Stable reason of a failure; empty on success.
         error_message: Why the export failed, with the remedy; empty on success.
         warnings: What the user should know.

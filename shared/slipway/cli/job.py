@@ -21,6 +21,7 @@ from slipway.configuration import ExportConfiguration, LoadedConfiguration, rend
 from slipway.delivery import check_target, deliver, lineage
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.outcome import VALIDATION, delivered_formats, export_result
+from slipway.report import write_report
 from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.telemetry import span
@@ -128,8 +129,6 @@ class ExportJob:
         self.display.note(f"delivering to {target}")
 
         def describe(folder: Path) -> None:
-            from slipway.report import write_report
-
             write_report(folder, result=result, validation=validation, lineage=lineage(export))
 
         deliver(export, target, store=store, describe=describe)
