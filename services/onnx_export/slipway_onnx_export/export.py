@@ -21,8 +21,8 @@ from slipway_onnx_export.stage import OnnxExportParams
 from slipway_onnx_export.weights import stream_weights
 
 MODEL_FILE = "model.onnx"
-# Runtimes hold the weights once, packed, besides activations and libraries.
-PARITY_OVERHEAD = 1.3
+# Peak memory of the comparison over the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
+PARITY_OVERHEAD = 2.1
 
 
 def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) -> Path:
