@@ -34,7 +34,6 @@ def test_the_table_gets_looser_from_row_to_row() -> None:
     rows = list(LIMITS.values())
     for tighter, looser in pairwise(rows):
         assert tighter.mean_kl < looser.mean_kl
-        assert tighter.top1_agreement > looser.top1_agreement
         assert tighter.perplexity_ratio < looser.perplexity_ratio
         assert tighter.case_mean_kl < looser.case_mean_kl
 
