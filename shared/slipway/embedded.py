@@ -59,6 +59,8 @@ class Embedded:
     def __enter__(self) -> Self:
         from slipway_coordinator.lock import StateLock
 
+        # Whoever may enter the folder may command the coordinator in it.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(StateLock(self._folder / "state.db"))
             address = f"unix:{self._socket(stack)}"

@@ -159,12 +159,12 @@ def fault(error: Exception) -> Failure:
 
 
 def model_facts(record: ExportRecord) -> dict[str, Any]:
-    """What is known about the model: facts of finished tasks, and ``model_bytes`` from the labels or the merge."""
+    """What is known about the model: what finished tasks recorded, and ``model_bytes``, the size of the merged weights."""
     facts: dict[str, Any] = {}
     for task in record.tasks:
         facts |= {name: value for name, value in task.facts.items() if isinstance(value, str | int | float)}
-    if record.labels.get("model_bytes", "").isdigit():
-        facts.setdefault("model_bytes", int(record.labels["model_bytes"]))
+        if task.stage == "merge":
+            facts["model_bytes"] = task.facts.get("output_bytes", 0)
     return facts
 
 

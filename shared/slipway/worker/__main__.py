@@ -12,7 +12,7 @@ import sys
 import grpc
 
 from slipway.artifacts import LocalStore
-from slipway.errors import ModelExportError
+from slipway.errors import ConfigurationError, ModelExportError
 from slipway.registry import load_stage, stage_names
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
 from slipway.runner import TaskRunner
@@ -37,6 +37,8 @@ def main() -> int:
         stages = tuple(arguments.stage.split(",")) if arguments.stage else stage_names()
         for name in stages:
             load_stage(name)
+        if not (arguments.coordinator or settings.coordinator):
+            raise ConfigurationError("no coordinator is named", remedy="give --coordinator, or set SLIPWAY_COORDINATOR")
         with tracing(settings, service="slipway-worker"):
             asyncio.run(serve(arguments, settings, stages))
     except ModelExportError as error:

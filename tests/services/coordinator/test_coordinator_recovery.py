@@ -26,7 +26,7 @@ from slipway_coordinator.states import TaskState
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
 START: dict[str, dict[str, Any]] = {
     "onnx_export": {"engine": "mobius", "opset": None},
-    "quantize": {"format": "onnx", "level": "int4"},
+    "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
 }
 
 
@@ -42,7 +42,7 @@ def chain(
     following: list[NextAttempt] = []
     for reason in itertools.chain(reasons, itertools.repeat(reasons[-1])):
         found = recover(
-            failure(reason),
+            failure(reason, **{"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else {}),
             stage,
             params=history[-1].params,
             history=history,
