@@ -63,6 +63,8 @@ def train_adapter(
     with warnings.catch_warnings():
         # peft looks for the base by name to see whether its vocabulary grew. It did not, and the name is no path here.
         warnings.filterwarnings("ignore", message="Could not find a config file in")
+        warnings.filterwarnings("ignore", message="Unable to fetch remote file")
+        warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers about its own trainer
         trainer.train()
     return adapted.eval()
 

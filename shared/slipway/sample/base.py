@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from slipway.sample.recipe import Recipe
 from slipway.sample.tokenizer import END_OF_TEXT, TURN_END
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WARMUP_STEPS = 15
 # Of the embedding at the start. Tied, it is the output layer too: Qwen's 0.02 is right for thousands of steps, not for hundreds.
-_EMBEDDING_STD = 0.05
+_EMBEDDING_STD = 0.03
 _CLIP_NORM = 1.0
 
 
@@ -92,7 +92,7 @@ def native_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 natively; emulated, it would be slower than float32."""
     import torch
 
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

@@ -52,6 +52,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
         additional_special_tokens=[TURN_START],
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
