@@ -50,21 +50,21 @@ def train_adapter(
     lora = LoraConfig(
         r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    adapted = get_peft_model(model, lora)
-    trainer = Trainer(
-        model=adapted,
-        args=_arguments(folder, recipe=recipe, seed=seed),
-        train_dataset=_samples(stream, sequence=recipe.sequence),
-        data_collator=default_data_collator,
-        processing_class=tokenizer,
-        callbacks=[_step_reporter(on_step)],
-    )
-    _silence(trainer)
     with warnings.catch_warnings():
         # peft looks for the base by name to see whether its vocabulary grew. It did not, and the name is no path here.
         warnings.filterwarnings("ignore", message="Could not find a config file in")
         warnings.filterwarnings("ignore", message="Unable to fetch remote file")
-        warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers about its own trainer
+        warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers about its own attributes
+        adapted = get_peft_model(model, lora)
+        trainer = Trainer(
+            model=adapted,
+            args=_arguments(folder, recipe=recipe, seed=seed),
+            train_dataset=_samples(stream, sequence=recipe.sequence),
+            data_collator=default_data_collator,
+            processing_class=tokenizer,
+            callbacks=[_step_reporter(on_step)],
+        )
+        _silence(trainer)
         trainer.train()
     return adapted.eval()
 

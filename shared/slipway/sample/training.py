@@ -67,7 +67,7 @@ def train(
     """
     from slipway.sample.tokenizer import train_tokenizer
 
-    with _deterministic(threads or min(_THREADS, os.cpu_count() or 1)), _offline():
+    with _deterministic(threads or min(_THREADS, os.cpu_count() or 1)), _quiet_and_offline():
         tokenizer = train_tokenizer(english.training, vocab_size=recipe.vocab_size, max_length=recipe.max_positions)
         base, on_english = _train_base(tokenizer, english, recipe=recipe, seed=seed, on_progress=on_progress)
         base.save_pretrained(folder / BASE)
@@ -164,15 +164,21 @@ def _deterministic(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """Keep peft from asking the hub for a base model of the sample's name: it reads this variable on every save."""
-    import transformers  # noqa: F401 - read its environment before it changes here
+def _quiet_and_offline() -> Iterator[None]:
+    """Keep peft from asking the hub for a base model of the sample's name: it reads this variable on every save.
 
-    before = os.environ.get("HF_HUB_OFFLINE")
+    Progress bars are off too: the caller is told of the progress.
+    """
+    from transformers.utils import logging  # also reads its own environment before it changes here
+
+    before, bars = os.environ.get("HF_HUB_OFFLINE"), logging.is_progress_bar_enabled()
     os.environ["HF_HUB_OFFLINE"] = "1"
+    logging.disable_progress_bar()
     try:
         yield
     finally:
+        if bars:
+            logging.enable_progress_bar()
         if before is None:
             del os.environ["HF_HUB_OFFLINE"]
         else:
