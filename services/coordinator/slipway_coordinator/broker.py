@@ -213,8 +213,10 @@ class Broker:
             lease.expires = self.clock() + self.ttl
             return not lease.revoked
         row = await self._call(lambda: self.database.lease(held.task))
-        if row is None or row.worker != worker or row.epoch != held.epoch or row.state is LeaseState.ENDED:
+        if row is None or row.worker != worker or row.epoch != held.epoch:
             return False
+        if row.state not in {LeaseState.HELD, LeaseState.EXPIRED}:
+            return False  # handed in or back; this report was on its way meanwhile
         offer = self._withdraw(held.task)
         self._held[held.task] = _Lease(worker, row.epoch, self.clock() + self.ttl, offer)
         log.info(f"adopted {held.task} from worker {worker}")
@@ -265,9 +267,9 @@ class Broker:
                     remedy="drop the result",
                     about={"task": held.task, "lease_epoch": held.epoch},
                 )
-            if row.state is not LeaseState.ENDED:
+            if row.state in {LeaseState.HELD, LeaseState.EXPIRED}:
                 await self.notify(row.export, event, f"{held.task}#{held.epoch}#completed")
-                state = LeaseState.EXPIRED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
+                state = LeaseState.RETURNED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
                 await self._call(lambda: self.database.set_lease_state(held.task, state))
             self._held.pop(held.task, None)
             self._withdraw(held.task)

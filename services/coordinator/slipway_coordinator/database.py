@@ -44,10 +44,12 @@ _leases = sa.Table(
 
 
 class LeaseState(StrEnum):
-    """Where a lease is. Only a HELD one may be renewed; an EXPIRED one may still be taken up again by its owner."""
+    """Where a lease is. A HELD one may be renewed, an EXPIRED one taken up again by its owner; a RETURNED one is free for
+    everybody, its owner having given it up; an ENDED one has its result."""
 
     HELD = "held"
     EXPIRED = "expired"
+    RETURNED = "returned"
     ENDED = "ended"
 
 

@@ -221,6 +221,18 @@ def test_a_cancelled_task_is_ended_by_its_worker(setup: Setup) -> None:
     asyncio.run(story())
 
 
+def test_a_task_handed_back_goes_to_another_even_if_an_older_report_arrives_late(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        await broker.complete("a", Held(granted.offer.key, 1), done(kind=EventKind.CANCELLED))
+        assert (await broker.synchronize(holding(A, granted))).cancel == (granted.offer.key,)
+        await broker.set_offers(EXPORT, [offer()])
+        assert (await broker.synchronize(B)).granted[0].epoch == 2
+
+    asyncio.run(story())
+
+
 def test_a_cancelled_task_of_a_silent_worker_counts_as_ended(setup: Setup) -> None:
     async def story() -> None:
         broker = setup.broker()
