@@ -151,7 +151,7 @@ def _tensorrt(graph: _Graph, configuration: ExportConfiguration, merged: str) ->
     exported = graph.add(
         "onnx_export-tensorrt",
         "onnx_export",
-        params={"engine": "dynamo", "opset": None, "runtime": "tensorrt"},
+        params={"engine": "mobius", "opset": None, "runtime": "tensorrt"},
         inputs={"pytorch": merged},
         output="onnx",
     )

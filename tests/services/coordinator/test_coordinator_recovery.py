@@ -112,6 +112,11 @@ def test_an_old_opset_is_written_by_the_legacy_tracer_or_raised_with_a_warning()
     ]
 
 
+def test_a_graph_of_an_old_opset_that_is_not_right_is_traced_at_that_opset() -> None:
+    found = chain("onnx_export", ["EXPORT_PARITY_FAILED"], Profile.BALANCED, {"engine": "mobius", "opset": 15})
+    assert [(a.params["engine"], a.params["opset"]) for a in found[:2]] == [("legacy", 15), ("dynamo", 18)]
+
+
 def test_an_opset_between_is_written_by_the_capturing_engine() -> None:
     found = chain("onnx_export", ["OPSET_UNSUPPORTED"], Profile.BALANCED, {"engine": "mobius", "opset": 20})
     assert found[0].params == {"engine": "dynamo", "opset": 20}
