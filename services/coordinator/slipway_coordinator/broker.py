@@ -12,80 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipway.errors import ServiceError
 from slipway_coordinator.database import Database, LeaseState
 from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 
 log = logging.getLogger("slipway.coordinator.broker")
 
 T = TypeVar("T")
 Notify = Callable[[str, Event, str], Awaitable[None]]
 """``notify(export, event, key)``: tell an export's workflow something, durably, once per key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well."""
-
-    export: str
-    task: str
-    attempt: int
-    stage: str
-    params: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    timeout_seconds: float = 0.0
-    max_memory_bytes: int = 0
-    memory_factor: float = 1.0
-    threads: int = 0
-    exclusive: bool = False
-    traceparent: str = ""
-
-    @property
-    def key(self) -> str:
-        """Name of the attempt across exports: ``{export}:{task}:{attempt}``."""
-        return f"{self.export}:{self.task}:{self.attempt}"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a worker says it runs."""
-
-    task: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """What a worker says of itself with every call."""
-
-    worker: str
-    stages: frozenset[str]
-    free_slots: int = 0
-    draining: bool = False
-    memory_bytes: int = 0
-    running: tuple[Held, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A lease as the worker gets it."""
-
-    offer: Offer
-    epoch: int
-    max_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a worker shall do: start these, end those."""
-
-    granted: tuple[Granted, ...] = ()
-    cancel: tuple[str, ...] = ()
 
 
 @dataclass
@@ -236,7 +177,7 @@ class Broker:
         for key, lease in self._held.items():
             if lease.worker == report.worker and key not in reported and lease.offer is not None and not lease.revoked:
                 lease.expires = self.clock() + self.ttl
-                again.append(Granted(lease.offer, lease.epoch, _memory_limit(lease.offer, report)))
+                again.append(Granted(lease.offer, lease.epoch, memory_limit(lease.offer, report)))
         return again[: max(report.free_slots, 0)]
 
     async def _grant(self, key: str, offer: Offer, report: WorkerReport) -> Granted:
@@ -245,7 +186,7 @@ class Broker:
         self._held[key] = _Lease(report.worker, epoch, self.clock() + self.ttl, offer)
         log.info(f"leased {key} (epoch {epoch}) to worker {report.worker}")
         await self._tell(offer, EventKind.LEASED, key=f"{key}#{epoch}#leased", worker=report.worker)
-        return Granted(offer, epoch, _memory_limit(offer, report))
+        return Granted(offer, epoch, memory_limit(offer, report))
 
     async def complete(self, worker: str, held: Held, event: Event) -> None:
         """Take a result in: durable when this returns, and safe to repeat.
@@ -327,8 +268,3 @@ class Broker:
         self._generation += 1
         async with self._changed:
             self._changed.notify_all()
-
-
-def _memory_limit(offer: Offer, report: WorkerReport) -> int:
-    """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
-    return int((offer.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

@@ -16,10 +16,11 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
 
 from slipway.errors import Failure, ServiceError
 from slipway_coordinator import graph, workflow
-from slipway_coordinator.broker import Broker, Offer
+from slipway_coordinator.broker import Broker
 from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
+from slipway_coordinator.offers import Offer
 from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
 from slipway_coordinator.states import ExportState, TaskState

@@ -45,7 +45,8 @@ _leases = sa.Table(
 
 class LeaseState(StrEnum):
     """Where a lease is. A HELD one may be renewed, an EXPIRED one taken up again by its owner; a RETURNED one is free for
-    everybody, its owner having given it up; an ENDED one has its result."""
+    everybody, its owner having given it up; an ENDED one has its result.
+    """
 
     HELD = "held"
     EXPIRED = "expired"

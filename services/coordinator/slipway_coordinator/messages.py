@@ -8,8 +8,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import parse
 from slipway.wire import configuration_message, status_of, struct_of, timestamp
-from slipway_coordinator.broker import Granted
 from slipway_coordinator.hub import Happening
+from slipway_coordinator.offers import Granted
 from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.states import ExportState, TaskState
 from slipway_protos.v1 import export_pb2, worker_pb2

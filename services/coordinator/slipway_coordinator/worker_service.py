@@ -9,10 +9,10 @@ import grpc
 from slipway.errors import ServiceError
 from slipway.rpc import LONGEST_POLL_SECONDS, unary
 from slipway.wire import dict_of, failure_of_status
-from slipway_coordinator.broker import Held, WorkerReport
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.messages import duration, lease_message
+from slipway_coordinator.offers import Held, WorkerReport
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 

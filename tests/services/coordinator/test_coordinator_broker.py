@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ServiceError
-from slipway_coordinator.broker import Answer, Broker, Granted, Held, Offer, WorkerReport
+from slipway_coordinator.broker import Broker
 from slipway_coordinator.database import Database, LeaseState
 from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport
 
 EXPORT = "projects/p/exports/x"
 STAGES = frozenset({"merge"})

@@ -1,0 +1,72 @@
+"""What the coordinator and its workers tell each other about work: offers, reports, leases. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well."""
+
+    export: str
+    task: str
+    attempt: int
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    timeout_seconds: float = 0.0
+    max_memory_bytes: int = 0
+    memory_factor: float = 1.0
+    threads: int = 0
+    exclusive: bool = False
+    traceparent: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of the attempt across exports: ``{export}:{task}:{attempt}``."""
+        return f"{self.export}:{self.task}:{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a worker says it runs."""
+
+    task: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker says of itself with every call."""
+
+    worker: str
+    stages: frozenset[str]
+    free_slots: int = 0
+    draining: bool = False
+    memory_bytes: int = 0
+    running: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease as the worker gets it."""
+
+    offer: Offer
+    epoch: int
+    max_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker shall do: start these, end those."""
+
+    granted: tuple[Granted, ...] = ()
+    cancel: tuple[str, ...] = ()
+
+
+def memory_limit(offer: Offer, report: WorkerReport) -> int:
+    """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
+    return int((offer.max_memory_bytes or report.memory_bytes) * offer.memory_factor)
