@@ -9,21 +9,24 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self, TypeVar
 
 import pydantic
 
 from slipway.artifacts import ActionResult, ArtifactStore, action_key
-from slipway.errors import ConfigurationError, Failure, ModelExportError
+from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
 from slipway.executor import Execution, execute
 from slipway.executor.failures import failure_of
 from slipway.executor.process import OnLog, OnProgress
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,8 @@ class TaskRunner:
     ) -> TaskResult:
         inputs = {}
         for name, digest in sorted(spec.inputs.items()):
-            on_progress(Progress(phase=f"fetching {name}", done=0, total=0, unit="bytes"), 0)
-            inputs[name] = await asyncio.to_thread(self._store.fetch, digest, folder / "inputs" / name)
+            with _Transfer(f"fetching {name}", on_progress) as fetching:
+                inputs[name] = await fetching.run(self._store.fetch, digest, folder / "inputs" / name)
         workdir = folder / "work"
         workdir.mkdir()
         execution = Execution(
@@ -106,10 +109,10 @@ class TaskRunner:
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
         if outcome.failure is not None:
             return TaskResult(failure=outcome.failure, peak_memory_bytes=outcome.peak_memory_bytes)
-        on_progress(Progress(phase="storing", done=0, total=0, unit="bytes"), 0)
-        outputs = {
-            name: await asyncio.to_thread(self._store.put, path) for name, path in sorted(outcome.outputs.items())
-        }
+        outputs = {}
+        for name, path in sorted(outcome.outputs.items()):
+            with _Transfer(f"storing {name}", on_progress) as storing:
+                outputs[name] = await storing.run(self._store.put, path)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
@@ -125,6 +128,49 @@ class TaskRunner:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Transfer:
+    """A call of the store in a thread of its own. Cancelled, it stops at the next chunk and is waited for, so that it
+    writes nothing after the work folder is gone.
+    """
+
+    def __init__(self, phase: str, on_progress: OnProgress) -> None:
+        self._phase = phase
+        self._on_progress = on_progress
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        self._report(0)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._cancelled.set()
+
+    async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Make the call and answer what it answers."""
+        work = asyncio.ensure_future(asyncio.to_thread(call, *arguments, on_bytes=self._on_bytes))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._cancelled.set()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+
+    def _on_bytes(self, count: int) -> None:
+        if self._cancelled.is_set():
+            raise StageError("cancelled", reason="CANCELLED")
+        with self._lock:
+            self._done += count
+            done = self._done
+        self._loop.call_soon_threadsafe(self._report, done)
+
+    def _report(self, done: int) -> None:
+        if not self._cancelled.is_set():
+            self._on_progress(Progress(phase=self._phase, done=done, total=0, unit="bytes"), 0)
 
 
 def check_call(stage: Stage[Any], params: Mapping[str, Any], inputs: Mapping[str, object]) -> StageParams:

@@ -68,6 +68,9 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
             ctx.progress("hanging", done=1, total=2, unit="steps")
             while True:
                 time.sleep(0.1)
+        case "orphan":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            os.abort()
         case "typed":
             raise ModelMergeError("tensor 'w' is odd", reason="ADAPTER_TENSOR_UNUSED", about={"tensor": "w"})
         case "untyped":

@@ -1,17 +1,18 @@
 """The child process: ``python -m slipway.executor.child``. One stage, one attempt, one result.
 
-Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone and the child
-and everything it started end too. Events go to the file descriptor named on the command line, one JSON object a line:
+Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone, and the
+child and everything it started are ended too. Events go to the file descriptor named on the command line, one JSON object a line:
 ``progress``, ``log``, and at last ``result`` or ``failure``. Standard output and error are free for libraries to write to.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +24,6 @@ from slipway.executor.failures import failure_of
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
 
-_PR_SET_PDEATHSIG = 1
 _PROGRESS_INTERVAL_SECONDS = 0.1
 
 
@@ -71,9 +71,9 @@ def main() -> int:
     cancelled = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _die_with_parent()
     execution = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_watch_lifeline, daemon=True).start()
+    _guard()
+    _yield_memory_first()
     logger = logging.getLogger("slipway.stage")
     logger.addHandler(EventHandler(events))
     logger.setLevel(logging.DEBUG)
@@ -124,19 +124,21 @@ def _check_outputs(stage: str, names: tuple[str, ...], outputs: dict[str, Path],
             raise StageError(f"{stage} gave {path} as {name!r}, which is not a folder below its work folder")
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent, even while native code holds the interpreter (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # A process that asks for much memory is the first to go, not the worker that started it.
+def _guard() -> None:
+    """End this process and all it started when the parent closes standard input, by intent or by dying.
+
+    A process of its own does it, in the same group: a thread here could wait for ever for native code that holds the
+    interpreter, and a signal on the parent's death would reach this process alone.
+    """
+    script = "while read -r _; do :; done; kill -s KILL 0"
+    # Not with this process's output: who waits for this process waits until nobody holds its pipes any more.
+    subprocess.Popen(["/bin/sh", "-c", script], stdin=0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _yield_memory_first() -> None:
+    """Offer this process to the kernel when memory runs out, not the worker that started it (Linux)."""
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-
-
-def _watch_lifeline() -> None:
-    """End this process and all it started when the parent closes standard input, by intent or by dying."""
-    while os.read(0, 4096):
-        pass
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from slipway.stage import Progress
 
 GRACE_SECONDS = 3.0
 _SAMPLE_SECONDS = 0.5
+_POLL_SECONDS = 0.02
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
 
@@ -121,7 +122,7 @@ class _Child:
         try:
             self._start()
             async with asyncio.timeout(self._execution.timeout_seconds):
-                await self._process.wait()
+                await self._exit()
         except TimeoutError:
             timed_out = True
         finally:
@@ -161,10 +162,15 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), GRACE_SECONDS)
+                await asyncio.wait_for(self._exit(), GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # the leader may be gone; what it started need not be
         await self._process.wait()
+
+    async def _exit(self) -> None:
+        """Return when the child itself has ended; ``wait`` returns only when nobody holds its output open any more."""
+        while self._process.returncode is None:
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _events(self, descriptor: int) -> None:
         """Read the child's events until it closes their pipe."""

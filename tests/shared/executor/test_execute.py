@@ -49,6 +49,7 @@ def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
     [
         ("segfault", "STAGE_CRASHED", "about to crash"),
         ("abort", "STAGE_CRASHED", "SIGABRT"),
+        ("orphan", "STAGE_CRASHED", "SIGABRT"),
         ("exit", "STAGE_ERROR", "exit code 7"),
         ("kill", "STAGE_KILLED", "SIGKILL"),
         ("torch-memory", "OUT_OF_MEMORY", "allocate"),
@@ -139,7 +140,7 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     assert parent.stdout.readline() == "hanging\n"
     started = psutil.Process(parent.pid).children(recursive=True)
-    assert len(started) == 2
+    assert any("time.sleep(600)" in " ".join(process.cmdline()) for process in started)
     parent.kill()
     parent.wait()
     _, alive = psutil.wait_procs(started, timeout=5)
