@@ -52,6 +52,9 @@ class Finding:
     remedy: str = ""
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.check}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
+
 
 @dataclass(frozen=True)
 class Preflight:

@@ -21,11 +21,13 @@ from slipway.configuration import ExportConfiguration, LoadedConfiguration, rend
 from slipway.delivery import check_target, deliver, lineage
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.outcome import VALIDATION, delivered_formats, export_result
+from slipway.preflight import Verdict, preflight
 from slipway.report import write_report
 from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.telemetry import span
 from slipway.validation import FILE_NAME, ValidationReport
+from slipway_coordinator.plan import plan
 from slipway_protos.v1 import export_pb2 as pb
 
 _log = logging.getLogger("slipway.export")
@@ -58,7 +60,7 @@ class ExportJob:
         configuration = self.configuration
         with self.display, span("export", attributes={"slipway.checkpoint": configuration.checkpoint.path}):
             sources = find_sources(configuration)
-            warnings = (*self.loaded.warnings, *sources.warnings)
+            warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
             for warning in warnings:
                 _log.warning(warning)
             store = LocalStore(self.settings.store_path)
@@ -75,6 +77,24 @@ class ExportJob:
                     _log.warning(f"{error.message}: making it again")
                 client.delete_export(export.name)
                 return self._deliver(self._carry_out(client, identity, sources, digests), store, warnings)
+
+    def _preflight(self, sources: Sources) -> list[str]:
+        """What speaks against the export before it starts, as warnings.
+
+        Raises:
+            ModelExportError: It cannot come to anything.
+        """
+        checked = preflight(
+            plan(self.configuration, {"base", "adapter"}),
+            base=sources.base,
+            home=self.settings.home,
+            output=Path(self.configuration.output.directory),
+            here=not self.coordinator,
+        )
+        error = checked.error()
+        if error is not None:
+            raise error
+        return [str(finding) for finding in checked.findings if finding.verdict is Verdict.WARNING]
 
     @property
     def configuration(self) -> ExportConfiguration:

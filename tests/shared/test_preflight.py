@@ -1,0 +1,69 @@
+"""What is checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from slipway.preflight import Verdict, preflight
+
+
+@dataclass(frozen=True)
+class Task:
+    id: str
+    stage: str
+    params: dict[str, Any] = field(default_factory=dict)
+    format: str = ""
+
+
+PLAN = (
+    Task("merge", "merge", format="pytorch"),
+    Task("int4", "quantize", {"level": "int4"}, "pytorch-int4"),
+    Task("onnx_export", "onnx_export", format="onnx"),
+    Task("validate", "validate"),
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    save_file({"a": np.zeros((100, 10), np.float16), "b": np.zeros(24, np.float16)}, folder / "model.safetensors")
+    return folder
+
+
+def test_sizes_follow_from_the_number_of_weights(base: Path, tmp_path: Path) -> None:
+    checked = preflight(PLAN, base=base, home=tmp_path / "home", output=tmp_path / "out")
+    assert checked.task_bytes == {"merge": 2048, "int4": 768, "onnx_export": 4096, "validate": 0}
+    assert checked.disk_needed_bytes == 2048 + 768 + 4096
+    assert checked.error() is None
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:
+    large = Task("onnx_export", "onnx_export", format="onnx")
+    save_file({"a": np.zeros((2500, 1000), np.float16)}, base / "model.safetensors")
+    checked = preflight([large], base=base, home=small_disk, output=small_disk)
+    (finding,) = [finding for finding in checked.findings if finding.check.startswith("disk")]
+    assert finding.verdict is Verdict.WARNING
+    assert "0.01 GB free" in finding.message
+    assert "cache gc" in finding.remedy
+
+
+def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: Path) -> None:
+    plan = (*PLAN, Task("x", "nonesuch"))
+    checked = preflight(plan, base=base, home=tmp_path, output=tmp_path)
+    findings = {finding.check: finding for finding in checked.findings}
+    assert findings["stage: merge"].verdict is Verdict.OK
+    assert findings["stage: nonesuch"].verdict is Verdict.WARNING
+    assert "pip install 'slipway[nonesuch]'" in findings["stage: nonesuch"].remedy
+
+
+def test_elsewhere_only_the_disk_is_checked(base: Path, tmp_path: Path) -> None:
+    checked = preflight(PLAN, base=base, home=tmp_path, output=tmp_path, here=False)
+    assert {finding.check.partition(":")[0] for finding in checked.findings} == {"disk"}
