@@ -30,7 +30,7 @@ P = TypeVar("P", bound=StageParams)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is. ``total`` is 0 while unknown; ``unit`` is ``bytes``, ``tensors``, ``layers``, ``samples`` …"""
+    """How far a stage is. ``total`` is 0 while unknown; ``unit`` is ``bytes``, ``tensors``, ``layers`` or the like."""
 
     phase: str
     done: int
