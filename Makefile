@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format protos bench images up clean
+.PHONY: help install demo test test-cluster lint format protos bench images up clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make the environment .venv with everything in it
 
@@ -23,6 +23,9 @@ demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the wh
 
 test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest
+
+test-cluster: $(INSTALLED) ## Run the tests of a cluster: real S3, real PostgreSQL, processes that are killed
+	$(BIN)/python -m pytest -m cluster
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .
