@@ -56,7 +56,7 @@ def collect(
             for path in (store.root / "uploads").iterdir():
                 path.unlink(missing_ok=True)
             for path in (store.root / "actions").glob("??/*.json"):
-                if store.action(path.stem) is None:
+                if store.recorded_action(path.stem) is None:
                     path.unlink(missing_ok=True)
         return Collected(artifacts=tuple(doomed), blobs=len(blobs), freed_bytes=freed)
 

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
+_CHUNK_BYTES = 64 << 20  # of one copy in the kernel, which Ctrl-C cannot interrupt
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
 
 
@@ -46,7 +47,7 @@ def copy_file(source: Path, target: Path) -> None:
     try:
         with source.open("rb") as reader, target.open("xb") as writer:
             try:
-                while os.copy_file_range(reader.fileno(), writer.fileno(), 1 << 30):
+                while os.copy_file_range(reader.fileno(), writer.fileno(), _CHUNK_BYTES):
                     pass
             except OSError as error:
                 if error.errno not in {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:

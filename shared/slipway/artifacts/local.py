@@ -16,18 +16,22 @@ import errno
 import fcntl
 import json
 import os
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.artifacts.files import clone_or_link, link_or_copy
 from slipway.artifacts.manifest import Manifest, ManifestFile, media_type
 from slipway.artifacts.store import OnBytes
-from slipway.errors import ArtifactError
+from slipway.errors import ArtifactError, StageError
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 _Stat = tuple[int, int, int]  # inode, size, modification time
 
 
@@ -73,8 +77,7 @@ class LocalStore:
         with self.lock(fcntl.LOCK_SH), _disk_full("fetching", digest):
             target.mkdir(parents=True)
             self._touch(digest)
-            with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-                list(pool.map(lambda file: self._verify(file, digest, on_bytes), manifest.files))
+            _in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
             for file in manifest.files:
                 path = target / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,17 +109,20 @@ class LocalStore:
         return all(_size(self._blob(file.digest)) == file.size_bytes for file in files)
 
     def action(self, key: str) -> ActionResult | None:
-        """The result recorded under an action key, if every output still exists."""
+        """The result recorded under an action key, if every output still exists; reading it is a use of them."""
+        result = self.recorded_action(key)
+        for digest in result.outputs.values() if result else ():
+            self._touch(digest)
+        return result
+
+    def recorded_action(self, key: str) -> ActionResult | None:
+        """As :meth:`action`, for those who only look: the outputs do not count as used."""
         try:
             document = json.loads(self._action(key).read_bytes())
             result = ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        if not all(self.exists(digest) for digest in result.outputs.values()):
-            return None
-        for digest in result.outputs.values():
-            self._touch(digest)
-        return result
+        return result if all(self.exists(digest) for digest in result.outputs.values()) else None
 
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
@@ -141,18 +147,15 @@ class LocalStore:
 
     def _commit(self, files: Mapping[str, Path], give: Callable[[Path, Path], None], on_bytes: OnBytes | None) -> str:
         with self.lock(fcntl.LOCK_SH), _disk_full("storing", ", ".join(sorted(files)[:3])):
-            with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-                entries = list(
-                    pool.map(lambda item: self._take(item[0], item[1], give, on_bytes), sorted(files.items()))
-                )
+            entries = _in_threads(
+                lambda item, count: self._take(item[0], item[1], give, count), sorted(files.items()), on_bytes
+            )
             manifest = Manifest.of(entries)
             # Blobs are not synced: after a power cut a torn blob is found by its digest and made again.
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
             return manifest.digest
 
-    def _take(
-        self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes | None
-    ) -> ManifestFile:
+    def _take(self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes) -> ManifestFile:
         """Store one file as a blob."""
         try:
             digest, size = digest_file(path, on_bytes=on_bytes), path.stat().st_size
@@ -172,7 +175,7 @@ class LocalStore:
             self._remember(digest)
         return ManifestFile(path=name, size_bytes=size, digest=digest, media_type=media_type(name))
 
-    def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes | None) -> None:
+    def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes) -> None:
         """Compare a blob with its digest; once per process while its size, time and inode stay."""
         blob = self._blob(file.digest)
         try:
@@ -225,6 +228,27 @@ class LocalStore:
         with (self.root / "lock").open("ab") as file:
             fcntl.flock(file, kind)
             yield
+
+
+def _in_threads(call: Callable[[_T, OnBytes], _R], items: Iterable[_T], on_bytes: OnBytes | None) -> list[_R]:
+    """Call for every item, several at a time; answers in their order. The first error stops the others at their next chunk.
+
+    That goes for Ctrl-C too: leaving the pool waits for its threads, which could take minutes to read a large model.
+    """
+    stopped = threading.Event()
+
+    def count(done: int) -> None:
+        if stopped.is_set():
+            raise StageError("another file failed, or the command was interrupted", reason="CANCELLED")
+        if on_bytes is not None:
+            on_bytes(done)
+
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        try:
+            return list(pool.map(lambda item: call(item, count), items))
+        except BaseException:
+            stopped.set()
+            raise
 
 
 def _regular_files(folder: Path) -> Iterator[tuple[str, Path]]:

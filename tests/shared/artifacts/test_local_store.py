@@ -158,6 +158,30 @@ def test_collection_removes_the_least_recently_used_and_what_only_it_had(store: 
     assert list((store.root / "actions").rglob("*.json")) == []
 
 
+def test_collecting_is_no_use_of_what_is_kept(store: LocalStore, tmp_path: Path) -> None:
+    digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
+    store.record_action("0" * 64, ActionResult({"out": digest}))
+    os.utime(store.manifest_path(digest), (1, 1))
+    assert collect(store, keep=[digest]).artifacts == ()
+    assert store.last_used(digest) == 1
+    assert collect(store, max_age_seconds=60).artifacts == (digest,)
+
+
+def test_an_error_while_reading_stops_the_other_files_too(store: LocalStore, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"")
+        os.truncate(tmp_path / name, 1 << 40)  # sparse: reading it all would take many minutes
+    started = time.monotonic()
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.put_files({"a": tmp_path / "a", "b": tmp_path / "b"}, on_bytes=interrupt)
+    assert time.monotonic() - started < 60
+    assert store.digests() == []
+
+
 def test_collection_keeps_what_it_is_told_to(store: LocalStore, tmp_path: Path) -> None:
     digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
     os.utime(store.manifest_path(digest), (1, 1))
