@@ -11,10 +11,13 @@ from typing import Any
 from slipway.stage import Context
 
 _PHASE = "build"
+# Notes for whoever calls the engine; engine.json names every input's type.
+_NOTES = ("has Int64 binding",)
+_LONGEST = 500  # characters of a warning
 
 
 def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
-    """A logger that writes to the attempt's log and keeps the error messages in ``errors``."""
+    """A logger that writes to the attempt's log, tells the user of warnings and keeps the error messages in ``errors``."""
     levels = {
         trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
         trt.ILogger.Severity.ERROR: logging.ERROR,
@@ -26,12 +29,23 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
     class BuildLogger(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
+            self._told: set[str] = set()
 
         def log(self, severity: Any, message: str) -> None:
             level = levels[severity]
             if level >= logging.ERROR:
                 errors.append(message)
-            ctx.log.log(level, message)
+            if level == logging.WARNING:
+                self._warn(f"TensorRT: {' '.join(message.split())[:_LONGEST]}")
+            else:
+                ctx.log.log(level, message)
+
+        def _warn(self, message: str) -> None:
+            if any(note in message for note in _NOTES):
+                ctx.log.info(message)
+            elif message not in self._told:
+                self._told.add(message)
+                ctx.warn(message)
 
     return BuildLogger()
 

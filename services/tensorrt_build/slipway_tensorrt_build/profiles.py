@@ -28,7 +28,6 @@ class _Point:
     batch: int
     sequence: int
     past: int
-    limit: int  # positions the model has
 
     def axis(self, name: str, index: int) -> int | None:
         """Size of a dynamic axis of the input ``name``, or None if the input is not known."""
@@ -37,7 +36,7 @@ class _Point:
         if name in ("input_ids", "position_ids"):
             return self.sequence
         if name == "attention_mask":
-            return min(self.past + self.sequence, self.limit)
+            return self.past + self.sequence
         if name.startswith("past_key_values.") and index == 2:
             return self.past
         return None
@@ -48,10 +47,14 @@ def plan_profile(
 ) -> dict[str, InputProfile]:
     """Shapes of every input.
 
+    Within each of the three points the mask is as long as past and new tokens together, because TensorRT lays out its
+    memory by them. At the largest point that may be more than the model has positions: a full cache and a long prompt are
+    both allowed, their sum in one call is up to who calls.
+
     Args:
         inputs: Shape of each input as the network declares it, -1 where an axis is dynamic.
         params: Ranges of batch, sequence and past.
-        positions: Positions the model has; sequence and past are kept within.
+        positions: Positions the model has; sequence and past are each kept within.
 
     Raises:
         TensorRTBuildError: ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
@@ -61,7 +64,6 @@ def plan_profile(
             batch=getattr(params.batch, which),
             sequence=min(getattr(params.sequence, which), positions),
             past=min(getattr(params.past, which), positions - 1),
-            limit=positions,
         )
         for which in ("min", "opt", "max")
     }

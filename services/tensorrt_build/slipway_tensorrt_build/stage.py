@@ -76,7 +76,7 @@ def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -
 
 STAGE = Stage(
     name="tensorrt_build",
-    version=1,
+    version=2,
     inputs=("onnx",),
     outputs=("tensorrt",),
     params=TensorRTBuildParams,

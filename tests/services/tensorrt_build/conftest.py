@@ -20,7 +20,7 @@ from slipway_tensorrt_build.stage import STAGE, TensorRTBuildParams
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Qwen3 of standard operators, opset 20, float32."""
     folder = tmp_path_factory.mktemp("decoder")
-    params = OnnxExportParams(engine="dynamo", runtime="tensorrt", parity="never")
+    params = OnnxExportParams(runtime="tensorrt", parity="never")
     exported = EXPORT.run({"pytorch": save_tiny(folder / "source")}, params, Context(workdir=folder))["onnx"]
     (exported / "tokenizer.json").write_text('{"version": "1.0"}')
     return exported

@@ -14,6 +14,7 @@ import pytest
 
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
+from slipway_tensorrt_build.callbacks import make_logger
 from slipway_tensorrt_build.stage import STAGE, Range, TensorRTBuildParams
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is made for x86-64 Linux and Windows")
@@ -63,10 +64,12 @@ def test_folder_is_complete_without_the_onnx_model(build: Build, decoder: Path) 
 
 
 def test_profile_stays_within_the_positions_the_model_has(build: Build, decoder: Path) -> None:
-    folder, _ = build(decoder, targets=("sm89",))  # the tiny model has 256 positions, the defaults ask for 2560
+    folder, ctx = build(decoder, targets=("sm89",))  # the tiny model has 256 positions, the defaults ask for 2560
     (profile,) = json.loads((folder / "engine.json").read_text())["profiles"]
-    assert profile["attention_mask"]["max"] == [4, 256]
+    assert profile["input_ids"]["max"] == [4, 256]
     assert profile["past_key_values.0.key"]["max"] == [4, 2, 255, 32]
+    assert profile["attention_mask"]["max"] == [4, 511]
+    assert "warnings" not in ctx.facts  # TensorRT warns where the three do not belong together
 
 
 def test_input_with_a_second_hard_link_is_fine(build: Build, decoder: Path, tmp_path: Path) -> None:
@@ -141,4 +144,16 @@ def test_progress_is_reported_and_cancellation_ends_the_build(decoder: Path, tmp
 def test_builder_log_reaches_the_attempts_log(build: Build, decoder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="test"):
         build(decoder, targets=("sm89",))
-    assert any("Int64 binding" in record.message for record in caplog.records if record.levelno == logging.WARNING)
+    assert any("Int64 binding" in record.message for record in caplog.records if record.levelno == logging.INFO)
+
+
+def test_what_the_builder_warns_of_reaches_the_user_once(tmp_path: Path) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    ctx, errors = Context(workdir=tmp_path), list[str]()
+    logger = make_logger(trt, ctx, errors)
+    for _ in range(2):
+        logger.log(trt.ILogger.Severity.WARNING, "Profile kMAX values are not self-consistent.\n")
+    logger.log(trt.ILogger.Severity.WARNING, "Make sure input input_ids has Int64 binding.")
+    logger.log(trt.ILogger.Severity.ERROR, "no kernel")
+    assert ctx.facts["warnings"] == ["TensorRT: Profile kMAX values are not self-consistent."]
+    assert errors == ["no kernel"]
