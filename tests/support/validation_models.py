@@ -154,6 +154,16 @@ def edited_onnx(source: Path, folder: Path, *, replaced: str, by: Callable[[str,
     return folder
 
 
+def fixed_batch(source: Path, folder: Path) -> Path:
+    """A copy of a graph that takes batch 1 only."""
+    model = onnx.load(source / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
 def all_ones(name: str, new: str) -> list[onnx.NodeProto]:
     """The graph sees a mask of ones: it ignores the one it is given."""
     one = numpy_helper.from_array(np.array([1], dtype=np.int64))

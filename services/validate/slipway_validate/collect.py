@@ -59,17 +59,27 @@ class Collector:
             output.flush()
 
     def case(self, case: Case, tokens: Ints) -> None:
-        """Logits of one shape case, at its real positions only."""
+        """Logits of one shape case, at its real positions only.
+
+        A runtime that takes a smaller batch gets the rows a few at a time, padded as they are together.
+        """
         reason = self._why_not(case)
         if reason:
             self.skipped[case.name] = reason
             return
         ids, mask = left_padded([tokens[row.window, : row.length] for row in case.rows])
-        parts = [logits for _, logits in run_segments(self._model, ids, mask, case.segments)]
-        rows = np.concatenate(parts, axis=1)[mask.astype(bool)]
+        step = self._model.bounds.batch
+        batches = [(ids[start : start + step], mask[start : start + step]) for start in range(0, len(ids), step)]
+        rows = np.concatenate([self._real_rows(case, *batch) for batch in batches])
         self._look_at(rows, f"the shape case {case.name}")
         if self._write:
             np.save(self._folder / case_file(case.name), rows)
+
+    def _real_rows(self, case: Case, ids: Ints, mask: Ints) -> Logits:
+        """Logits where there is no padding. ids, mask: (B, L) -> (tokens, V)."""
+        parts = [logits for _, logits in run_segments(self._model, ids, mask, case.segments)]
+        rows: Logits = np.concatenate(parts, axis=1)[mask.astype(bool)]
+        return rows
 
     def continuation(self, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
         """Greedy continuation of a prompt, through the KV cache where the model has one."""
@@ -86,8 +96,6 @@ class Collector:
         bounds, model = self._model.bounds, self._model
         if len(case.segments) > 1 and not model.has_cache:
             return "the model has no KV cache"
-        if len(case.rows) > bounds.batch:
-            return f"the engine takes a batch of at most {bounds.batch}"
         if max(case.segments) > bounds.sequence or sum(case.segments[:-1]) > bounds.past:
             return f"the engine takes at most {bounds.sequence} tokens per call behind {bounds.past} cached ones"
         return ""

@@ -47,8 +47,9 @@ class OnnxModel:
         self._outputs = [node.name for node in session.get_outputs()]
         self._past = [name for name in self._inputs if name.startswith(PAST_PREFIX)]
         self.has_cache = bool(self._past)
-        self.bounds = Bounds()
         self._check_names()
+        batch = self._inputs["input_ids"].shape[0]  # a number where the export fixed it, otherwise the axis's name
+        self.bounds = Bounds(batch=batch) if isinstance(batch, int) else Bounds()
         logits_type = next(node.type for node in session.get_outputs() if node.name == "logits")
         self.native_dtype = {"tensor(float)": "float32", "tensor(float16)": "float16"}.get(logits_type, logits_type)
         self.engine = Engine(

@@ -51,7 +51,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=1,
+    version=2,
     inputs=("base", "adapter"),
     outputs=("validation",),
     params=ValidateParams,

@@ -14,7 +14,7 @@ from slipway.stage import Context
 from slipway.validation import OutputStatus, ValidationReport
 from slipway_validate.runtime_tensorrt import gpu_targets
 from slipway_validate.stage import STAGE, ValidateParams
-from validation_models import TEXT, Models, all_ones, edited_onnx, negated
+from validation_models import TEXT, Models, all_ones, edited_onnx, fixed_batch, negated
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 4, "benchmark_decode_steps": 4, "benchmark_repeats": 2}
 
@@ -47,6 +47,7 @@ def broken_outputs(tiny: Models, onnx: Path) -> dict[str, Path]:
     perturbed = tiny.variant("perturbed", lambda m: m.model.layers[0].self_attn.v_proj.weight.mul_(1.01))
     rounded = tiny.variant("rounded", make_int4)
     (rounded / "quantization.json").write_text(json.dumps({"level": "fp16"}))
+    nomask = edited_onnx(onnx, tiny.root / "nomask", replaced="attention_mask", by=all_ones)
     return {
         "pytorch-perturbed": perturbed,
         "pytorch-scaled": tiny.scaled("scaled", 1.5),
@@ -56,7 +57,8 @@ def broken_outputs(tiny: Models, onnx: Path) -> dict[str, Path]:
         "pytorch-truncated": truncated,
         "pytorch-empty": empty,
         "pytorch-fp16": rounded,
-        "onnx-nomask": edited_onnx(onnx, tiny.root / "nomask", replaced="attention_mask", by=all_ones),
+        "onnx-nomask": nomask,
+        "onnx-nomask1": fixed_batch(nomask, tiny.root / "nomask1"),
         "onnx-cache": edited_onnx(onnx, tiny.root / "cache", replaced="past_key_values.1.key", by=negated),
         "onnx-corrupt": corrupt,
         "tensorrt": engine,
@@ -75,6 +77,7 @@ def result(
         "heldout": held_out,
         "pytorch": tiny.merged,
         "onnx": tiny_onnx,
+        "onnx-batch1": fixed_batch(tiny_onnx, tiny.root / "batch1"),
         **broken_outputs(tiny, tiny_onnx),
     }
     out = STAGE.run(inputs, ValidateParams(**PARAMS), ctx)
@@ -95,7 +98,7 @@ def failed(report: ValidationReport, name: str) -> set[tuple[str, str]]:
 class TestOneValidation:
     def test_verdict(self, report: ValidationReport) -> None:
         passed = {output.name for output in report.outputs if output.passed}
-        assert passed == {"pytorch", "onnx"}
+        assert passed == {"pytorch", "onnx", "onnx-batch1"}
         assert not report.passed
         assert "tensorrt" not in report.failed_outputs or gpu_targets()
 
@@ -186,12 +189,18 @@ class TestOneValidation:
         assert "could not be loaded" in output.explanation
         assert output.remedy
 
-    def test_ignored_mask(self, report: ValidationReport) -> None:
-        assert report.output("onnx-nomask").to_reference.max_abs_diff < 1e-3  # type: ignore[union-attr, operator]
-        names = failed(report, "onnx-nomask")
+    def test_batch_that_the_export_fixed(self, report: ValidationReport) -> None:
+        cases = report.output("onnx-batch1").cases
+        assert [case.name for case in cases] == [case.name for case in report.output("onnx").cases]
+        assert not any(case.skipped for case in cases)
+
+    @pytest.mark.parametrize("name", ["onnx-nomask", "onnx-nomask1"])
+    def test_ignored_mask(self, report: ValidationReport, name: str) -> None:
+        assert report.output(name).to_reference.max_abs_diff < 1e-3  # type: ignore[union-attr, operator]
+        names = failed(report, name)
         assert {("left_padded.max_abs_diff", "itself"), ("left_padded.mean_kl", "reference")} <= names
         assert all(name.startswith(("left_padded", "decode_left_padded")) for name, _ in names)
-        assert "attention_mask" in report.output("onnx-nomask").explanation
+        assert "attention_mask" in report.output(name).explanation
 
     def test_wrong_cache(self, report: ValidationReport) -> None:
         names = failed(report, "onnx-cache")
