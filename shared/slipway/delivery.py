@@ -7,6 +7,7 @@ sibling that a killed command left behind is removed by the next one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -54,7 +55,7 @@ def deliver(export: pb.Export, target: Path, *, store: ArtifactStore, describe: 
     check_target(target, export_id(export))
     if _whole(target, lineage(export), formats, store=store):
         return False
-    with _partial(target) as folder:
+    with _told(target), _partial(target) as folder:
         for name, digest in formats.items():
             store.fetch(digest, folder / name)
             _own(folder / name)
@@ -188,6 +189,28 @@ def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str]
         for name, digest in formats.items()
         for file in store.manifest(digest).files
     )
+
+
+@contextlib.contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Errors of the output's file system name the output, and say that nothing has to be made again."""
+    kept = "free space there or choose another output.directory; what was made is kept and only delivered again"
+    try:
+        yield
+    except ArtifactError as error:
+        if error.reason != "DISK_FULL":
+            raise
+        raise ArtifactError(
+            f"no space left to deliver to {target}", reason="DISK_FULL", remedy=kept, about={"folder": target}
+        ) from error
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        raise ArtifactError(
+            f"cannot deliver to {target}: {error.strerror or error}",
+            reason="DISK_FULL" if full else "FILE_ERROR",
+            remedy=kept if full else "make it writable or choose another output.directory; what was made is kept",
+            about={"folder": target},
+        ) from error
 
 
 @contextlib.contextmanager

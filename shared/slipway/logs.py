@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
+"""Environment variables whose values are neither written nor handed to stages."""
+
 _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -93,5 +95,5 @@ def _secrets() -> tuple[str, ...]:
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Values of variables whose name says that they are secret; short ones would blot out ordinary text."""
-    found = {value for name, value in environment.items() if _SECRET_NAMES.search(name) and len(value) >= 8}
+    found = {value for name, value in environment.items() if SECRET_NAMES.search(name) and len(value) >= 8}
     return tuple(sorted(found, key=len, reverse=True))

@@ -5,6 +5,7 @@ Sizes are estimated from the number of weights. They are upper bounds: what the 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,9 @@ BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
 """Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
 
 FLOAT32_BYTES = 4
+_INTEGER = {"int8", "int4"}
+_GRAPH_BYTES = 2 << 20
+"""Of a graph's nodes, without weights."""
 _LIBRARIES_BYTES = 700 << 20
 """What torch and transformers take before any weight is loaded."""
 
@@ -86,6 +90,38 @@ class Preflight:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """How large a model is.
+
+    Attributes:
+        weights: Number of its weights.
+        weight_bytes: What they take on disk.
+        largest: Number of the largest tensor's weights.
+        largest_bytes: What that takes on disk.
+        companion_bytes: Configuration, tokenizer and the like.
+    """
+
+    weights: int
+    weight_bytes: int
+    largest: int
+    largest_bytes: int
+    companion_bytes: int
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelSize:
+        """Of the model in a folder, from the headers of its weights."""
+        tensors = read_weights(folder).values()
+        companions = [path for path in folder.iterdir() if path.suffix != ".safetensors" and path.is_file()]
+        return cls(
+            weights=sum(tensor.numel for tensor in tensors),
+            weight_bytes=sum(tensor.nbytes for tensor in tensors),
+            largest=max((tensor.numel for tensor in tensors), default=0),
+            largest_bytes=max((tensor.nbytes for tensor in tensors), default=0),
+            companion_bytes=sum(path.stat().st_size for path in companions),
+        )
+
+
 class PlannedTask(Protocol):
     """What a preflight needs of a task (see ``slipway_coordinator.plan``)."""
 
@@ -120,13 +156,12 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
         output: Folder that receives the output directory.
         here: Whether stages run on this machine; otherwise only the disk is checked.
     """
-    weights = read_weights(base)
-    count = sum(tensor.numel for tensor in weights.values())
-    made = {
-        task.id: task_bytes(task, weights=count, base_bytes=sum(t.nbytes for t in weights.values())) for task in tasks
-    }
-    memory = memory_bytes(tasks, weights=count, largest=max((t.numel for t in weights.values()), default=0))
-    findings = _disk(tasks, made, base=base, home=home, output=output)
+    size = ModelSize.of(base)
+    made = {task.id: task_bytes(task, size) for task in tasks}
+    memory = memory_bytes(tasks, size)
+    findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
+    findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
+    findings += _disk(tasks, made, base=base, home=home, output=output)
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -134,34 +169,26 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     )
 
 
-def task_bytes(task: PlannedTask, *, weights: int, base_bytes: int) -> int:
-    """Size of what a task makes, estimated.
-
-    Args:
-        task: The task.
-        weights: Number of the model's weights.
-        base_bytes: Size of the base model's weights.
-    """
+def task_bytes(task: PlannedTask, size: ModelSize) -> int:
+    """Size of what a task makes, estimated from above."""
     match task.stage:
         case "merge":
-            return base_bytes
+            return size.weight_bytes + size.companion_bytes
         case "quantize":
-            return int(weights * BYTES_PER_WEIGHT.get(task.params["level"], FLOAT32_BYTES))
+            level = task.params["level"]
+            # PyTorch looks embeddings up in the weights' own type, beside a quantized head.
+            embedding = size.largest_bytes if level in _INTEGER and task.params.get("format") == "pytorch" else 0
+            made = int(size.weights * BYTES_PER_WEIGHT.get(level, FLOAT32_BYTES))
+            return made + embedding + size.companion_bytes
         case "onnx_export" | "tensorrt_build":
-            return weights * FLOAT32_BYTES
+            return size.weights * FLOAT32_BYTES + size.companion_bytes + _GRAPH_BYTES
     return 0
 
 
-def memory_bytes(tasks: Sequence[PlannedTask], *, weights: int, largest: int) -> int:
-    """Memory of the task that needs most, estimated.
-
-    Args:
-        tasks: The plan.
-        weights: Number of the model's weights.
-        largest: Number of the largest tensor's weights; stages that stream hold a few copies of one.
-    """
-    streaming = 4 * largest * FLOAT32_BYTES
-    whole = weights * FLOAT32_BYTES  # the reference, and the builder's copy, are loaded as a whole
+def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
+    """Memory of the task that needs most, estimated. Stages that stream hold a few copies of the largest tensor."""
+    streaming = 4 * size.largest * FLOAT32_BYTES
+    whole = size.weights * FLOAT32_BYTES  # the reference, and the builder's copy, are loaded as a whole
     heavy = any(task.stage in {"validate", "tensorrt_build"} for task in tasks)
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
 
@@ -176,6 +203,19 @@ def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, hom
         delivered = sum(made[task.id] for task in tasks if task.format)
         findings.append(_space("disk: output", delivered, output))
     return findings
+
+
+def _writable(name: str, folder: Path) -> Finding:
+    """Whether a folder can be made and written; what is in the way is found now, not after hours of work."""
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        message = f"{folder} cannot be a folder: {existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        message = f"{existing} is not writable"
+    else:
+        return Finding(f"write: {name}", Verdict.OK, f"{existing} is writable")
+    remedy = f"make it writable, or choose another {'output.directory' if name == 'output' else name}"
+    return Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")
 
 
 def _space(check: str, needed: int, folder: Path) -> Finding:

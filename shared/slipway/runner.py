@@ -106,6 +106,8 @@ class TaskRunner:
             max_memory_bytes=spec.max_memory_bytes,
             timeout_seconds=spec.timeout_seconds,
         )
+        # Until the stage reports by itself, a while after its libraries are imported.
+        on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
         if outcome.failure is not None:
             return TaskResult(failure=outcome.failure, peak_memory_bytes=outcome.peak_memory_bytes)

@@ -138,7 +138,7 @@ def test_plan_shows_settings_graph_and_preflight_and_changes_nothing(
     checks = {finding["check"]: finding for finding in plan["preflight"]["findings"]}
     assert {"disk: SLIPWAY_HOME", "memory", "stage: merge", "stage: quantize", "stage: validate"} <= set(checks)
     assert "needed" in checks["disk: SLIPWAY_HOME"]["message"]
-    assert plan["preflight"]["task_bytes"]["merge"] == 8 * 16 * 4
+    assert plan["preflight"]["task_bytes"]["merge"] > 8 * 16 * 4  # the weights, and what lies beside them
     text = in_process(capfd, "export", *where, *settings, "--plan", home=home).out
     assert "quantize-pytorch-int4" in text
     assert "--set optimization.quantization" in text

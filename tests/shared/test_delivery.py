@@ -143,7 +143,7 @@ def test_a_failed_delivery_leaves_nothing(export: pb.Export, store: LocalStore, 
         assert (folder / "pytorch").is_dir()
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ArtifactError, match="No space"):
         deliver(export, tmp_path / "out" / "run", store=store, describe=fail)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -273,3 +273,15 @@ def test_files_that_cannot_be_linked_are_copied(export: pb.Export, store: LocalS
         assert verify_directory(target) == (6, [])
     finally:
         subprocess.run(["rm", "-rf", str(target)], check=True)
+
+
+def test_a_full_output_disk_is_named_and_left_empty(export: pb.Export, store: LocalStore, small_disk: Path) -> None:
+    with pytest.raises(ArtifactError, match="small-disk") as raised:
+        deliver(export, small_disk / "out", store=store, describe=lambda folder: fill(folder / "report.html"))
+    assert (raised.value.reason, raised.value.about["folder"]) == ("DISK_FULL", str(small_disk / "out"))
+    assert "output.directory" in raised.value.remedy
+    assert list(small_disk.iterdir()) == []
+
+
+def fill(path: Path) -> None:
+    path.write_bytes(bytes(16 << 20))

@@ -23,7 +23,7 @@ class Task:
 
 PLAN = (
     Task("merge", "merge", format="pytorch"),
-    Task("int4", "quantize", {"level": "int4"}, "pytorch-int4"),
+    Task("int4", "quantize", {"level": "int4", "format": "pytorch"}, "pytorch-int4"),
     Task("onnx_export", "onnx_export", format="onnx"),
     Task("validate", "validate"),
 )
@@ -39,8 +39,9 @@ def base(tmp_path: Path) -> Path:
 
 def test_sizes_follow_from_the_number_of_weights(base: Path, tmp_path: Path) -> None:
     checked = preflight(PLAN, base=base, home=tmp_path / "home", output=tmp_path / "out")
-    assert checked.task_bytes == {"merge": 2048, "int4": 768, "onnx_export": 4096, "validate": 0}
-    assert checked.disk_needed_bytes == 2048 + 768 + 4096
+    graph = 2 << 20
+    assert checked.task_bytes == {"merge": 2048, "int4": 768 + 2000, "onnx_export": 4096 + graph, "validate": 0}
+    assert checked.disk_needed_bytes == 2048 + 768 + 2000 + 4096 + graph
     assert checked.error() is None
     assert not (tmp_path / "home").exists()
 
@@ -67,3 +68,12 @@ def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: 
 def test_elsewhere_only_the_disk_is_checked(base: Path, tmp_path: Path) -> None:
     checked = preflight(PLAN, base=base, home=tmp_path, output=tmp_path, here=False)
     assert {finding.check.partition(":")[0] for finding in checked.findings} == {"disk"}
+
+
+def test_a_file_in_the_way_of_the_output_is_found_before_any_work(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = preflight(PLAN, base=base, home=tmp_path, output=tmp_path / "file" / "exported").error()
+    assert error is not None
+    assert error.reason == "FILE_ERROR"
+    assert str(tmp_path / "file") in str(error)
+    assert "output.directory" in error.remedy

@@ -74,7 +74,7 @@ class LocalStore:
                 that making or pushing it again repairs the store.
         """
         manifest = self.manifest(digest)
-        with self.lock(fcntl.LOCK_SH), _disk_full("fetching", digest):
+        with self.lock(fcntl.LOCK_SH), _disk_full("fetching", digest, at=target):
             target.mkdir(parents=True)
             self._touch(digest)
             _in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
@@ -127,7 +127,7 @@ class LocalStore:
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
         document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
-        with self.lock(fcntl.LOCK_SH), _disk_full("recording", key):
+        with self.lock(fcntl.LOCK_SH), _disk_full("recording", key, at=self.root):
             self._write(self._action(key), document.encode())
 
     def digests(self) -> list[str]:
@@ -146,7 +146,7 @@ class LocalStore:
             raise _not_found(digest) from error
 
     def _commit(self, files: Mapping[str, Path], give: Callable[[Path, Path], None], on_bytes: OnBytes | None) -> str:
-        with self.lock(fcntl.LOCK_SH), _disk_full("storing", ", ".join(sorted(files)[:3])):
+        with self.lock(fcntl.LOCK_SH), _disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
             entries = _in_threads(
                 lambda item, count: self._take(item[0], item[1], give, count), sorted(files.items()), on_bytes
             )
@@ -278,14 +278,17 @@ def _size(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _disk_full(doing: str, what: str) -> Iterator[None]:
+def _disk_full(doing: str, what: str, *, at: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise ArtifactError(
-            f"no space left while {doing} {what}", reason="DISK_FULL", remedy="free space, or run slipway cache gc"
+            f"no space left at {at} while {doing} {what}",
+            reason="DISK_FULL",
+            remedy="free space there; slipway cache gc frees the store's",
+            about={"folder": at},
         ) from error
 
 

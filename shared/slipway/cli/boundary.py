@@ -79,9 +79,15 @@ def _unexpected(error: Exception) -> Any:
     if isinstance(error, OSError):
         import errno
 
-        reason = "DISK_FULL" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "FILE_ERROR"
         name = f"{error.filename}: " if error.filename else ""
-        return ArtifactError(f"{name}{error.strerror or error}", reason=reason)
+        what = f"{name}{error.strerror or error}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return ArtifactError(
+                what, reason="DISK_FULL", remedy="free space there; slipway cache gc frees the store's"
+            )
+        return ArtifactError(
+            what, reason="FILE_ERROR", remedy="check that it exists and that you may read and write it"
+        )
     where = _write_log(error)
     remedy = f"the traceback is in {where}" if where else "run it with --debug to see the traceback"
     return ModelExportError(f"{type(error).__name__}: {error}", reason="INTERNAL", remedy=remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,13 @@ from slipway.artifacts import ArtifactStore
 from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.model_files import model_files, resolve_base_model, travelling_files
+from slipway.model_files import CONFIG, model_files, resolve_base_model, travelling_files
+
+_TRAINING_FOLDERS = 3
+"""Folders above a checkpoint in which a base model named by a relative path is looked for."""
+
+_CACHED = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[0-9a-f]+$")
+"""A snapshot in the Hugging Face cache."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,18 @@ class Sources:
         path = self.checkpoint.path.resolve()
         return path.parent.name if path.name.startswith("checkpoint-") else path.name
 
+    @property
+    def base_label(self) -> str:
+        """Name of the base model for people: a repository's id, or its folder's name; never a path of this machine."""
+        cached = _CACHED.search(self.base.as_posix())
+        if cached is not None:
+            return f"{cached[1]}/{cached[2]}"
+        return self.base.name if Path(self.base_name).is_absolute() or not self.base_name else self.base_name
+
     def labels(self) -> dict[str, str]:
         """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
         return {
-            "base_model": self.base_name,
+            "base_model": self.base_label,
             "checkpoint": self.checkpoint.path.name,
             "checkpoint_step": "" if self.checkpoint.step is None else str(self.checkpoint.step),
             "model_name": self.model_name,
@@ -68,7 +83,7 @@ def find_sources(configuration: ExportConfiguration) -> Sources:
     checkpoint = find_checkpoint(
         configuration.checkpoint.path, auto_detect_latest=configuration.checkpoint.auto_detect_latest
     )
-    name = configuration.base_model.name or checkpoint.base_model or ""
+    name = configuration.base_model.name or _adapters_base(checkpoint)
     if not name:
         raise ConfigurationError(
             f"base_model.name is not set, and {checkpoint.path / 'adapter_config.json'} names no base model",
@@ -89,6 +104,18 @@ def find_sources(configuration: ExportConfiguration) -> Sources:
         heldout=heldout if configuration.validation.enabled else None,
         warnings=checkpoint.warnings,
     )
+
+
+def _adapters_base(checkpoint: Checkpoint) -> str:
+    """The base model that the adapter's configuration names; empty when it names none.
+
+    A relative path there starts where the training ran, which is most often the folder that holds the run.
+    """
+    name = checkpoint.base_model or ""
+    if not name or Path(name).expanduser().is_dir():
+        return name
+    folders = checkpoint.path.absolute().parents[:_TRAINING_FOLDERS]
+    return next((str(folder / name) for folder in folders if (folder / name / CONFIG).is_file()), name)
 
 
 def store_sources(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 from collections import deque
@@ -19,13 +18,13 @@ import psutil
 
 from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of_exit
+from slipway.logs import SECRET_NAMES
 from slipway.stage import Progress
 
 GRACE_SECONDS = 3.0
 _SAMPLE_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-_SECRETS = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
 
 OnProgress = Callable[[Progress, int], None]
 OnLog = Callable[[str, str], None]
@@ -221,7 +220,7 @@ class _Child:
 
 def _environment(execution: Execution) -> dict[str, str]:
     """The child's environment: the parent's without secrets, threads limited, libraries kept from the network."""
-    environment = {key: value for key, value in os.environ.items() if not _SECRETS.search(key)}
+    environment = {key: value for key, value in os.environ.items() if not SECRET_NAMES.search(key)}
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(execution.threads))
     environment |= {
         "HF_HUB_OFFLINE": "1",

@@ -90,7 +90,7 @@ def test_the_work_folder_of_a_killed_process_is_removed_and_a_living_one_s_is_ke
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
+    assert [process.stdout.readline() for _ in range(2)] == ["starting\n", "waiting\n"]
     store = LocalStore(tmp_path / "store")
     TaskRunner(store, tmp_path / "scratch")
     assert len(list((tmp_path / "scratch").iterdir())) == 1
