@@ -17,10 +17,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from slipway import metrics
 from slipway.errors import ServiceError
+from slipway.telemetry import within
 from slipway_coordinator.database import Database, LeaseState
 from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
+from slipway_coordinator.offers import Answer, Granted, Held, Load, Offer, WorkerReport, memory_limit
 
 log = logging.getLogger("slipway.coordinator.broker")
 
@@ -165,7 +167,7 @@ class Broker:
             await self._call(lambda: self.database.set_lease_state(held.task, LeaseState.HELD))
             if offer is not None:
                 stamp = f"{held.task}#{row.epoch}#adopted{self.clock()}"
-                await self._tell(offer, EventKind.LEASED, key=stamp, worker=worker)
+                await self._tell(offer, EventKind.LEASED, key=stamp, worker=worker, epoch=row.epoch)
         return True
 
     async def _unknown_to(self, report: WorkerReport) -> list[Granted]:
@@ -182,10 +184,13 @@ class Broker:
 
     async def _grant(self, key: str, offer: Offer, report: WorkerReport) -> Granted:
         epoch = await self._call(lambda: self.database.grant(key, export=offer.export, worker=report.worker))
+        metrics.LEASES_GRANTED.add(stage=offer.stage)
+        metrics.QUEUE_SECONDS.observe(self.clock() - self._offered_since.get(key, self.clock()), stage=offer.stage)
         self._withdraw(key)
         self._held[key] = _Lease(report.worker, epoch, self.clock() + self.ttl, offer)
-        log.info(f"leased {key} (epoch {epoch}) to worker {report.worker}")
-        await self._tell(offer, EventKind.LEASED, key=f"{key}#{epoch}#leased", worker=report.worker)
+        with within(offer.traceparent):
+            log.info(f"leased {key} (epoch {epoch}) to worker {report.worker}")
+        await self._tell(offer, EventKind.LEASED, key=f"{key}#{epoch}#leased", worker=report.worker, epoch=epoch)
         return Granted(offer, epoch, memory_limit(offer, report))
 
     async def complete(self, worker: str, held: Held, event: Event) -> None:
@@ -202,6 +207,7 @@ class Broker:
         async with self._lock:
             row = await self._call(lambda: self.database.lease(held.task))
             if row is None or row.epoch != held.epoch or row.worker != worker:
+                metrics.LEASES_REFUSED.add()
                 raise ServiceError(
                     f"{held.task} was given to another worker since, or is not wanted any more",
                     reason="LEASE_LOST",
@@ -222,10 +228,12 @@ class Broker:
             now = self.clock()
             for key in [key for key, lease in self._held.items() if lease.expires < now]:
                 lease = self._held.pop(key)
-                log.warning(f"worker {lease.worker} is silent: {key} is taken back")
+                with within(lease.offer.traceparent if lease.offer is not None else ""):
+                    log.warning(f"worker {lease.worker} is silent: {key} is taken back")
                 await self._call(lambda key=key: self.database.set_lease_state(key, LeaseState.EXPIRED))  # type: ignore[misc]
                 if lease.offer is None:
                     continue
+                metrics.LEASES_EXPIRED.add(stage=lease.offer.stage)
                 if lease.revoked:
                     await self._tell(lease.offer, EventKind.CANCELLED, key=f"{key}#revoked")
                     continue
@@ -235,6 +243,18 @@ class Broker:
             for worker in [name for name, known in self._workers.items() if known.seen + 2 * self.ttl < now]:
                 del self._workers[worker]
         await self._wake()
+
+    def load(self) -> Load:
+        """What waits, runs and serves now; may be called from any thread."""
+        now = self.clock()
+        since = dict(self._offered_since)
+        return Load(
+            waiting=tuple(
+                (offer.stage, max(now - since.get(key, now), 0.0)) for key, offer in list(self._offers.items())
+            ),
+            leased=tuple(lease.offer.stage for lease in list(self._held.values()) if lease.offer is not None),
+            served=tuple(stage for worker in list(self._workers.values()) for stage in worker.stages),
+        )
 
     def unserved(self, *, longer_than: float) -> list[Offer]:
         """Offers that wait for longer than this many seconds while no known worker runs their stage."""
@@ -255,8 +275,8 @@ class Broker:
         self._offered_since.pop(key, None)
         return self._offers.pop(key, None)
 
-    async def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "") -> None:
-        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker)
+    async def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "", epoch: int = 0) -> None:
+        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker, epoch=epoch)
         await self.notify(offer.export, event, key)
 
     async def _call(self, function: Callable[[], T]) -> T:

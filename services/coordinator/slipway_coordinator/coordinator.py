@@ -20,6 +20,7 @@ from slipway_coordinator.broker import Broker
 from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
+from slipway_coordinator.observation import observe
 from slipway_coordinator.offers import Offer
 from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
@@ -152,16 +153,17 @@ class Coordinator:
             self._workflows.add(task)
             task.add_done_callback(self._workflows.discard)
 
-    async def show(self, record: ExportRecord) -> None:
-        """Store a new revision, tell those who watch, and offer what shall run; nothing for revisions that are replayed."""
+    async def show(self, record: ExportRecord) -> bool:
+        """Store a new revision, tell those who watch, and offer what shall run; False for revisions that are replayed."""
         if not await self.call(lambda: self.database.save(record)):
-            return
+            return False
         await self.hub.publish(record.name, record)
         offers = [offer_of(record, task) for task in record.tasks if _wanted(task)]
         stopping = record.state is ExportState.CANCELLING
         await self._outside(
             self.broker.set_offers(record.name, offers, revoked=[offer.key for offer in offers] if stopping else ())
         )
+        return True
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that the coordinator itself cannot go on with."""
@@ -172,6 +174,7 @@ class Coordinator:
             state=ExportState.FAILED, failure=failure, end_time=time.time(), revision=record.revision + 1
         )
         await self.call(lambda: self.database.save(stopped))
+        observe(record, stopped, at=time.time(), news=True)
         await self.hub.publish(name, stopped)
         await self._outside(self.broker.set_offers(name, ()))
 

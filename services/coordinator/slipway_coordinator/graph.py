@@ -38,6 +38,7 @@ class Event(BaseModel):
     task: str = ""
     attempt: int = 0
     worker: str = ""
+    epoch: int = 0
     outputs: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, Any] = Field(default_factory=dict)
     reused: bool = False
@@ -47,7 +48,7 @@ class Event(BaseModel):
 
 def begin(record: ExportRecord, *, now: float) -> ExportRecord:
     """Start a run: whatever can start is queued."""
-    return advance(record.moved(ExportState.RUNNING), now=now)
+    return advance(record.moved(ExportState.RUNNING, begin_time=now), now=now)
 
 
 def apply(record: ExportRecord, event: Event) -> ExportRecord:
@@ -60,7 +61,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     match event.kind:
         case EventKind.LEASED:
             changed = task.moved(TaskState.RUNNING).with_attempt(
-                state=TaskState.RUNNING, worker=event.worker, start_time=event.time
+                state=TaskState.RUNNING, worker=event.worker, epoch=event.epoch, start_time=event.time
             )
         case EventKind.LEASE_LOST:
             changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)

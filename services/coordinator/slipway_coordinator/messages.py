@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from slipway.configuration import parse
 from slipway.wire import configuration_message, status_of, struct_of, timestamp
 from slipway_coordinator.hub import Happening
+from slipway_coordinator.observation import attempt_span
 from slipway_coordinator.offers import Granted
 from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.states import ExportState, TaskState
@@ -103,7 +104,7 @@ def lease_message(granted: Granted) -> worker_pb2.TaskLease:
         inputs=offer.inputs,
         max_memory_bytes=granted.max_memory_bytes,
         threads=offer.threads,
-        traceparent=offer.traceparent,
+        traceparent=attempt_span(offer.traceparent, offer.key, granted.epoch),
     )
     if offer.timeout_seconds:
         lease.timeout.CopyFrom(duration(offer.timeout_seconds))

@@ -67,6 +67,21 @@ class Answer:
     cancel: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What there is to do and who does it.
+
+    Attributes:
+        waiting: Stage and seconds of waiting, for each attempt that waits.
+        leased: Stage of each attempt that runs.
+        served: Every stage of every worker that reported lately.
+    """
+
+    waiting: tuple[tuple[str, float], ...] = ()
+    leased: tuple[str, ...] = ()
+    served: tuple[str, ...] = ()
+
+
 def memory_limit(offer: Offer, report: WorkerReport) -> int:
     """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
     return int((offer.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

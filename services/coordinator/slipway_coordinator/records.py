@@ -40,7 +40,9 @@ class Resources(_Record):
 
 
 class AttemptRecord(_Record):
-    """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed."""
+    """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
+    lease it runs.
+    """
 
     number: int
     run: int = 1
@@ -49,6 +51,7 @@ class AttemptRecord(_Record):
     inputs: dict[str, str] = Field(default_factory=dict)
     resources: Resources = Resources()
     worker: str = ""
+    epoch: int = 0
     failure: Failure | None = None
     rule: str = ""
     note: str = ""
@@ -116,6 +119,7 @@ class ExportRecord(_Record):
     revision: int = 1
     run: int = 1
     create_time: float
+    begin_time: float | None = None
     end_time: float | None = None
 
     def task(self, task_id: str) -> TaskRecord:

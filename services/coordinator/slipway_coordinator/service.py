@@ -17,6 +17,7 @@ import grpc
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
+from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import configuration_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.messages import event_message, export_message
@@ -197,9 +198,9 @@ def _offset_of(token: str) -> int:
 
 def _traceparent(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
+        if key == "traceparent" and isinstance(value, str) and is_traceparent(value):
             return value
-    return ""
+    return new_trace()
 
 
 def _invalid(field: str, value: object, rule: str) -> ServiceError:

@@ -17,8 +17,10 @@ from typing import Any, Protocol
 from dbos import DBOS
 
 from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.telemetry import within
 from slipway_coordinator import graph
 from slipway_coordinator.graph import Event
+from slipway_coordinator.observation import observe
 from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
 from slipway_coordinator.states import ExportState
@@ -40,8 +42,10 @@ class Surroundings(Protocol):
     async def load(self, name: str) -> ExportRecord | None:
         """The stored export."""
 
-    async def show(self, record: ExportRecord) -> None:
-        """Store a new revision, tell those who watch, and offer what shall run. Harmless to repeat."""
+    async def show(self, record: ExportRecord) -> bool:
+        """Store a new revision, tell those who watch, and offer what shall run; False for one that is replayed. Harmless to
+        repeat.
+        """
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that the coordinator itself cannot go on with."""
@@ -83,7 +87,8 @@ async def export_workflow(name: str, run: int) -> str:
     _surroundings().entered(asyncio.current_task())
     record = ExportRecord.from_json(await _begin(name, run))
     try:
-        return await _carry_out(record)
+        with within(record.traceparent):
+            return await _carry_out(record)
     except Exception as error:
         log.exception(f"{name} stopped on a fault of the coordinator")
         await _surroundings().stop_on_fault(name, fault(error))
@@ -91,17 +96,21 @@ async def export_workflow(name: str, run: int) -> str:
 
 
 async def _carry_out(record: ExportRecord) -> str:
+    shown, at = None, record.begin_time or record.create_time
     while True:
         for task in graph.undecided(record):
             record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
         record = record.with_(revision=record.revision + 1)
-        await _surroundings().show(record)
+        news = await _surroundings().show(record)
+        observe(shown, record, at=at, news=news)
+        shown = record
         if record.state.ended:
             return record.state.value
         message = None
         while message is None:
             message = await DBOS.recv_async(TOPIC, timeout_seconds=_WAIT_SECONDS)
-        record = graph.apply(record, Event.model_validate(message))
+        event = Event.model_validate(message)
+        record, at = graph.apply(record, event), event.time
 
 
 @DBOS.step(name="slipway.begin")

@@ -1,0 +1,218 @@
+"""Metrics for Prometheus: every one there is, and the page that shows them.
+
+Declaring and counting is free until :func:`serving` opens the page; only then is the client library imported. Names follow
+Prometheus' conventions: base units in the name, counters end in ``_total``. ``docs/operations.md`` has the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slipway.errors import ServiceError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0)
+_BYTES = tuple(float(1 << power) for power in range(27, 39))  # 128 MiB to 256 GiB
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family of time series.
+
+    Attributes:
+        name: As Prometheus shows it.
+        help: What it counts or measures.
+        labels: Names of its labels; every combination of their values is a time series, so none of them is an id.
+    """
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    """Something that only grows."""
+
+    def add(self, amount: float = 1.0, **labels: str) -> None:
+        """Count."""
+        if _served is not None:
+            _labelled(_served.families[self.name], labels).inc(amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """How often values fall into which range."""
+
+    buckets: tuple[float, ...] = _SECONDS
+
+    def observe(self, value: float, **labels: str) -> None:
+        """Take one value in."""
+        if _served is not None:
+            _labelled(_served.families[self.name], labels).observe(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    """Something that is looked at when the page is asked for."""
+
+
+Sample = tuple[Gauge, Mapping[str, str], float]
+Read = Callable[[], Iterable[Sample]]
+
+# The coordinator's
+QUEUE_TASKS = Gauge("slipway_queue_tasks", "Attempts that wait for a worker.", ("stage",))
+QUEUE_AGE = Gauge("slipway_queue_oldest_seconds", "How long the oldest waiting attempt waits.", ("stage",))
+LEASED_TASKS = Gauge("slipway_leased_tasks", "Attempts that workers run.", ("stage",))
+WORKERS = Gauge("slipway_workers", "Workers that reported lately, by the stages they take.", ("stage",))
+EXPORTS_CREATED = Counter("slipway_exports_created_total", "Runs of exports that began: new ones and retries.")
+EXPORTS_ENDED = Counter("slipway_exports_ended_total", "Runs of exports that ended, by their state.", ("state",))
+EXPORT_SECONDS = Histogram("slipway_export_duration_seconds", "From the beginning of a run to its end.", ("state",))
+ATTEMPTS = Counter(
+    "slipway_attempts_total",
+    "Attempts that ended; the reason is empty unless they failed.",
+    ("stage", "state", "reason"),
+)
+ATTEMPT_SECONDS = Histogram("slipway_attempt_duration_seconds", "From grant to end of an attempt.", ("stage", "state"))
+RETRIES = Counter(
+    "slipway_retries_total", "Further attempts after a failure, by the rule that led to them.", ("stage", "rule")
+)
+QUEUE_SECONDS = Histogram("slipway_queue_wait_seconds", "From offer to grant of an attempt.", ("stage",))
+LEASES_GRANTED = Counter("slipway_leases_granted_total", "Leases given to workers.", ("stage",))
+LEASES_EXPIRED = Counter("slipway_lease_expiries_total", "Leases taken back from silent workers.", ("stage",))
+LEASES_REFUSED = Counter("slipway_late_results_total", "Results refused because the lease was lost.")
+
+# A worker's
+SLOTS = Gauge("slipway_worker_slots", "Tasks this worker runs at the same time.")
+RUNNING = Gauge("slipway_worker_running_tasks", "Tasks this worker runs now.", ("stage",))
+STAGE_MEMORY = Gauge("slipway_stage_memory_bytes", "Resident memory of the processes of running stages.", ("stage",))
+STAGE_SECONDS = Histogram(
+    "slipway_stage_duration_seconds",
+    "A task on a worker, with its transfers; found results are not in it.",
+    ("stage", "outcome"),
+)
+STAGE_PEAK = Histogram(
+    "slipway_stage_peak_memory_bytes", "Peak resident memory of a stage.", ("stage",), buckets=_BYTES
+)
+CACHE = Counter(
+    "slipway_result_lookups_total",
+    "Tasks whose result was looked up, by what was found: hit or miss.",
+    ("stage", "result"),
+)
+TRANSFERRED = Counter(
+    "slipway_artifact_bytes_total", "Bytes of artifacts, by direction: fetched or stored.", ("stage", "direction")
+)
+TRANSFER_SECONDS = Histogram(
+    "slipway_artifact_transfer_duration_seconds", "Fetching or storing one artifact.", ("direction",)
+)
+
+METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+
+
+@dataclass
+class _Served:
+    registry: CollectorRegistry
+    families: dict[str, Any] = field(default_factory=dict)
+
+
+_served: _Served | None = None
+
+
+@contextlib.contextmanager
+def serving(address: str, read: Read = tuple) -> Iterator[int]:
+    """Show the metrics at ``http://ADDRESS/metrics`` while the block runs; nothing for an empty address.
+
+    Args:
+        address: ``HOST:PORT``; port 0 takes a free one.
+        read: Gives the gauges; called from another thread, each time the page is asked for.
+
+    Yields:
+        The port; 0 for an empty address.
+
+    Raises:
+        ServiceError: the address cannot be bound.
+    """
+    global _served  # noqa: PLW0603 - a process has one page, and counting must be free without one
+    if not address:
+        yield 0
+        return
+    from prometheus_client import start_http_server
+
+    host, port = _parts(address)
+    served = _Served(_registry(read))
+    for metric in METRICS:
+        family = _family(metric, served.registry)
+        if family is not None:
+            served.families[metric.name] = family
+    try:
+        server, thread = start_http_server(port, host, registry=served.registry)
+    except OSError as error:
+        raise _unusable(address, str(error)) from error
+    _served = served
+    try:
+        yield int(server.server_port)
+    finally:
+        _served = None
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _registry(read: Read) -> CollectorRegistry:
+    """A registry with this process's own figures and the gauges."""
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.registry import Collector
+
+    class Gauges(Collector):
+        def collect(self) -> Iterator[Family]:
+            families: dict[str, GaugeMetricFamily] = {}
+            for gauge, labels, value in read():
+                if gauge.name not in families:
+                    families[gauge.name] = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
+                families[gauge.name].add_metric([labels[name] for name in gauge.labels], value)
+            yield from families.values()
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(Gauges())
+    return registry
+
+
+def _family(metric: Metric, registry: CollectorRegistry) -> Any:
+    """The client library's own object; None for gauges, which are read instead."""
+    import prometheus_client as client
+
+    match metric:
+        case Counter():
+            return client.Counter(metric.name, metric.help, metric.labels, registry=registry)
+        case Histogram():
+            return client.Histogram(metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=registry)
+        case _:
+            return None
+
+
+def _labelled(family: Any, labels: Mapping[str, str]) -> Any:
+    return family.labels(**labels) if labels else family
+
+
+def _parts(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise _unusable(address, "it is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _unusable(address: str, problem: str) -> ServiceError:
+    return ServiceError(
+        f"metrics cannot be served at {address}: {problem}",
+        reason="REQUEST_INVALID",
+        remedy="give a free HOST:PORT, such as 127.0.0.1:9090",
+        about={"address": address},
+    )
