@@ -118,7 +118,7 @@ class PyTorchConfiguration(_Section):
     Attributes:
         enabled: Whether it is delivered.
         save_tokenizer: Put the tokenizer and chat template beside the weights.
-        quantization: Levels of this format; None takes ``optimization.quantization``.
+        quantization: Levels of this format; when not set, those of ``optimization.quantization``.
     """
 
     enabled: bool = True
@@ -134,7 +134,7 @@ class OnnxConfiguration(_Section):
         opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
         dynamic_axes: Dynamic batch, sequence and past length.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
-        quantization: Levels of this format; None takes ``optimization.quantization``.
+        quantization: Levels of this format; when not set, those of ``optimization.quantization``.
     """
 
     enabled: bool = True
@@ -190,9 +190,9 @@ class TensorRTConfiguration(_Section):
         enabled: Whether it is delivered.
         builder: ``tensorrt`` (for the GPU of the machine it runs on), ``tensorrt_rtx`` (ahead of time for named targets).
         targets: GPU architectures to build for ahead of time, such as ``sm89``.
-        batch: Shapes the engine is optimized for: rows.
-        sequence: New tokens per row and call.
-        past: Tokens already in the KV cache.
+        batch: Shapes the engine is optimized for, smallest, typical and largest: rows.
+        sequence: The same for new tokens per row and call.
+        past: The same for tokens already in the KV cache.
     """
 
     enabled: bool = False
@@ -296,7 +296,11 @@ class ResourcesConfiguration(_Section):
 
 
 class LogConfiguration(_Section):
-    """How much is logged."""
+    """How much is logged.
+
+    Attributes:
+        level: Least severe messages that are logged: ``debug``, ``info``, ``warning`` or ``error``.
+    """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
 

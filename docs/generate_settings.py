@@ -1,0 +1,89 @@
+"""Write the tables of settings into shared/slipway/README.md: ``python docs/generate_settings.py``.
+
+What a setting means is said once, in the docstring of the model that holds it; the tables are made of that.
+"""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from slipway.configuration.environment import ENVIRONMENT
+from slipway.configuration.model import ExportConfiguration
+from slipway.configuration.schema import default, keys
+from slipway.settings import Settings
+
+PAGE = Path(__file__).parents[1] / "shared" / "slipway" / "README.md"
+_VARIABLE = re.compile(r" \(`([A-Z_]+)`\)")
+
+
+def page(text: str) -> str:
+    """A page with the tables between its markers made anew."""
+    for name, table in (("settings", settings_table()), ("machine", machine_table())):
+        begin, end = f"<!-- {name}: made by docs/generate_settings.py -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def settings_table() -> str:
+    """Every setting of an export."""
+    variables = {key: variable for variable, key in ENVIRONMENT.items()}
+    rows = ["| YAML key, below `export:` | variable | default | meaning |", "|---|---|---|---|"]
+    for key in keys():
+        *path, name = key.split(".")
+        meaning = meanings(_section(path))[name]
+        rows.append(f"| `{key}` | `{variables[key]}` | {_shown(default(key))} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def machine_table() -> str:
+    """Every setting of a machine or process."""
+    rows = ["| variable | meaning |", "|---|---|"]
+    for meaning in meanings(Settings).values():
+        variable = _VARIABLE.search(meaning)
+        if variable is not None:
+            rows.append(f"| `{variable[1]}` | {_VARIABLE.sub('', meaning)} |")
+    return "\n".join(rows) + "\n"
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """What a model's docstring says of each field, as Markdown."""
+    lines = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[2].splitlines()
+    found: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        field = re.match(r"    (\w+): (.*)", line)
+        if field is not None:
+            name, text = field[1], field[2]
+            found[name] = text
+        elif line.strip():
+            found[name] += f" {line.strip()}"
+    return {key: text.replace("``", "`").replace("|", "\\|") for key, text in found.items()}
+
+
+def _section(path: list[str]) -> type[BaseModel]:
+    model: type[BaseModel] = ExportConfiguration
+    for name in path:
+        annotation = model.model_fields[name].annotation
+        assert isinstance(annotation, type)
+        model = annotation
+    return model
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if hasattr(value, "opt"):
+        return f"`[{value.min}, {value.opt}, {value.max}]`"
+    if isinstance(value, tuple):
+        return f"`{', '.join(value)}`" if value else "none"
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,26 @@
+"""The package's README keeps step with the code."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "shared" / "slipway" / "README.md"
+
+
+def test_its_tables_of_settings_are_those_of_the_models() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_settings.py"))
+    text = README.read_text(encoding="utf-8")
+    assert "EXPORT_CHECKPOINT_PATH" in text
+    assert generator["page"](text) == text, "run python docs/generate_settings.py"
+
+
+def test_its_code_map_names_what_is_there() -> None:
+    rows = [line for line in README.read_text(encoding="utf-8").splitlines() if re.match(r"\| `[\w/.]+`", line)]
+    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/.]+)`", row.split("|")[1])}
+    named = {name for name in named if "." not in name.removesuffix(".py") and not name.isupper()}
+    modules = {p.name for p in README.parent.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert sorted(modules - named - {"__init__.py"}) == []
+    assert sorted(named - modules) == []
