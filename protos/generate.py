@@ -20,11 +20,13 @@ from google.rpc import status_pb2
 
 ROOT = Path(__file__).parent
 PACKAGE = ROOT / "slipway_protos"
+# Folder of sources and the package its code goes to; the first is ours, the other KEDA's.
+FOLDERS = {"slipway/v1": "v1", "externalscaler": "externalscaler"}
 
 
 def protoc(*arguments: str) -> None:
     """Run the protobuf compiler over every source, with the imports that Google's packages bring."""
-    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "slipway").rglob("*.proto"))
+    sources = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("*.proto"))
     google = Path(status_pb2.__file__).parents[2]
     include = Path(grpc_tools.__file__).parent / "_proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"-I{include}", f"-I{google}"]
@@ -32,19 +34,22 @@ def protoc(*arguments: str) -> None:
 
 
 def generate(target: Path) -> None:
-    """Write messages, type stubs and services of ``slipway.v1`` as the package ``slipway_protos.v1``.
+    """Write messages, type stubs and services of each folder as a package in ``target``.
 
-    The compiler names modules after the folder of the source, ``slipway/v1``. The package ``slipway`` is the product's own,
-    so the generated modules move to a package of another name and import each other relatively.
+    The compiler names modules after the folder of the source, such as ``slipway/v1``. The package ``slipway`` is the product's
+    own, so the generated modules move to a package of another name and import each other relatively.
     """
     with tempfile.TemporaryDirectory() as scratch:
         protoc(f"--python_out={scratch}", f"--pyi_out={scratch}", f"--grpc_python_out={scratch}")
-        generated = Path(scratch) / "slipway" / "v1"
-        target.mkdir(parents=True, exist_ok=True)
-        (target / "__init__.py").write_text('"""Messages and services of slipway.v1. Generated; do not edit."""\n')
-        for path in sorted(generated.iterdir()):
-            text = re.sub(r"^from slipway\.v1 import ", "from . import ", path.read_text(), flags=re.MULTILINE)
-            (target / path.name).write_text(text)
+        for folder, package in FOLDERS.items():
+            name = folder.replace("/", ".")
+            (target / package).mkdir(parents=True, exist_ok=True)
+            title = f'"""Messages and services of {name}. Generated; do not edit."""\n'
+            (target / package / "__init__.py").write_text(title)
+            for path in sorted((Path(scratch) / folder).iterdir()):
+                pattern = rf"^from {re.escape(name)} import "
+                text = re.sub(pattern, "from . import ", path.read_text(), flags=re.MULTILINE)
+                (target / package / path.name).write_text(text)
 
 
 def lint() -> None:
@@ -64,12 +69,15 @@ def lint() -> None:
 def is_current() -> bool:
     """Whether the committed code is what the sources give now."""
     with tempfile.TemporaryDirectory() as scratch:
-        generate(Path(scratch) / "v1")
-        fresh, committed = Path(scratch) / "v1", PACKAGE / "v1"
-        names = sorted(path.name for path in fresh.iterdir())
-        if names != sorted(path.name for path in committed.iterdir() if path.is_file()):
-            return False
-        return not any(filecmp.cmpfiles(fresh, committed, names, shallow=False)[1:])
+        generate(Path(scratch))
+        return all(_same(Path(scratch) / package, PACKAGE / package) for package in FOLDERS.values())
+
+
+def _same(fresh: Path, committed: Path) -> bool:
+    names = sorted(path.name for path in fresh.iterdir())
+    if not committed.is_dir() or names != sorted(path.name for path in committed.iterdir() if path.is_file()):
+        return False
+    return not any(filecmp.cmpfiles(fresh, committed, names, shallow=False)[1:])
 
 
 def main() -> int:
@@ -78,7 +86,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed code is out of date")
     arguments = parser.parse_args()
     if not arguments.check:
-        generate(PACKAGE / "v1")
+        generate(PACKAGE)
     lint()
     if not is_current():
         print("protos/slipway_protos is out of date: run make protos", file=sys.stderr)

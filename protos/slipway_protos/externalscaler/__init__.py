@@ -1,0 +1,1 @@
+"""Messages and services of externalscaler. Generated; do not edit."""
