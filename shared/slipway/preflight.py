@@ -177,9 +177,10 @@ def task_bytes(task: PlannedTask, size: ModelSize) -> int:
         case "quantize":
             level = task.params["level"]
             # PyTorch looks embeddings up in the weights' own type, beside a quantized head.
-            embedding = size.largest_bytes if level in _INTEGER and task.params.get("format") == "pytorch" else 0
+            pytorch = task.params.get("format") == "pytorch"
+            beside = (size.largest_bytes if level in _INTEGER else 0) if pytorch else _GRAPH_BYTES
             made = int(size.weights * BYTES_PER_WEIGHT.get(level, FLOAT32_BYTES))
-            return made + embedding + size.companion_bytes
+            return made + beside + size.companion_bytes
         case "onnx_export" | "tensorrt_build":
             return size.weights * FLOAT32_BYTES + size.companion_bytes + _GRAPH_BYTES
     return 0

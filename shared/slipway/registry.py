@@ -30,8 +30,9 @@ def load_stage(reference: str) -> Stage[Any]:
         else:
             stage = entry_points(group=GROUP)[reference].load()
     except (KeyError, ImportError, AttributeError) as error:
+        why = "" if isinstance(error, KeyError) else f": {error}"
         raise ConfigurationError(
-            f"there is no stage {reference!r}: {error}",
+            f"there is no stage {reference!r}{why}",
             reason="STAGE_UNKNOWN",
             remedy=f"installed stages are {', '.join(stage_names())}",
             about={"stage": reference},

@@ -142,6 +142,7 @@ def test_plan_shows_settings_graph_and_preflight_and_changes_nothing(
     text = in_process(capfd, "export", *where, *settings, "--plan", home=home).out
     assert "quantize-pytorch-int4" in text
     assert "--set optimization.quantization" in text
+    assert str(run / "checkpoint-10") in text  # what was chosen, not only what was asked for
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -301,3 +302,13 @@ def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
     assert in_process(capfd, "get", "e-1", home=home).code == 2
     done = in_process(capfd, "get", "e-1", "--coordinator", "127.0.0.1:9", "--json", home=home)
     assert (done.code, done.json["reason"]) == (7, "COORDINATOR_UNAVAILABLE")
+
+
+def test_the_shell_completes_commands_flags_and_stages(home: Path) -> None:
+    def complete(*words: str) -> list[str]:
+        line = {"COMP_WORDS": " ".join(("slipway", *words)), "COMP_CWORD": str(len(words))}
+        return slipway(home=home, _SLIPWAY_COMPLETE="complete_bash", **line).out.split()
+
+    assert complete("exp") == ["export"]
+    assert complete("export", "--base") == ["--base-model"]
+    assert complete("stage", "onnx") == ["onnx_export"]

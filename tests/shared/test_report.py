@@ -218,6 +218,17 @@ def test_a_bar_is_long_in_proportion_and_its_limit_is_marked(written: Path) -> N
     assert "not run here" in chart.group()
 
 
+def test_every_chart_has_the_formats_in_the_same_order(tmp_path: Path) -> None:
+    names = ("pytorch", "pytorch-int4", "onnx")
+    found = validation(*(output(name) for name in sorted(names)))
+    write_report(tmp_path, result=result(found, names), validation=found)
+    text = (tmp_path / "report.html").read_text()
+    charts = [re.findall(r'class="label"[^>]*>([^<]+)<', svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    shown = [tuple(labels) for labels in charts if "pytorch" in labels]
+    assert len(shown) >= 3
+    assert set(shown) == {names}
+
+
 def test_a_failed_output_is_explained_everywhere(tmp_path: Path) -> None:
     found = validation(output("onnx-int4", 0.4))
     failed = {"success": False, "reason": "VALIDATION_FAILED", "error_message": "onnx-int4 failed validation"}

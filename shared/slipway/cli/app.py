@@ -56,6 +56,6 @@ def slipway(
 ) -> None:
     """From a finished LoRA training run to merged, quantized, exported and proven models.
 
-    Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed · 5 out of a resource · 6 unsupported · 7
-    unavailable, try again · 130 interrupted.
+    Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed ·
+    5 out of a resource · 6 unsupported · 7 try again · 130 interrupted
     """

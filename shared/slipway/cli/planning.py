@@ -75,7 +75,8 @@ def _tables(
 ) -> RenderableType:
     warnings = [*loaded.warnings, *(sources.warnings if sources else ())]
     lines = [Text.assemble(("warning ", "yellow"), warning) for warning in warnings]
-    return Group(_settings(loaded), Text(), _graph(tasks, checked), Text(), _preflight(checked), *lines)
+    found = [_sources(sources), Text()] if sources else []
+    return Group(_settings(loaded), Text(), *found, _graph(tasks, checked), Text(), _preflight(checked), *lines)
 
 
 def _settings(loaded: LoadedConfiguration) -> Table:
@@ -86,6 +87,16 @@ def _settings(loaded: LoadedConfiguration) -> Table:
             value = getattr(value, part)
         style = "dim" if origin == "default" else ""
         table.add_row(Text(key, style=style), Text(_shown(value), style=style), Text(origin, style="dim"))
+    return table
+
+
+def _sources(sources: Sources) -> Table:
+    """What was chosen: the newest whole checkpoint, and where a base model's name led."""
+    table = _table("source", "folder")
+    table.add_row(Text("base"), Text(str(sources.base)))
+    table.add_row(Text("checkpoint"), Text(str(sources.checkpoint.path)))
+    if sources.heldout:
+        table.add_row(Text("heldout"), Text(str(sources.heldout)))
     return table
 
 

@@ -16,8 +16,15 @@ STAGE_EXAMPLES = examples(
 SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export.yaml")
 
 
+def _stages(incomplete: str) -> list[str]:
+    """Stages for the shell's completion."""
+    from slipway.registry import stage_names
+
+    return [name for name in stage_names() if name.startswith(incomplete)]
+
+
 def stage(  # noqa: PLR0917 - typer calls it by name
-    name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.")],
+    name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
     inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=DIR", help="Input folder.")] = None,
     params: Annotated[

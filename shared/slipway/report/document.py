@@ -44,7 +44,13 @@ class Report(BaseModel):
         """One of the export's labels, such as ``base_model``; empty when it has none of this name."""
         return str(self.lineage.get("labels", {}).get(key, ""))
 
+    @property
+    def outputs(self) -> tuple[OutputValidation, ...]:
+        """What validation found about each output, in the formats' order."""
+        order = {name: number for number, name in enumerate(self.result.formats)}
+        found = self.validation.outputs if self.validation else ()
+        return tuple(sorted(found, key=lambda output: (order.get(output.name, len(order)), output.name)))
+
     def validated(self, name: str) -> OutputValidation | None:
         """What validation found about one format."""
-        outputs = self.validation.outputs if self.validation else ()
-        return next((output for output in outputs if output.name == name), None)
+        return next((output for output in self.outputs if output.name == name), None)

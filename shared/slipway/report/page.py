@@ -79,7 +79,7 @@ def _charts(report: Report) -> list[Chart]:
     ]
     if report.validation is None:
         return charts if report.result.formats else []
-    outputs = report.validation.outputs
+    outputs = report.outputs
     behaviour = [
         Chart(
             "Divergence from the fine-tuned model",
