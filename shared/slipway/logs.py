@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -51,6 +52,32 @@ def configure_logs(level: str, *, console: Console | None = None, stream: TextIO
     logger.propagate = False
     for name in ("slipway.coordinator", "slipway.worker"):  # the live view shows what these say step by step
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.NOTSET)
+
+
+def configure_service_logs(level: str, *, form: str = "") -> None:
+    """Set up all logs of a service on standard error.
+
+    Args:
+        level: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
+        form: ``json`` or ``text``; by default JSON unless standard error is a terminal.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json" or (not form and not sys.stderr.isatty()):
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a service about its logs: ``--log-level`` and ``--log-format``."""
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument(
+        "--log-format",
+        default="",
+        choices=["json", "text"],
+        help="by default json, unless standard error is a terminal",
+    )
 
 
 class JsonFormatter(logging.Formatter):

@@ -69,6 +69,7 @@ Read = Callable[[], Iterable[Sample]]
 QUEUE_TASKS = Gauge("slipway_queue_tasks", "Attempts that wait for a worker.", ("stage",))
 QUEUE_AGE = Gauge("slipway_queue_oldest_seconds", "How long the oldest waiting attempt waits.", ("stage",))
 LEASED_TASKS = Gauge("slipway_leased_tasks", "Attempts that workers run.", ("stage",))
+ACTIVE = Gauge("slipway_coordinator_active", "Whether this coordinator is the active one (1) or a standby (0).")
 WORKERS = Gauge("slipway_workers", "Workers that reported lately, by the stages they take.", ("stage",))
 EXPORTS_CREATED = Counter("slipway_exports_created_total", "Runs of exports that began: new ones and retries.")
 EXPORTS_ENDED = Counter("slipway_exports_ended_total", "Runs of exports that ended, by their state.", ("state",))
@@ -123,13 +124,25 @@ class _Served:
 _served: _Served | None = None
 
 
+_reads: list[Read] = []
+
+
 @contextlib.contextmanager
-def serving(address: str, read: Read = tuple) -> Iterator[int]:
+def reading(read: Read) -> Iterator[None]:
+    """Take gauges from a function while the block runs; it is called from another thread when the page is asked for."""
+    _reads.append(read)
+    try:
+        yield
+    finally:
+        _reads.remove(read)
+
+
+@contextlib.contextmanager
+def serving(address: str) -> Iterator[int]:
     """Show the metrics at ``http://ADDRESS/metrics`` while the block runs; nothing for an empty address.
 
     Args:
         address: ``HOST:PORT``; port 0 takes a free one.
-        read: Gives the gauges; called from another thread, each time the page is asked for.
 
     Yields:
         The port; 0 for an empty address.
@@ -144,7 +157,7 @@ def serving(address: str, read: Read = tuple) -> Iterator[int]:
     from prometheus_client import start_http_server
 
     host, port = _parts(address)
-    served = _Served(_registry(read))
+    served = _Served(_registry())
     for metric in METRICS:
         family = _family(metric, served.registry)
         if family is not None:
@@ -163,7 +176,7 @@ def serving(address: str, read: Read = tuple) -> Iterator[int]:
         thread.join()
 
 
-def _registry(read: Read) -> CollectorRegistry:
+def _registry() -> CollectorRegistry:
     """A registry with this process's own figures and the gauges."""
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.core import GaugeMetricFamily
@@ -173,7 +186,7 @@ def _registry(read: Read) -> CollectorRegistry:
     class Gauges(Collector):
         def collect(self) -> Iterator[Family]:
             families: dict[str, GaugeMetricFamily] = {}
-            for gauge, labels, value in read():
+            for gauge, labels, value in (sample for read in list(_reads) for sample in read()):
                 if gauge.name not in families:
                     families[gauge.name] = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
                 families[gauge.name].add_metric([labels[name] for name in gauge.labels], value)

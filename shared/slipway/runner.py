@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import IO, Any, Self, TypeVar
 
 import pydantic
 
+from slipway import metrics
 from slipway.artifacts import ActionResult, ArtifactStore, action_key
 from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
 from slipway.executor import Execution, execute
@@ -25,8 +27,10 @@ from slipway.executor.failures import failure_of
 from slipway.executor.process import OnLog, OnProgress
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams
+from slipway.telemetry import current_traceparent, span
 
 _T = TypeVar("_T")
+_DOING = {"fetched": "fetching", "stored": "storing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class TaskRunner:
             params = check_call(stage, spec.params, spec.inputs)
             key = action_key(stage, spec.inputs, params, gpu_architecture=self._gpu_architecture)
             found = await asyncio.to_thread(self._store.action, key)
+            metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
             if found is not None:
                 return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
             with self._workspace() as folder:
@@ -93,7 +98,7 @@ class TaskRunner:
     ) -> TaskResult:
         inputs = {}
         for name, digest in sorted(spec.inputs.items()):
-            with _Transfer(f"fetching {name}", on_progress) as fetching:
+            with _Transfer("fetched", name, stage=spec.stage, on_progress=on_progress) as fetching:
                 inputs[name] = await fetching.run(self._store.fetch, digest, folder / "inputs" / name)
         workdir = folder / "work"
         workdir.mkdir()
@@ -105,6 +110,7 @@ class TaskRunner:
             threads=spec.threads,
             max_memory_bytes=spec.max_memory_bytes,
             timeout_seconds=spec.timeout_seconds,
+            traceparent=current_traceparent(),
         )
         # Until the stage reports by itself, a while after its libraries are imported.
         on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
@@ -113,7 +119,7 @@ class TaskRunner:
             return TaskResult(failure=outcome.failure, peak_memory_bytes=outcome.peak_memory_bytes)
         outputs = {}
         for name, path in sorted(outcome.outputs.items()):
-            with _Transfer(f"storing {name}", on_progress) as storing:
+            with _Transfer("stored", name, stage=spec.stage, on_progress=on_progress) as storing:
                 outputs[name] = await storing.run(self._store.put, path)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
@@ -137,8 +143,10 @@ class _Transfer:
     writes nothing after the work folder is gone.
     """
 
-    def __init__(self, phase: str, on_progress: OnProgress) -> None:
-        self._phase = phase
+    def __init__(self, direction: str, name: str, *, stage: str, on_progress: OnProgress) -> None:
+        self._direction = direction
+        self._stage = stage
+        self._phase = f"{_DOING[direction]} {name}"
         self._on_progress = on_progress
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -154,6 +162,15 @@ class _Transfer:
 
     async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Make the call and answer what it answers."""
+        began = time.monotonic()
+        with span(self._phase) as recorded:
+            result = await self._run(call, *arguments)
+            recorded.set(**{"slipway.bytes": self._done})
+        metrics.TRANSFERRED.add(self._done, stage=self._stage, direction=self._direction)
+        metrics.TRANSFER_SECONDS.observe(time.monotonic() - began, direction=self._direction)
+        return result
+
+    async def _run(self, call: Callable[..., _T], *arguments: object) -> _T:
         work = asyncio.ensure_future(asyncio.to_thread(call, *arguments, on_bytes=self._on_bytes))
         try:
             return await asyncio.shield(work)

@@ -9,7 +9,7 @@ their end, and others refer to them before by the ids they will have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from slipway import metrics, telemetry
@@ -56,14 +56,21 @@ def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news
 
 
 class Gauges:
-    """What waits, what runs and who is there, by stage. A stage that was seen once stays, with zero."""
+    """What waits, what runs and who is there, by stage. A stage that was seen once stays, with zero.
 
-    def __init__(self, broker: Broker) -> None:
+    Args:
+        broker: Knows it.
+        active: Whether this coordinator takes calls.
+    """
+
+    def __init__(self, broker: Broker, active: Callable[[], bool]) -> None:
         self._broker = broker
+        self._active = active
         self._seen: set[str] = set()
 
     def __call__(self) -> Iterator[metrics.Sample]:
         """Look now, from any thread."""
+        yield metrics.ACTIVE, {}, float(self._active())
         load = self._broker.load()
         waits = {stage: [wait for other, wait in load.waiting if other == stage] for stage, _ in load.waiting}
         leased, workers = Counter(load.leased), Counter(load.served)

@@ -2,7 +2,7 @@
 
 Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone, and the
 child and everything it started are ended too. Events go to the file descriptor named on the command line, one JSON object a line:
-``progress``, ``log``, and at last ``result`` or ``failure``. Standard output and error are free for libraries to write to.
+``progress``, ``log``, ``span``, and at last ``result`` or ``failure``. Standard output and error are free for libraries to write to.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of
+from slipway.executor.spans import Spans
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
 
@@ -78,15 +79,23 @@ def main() -> int:
     logger.addHandler(EventHandler(events))
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
+    spans = Spans(events.send, execution["stage"], traceparent=execution["traceparent"], started=execution["started"])
+
+    def on_progress(progress: Progress) -> None:
+        spans.phase(progress.phase)
+        events.progress(progress)
+
     ctx = Context(
         workdir=Path(execution["workdir"]),
         log=logger,
         max_memory_bytes=execution["max_memory_bytes"],
         threads=execution["threads"],
-        on_progress=events.progress,
+        on_progress=on_progress,
         cancelled=cancelled,
     )
+    spans.phase("prepare")
     failure = _run(execution, ctx, events)
+    spans.end(failure)
     if failure is not None:
         events.send("failure", failure=failure.to_json())
     # Native libraries may hang or crash in their destructors; everything that matters is written.

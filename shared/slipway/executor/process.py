@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of_exit
 from slipway.logs import SECRET_NAMES
 from slipway.stage import Progress
+from slipway.telemetry import record
 
 GRACE_SECONDS = 3.0
 _SAMPLE_SECONDS = 0.5
@@ -42,6 +44,7 @@ class Execution:
         threads: Threads of numeric libraries.
         max_memory_bytes: Memory the stage should stay below.
         timeout_seconds: Longest run, or None.
+        traceparent: Span that the child's spans belong to; empty without a trace.
     """
 
     stage: str
@@ -51,6 +54,7 @@ class Execution:
     threads: int = 1
     max_memory_bytes: int = 4 << 30
     timeout_seconds: float | None = None
+    traceparent: str = ""
 
 
 @dataclass
@@ -79,6 +83,7 @@ async def execute(
         on_log: Called with level and text of each log record; what libraries print comes as ``debug``.
     """
     killed_before = _oom_kills()
+    started = time.time()
     reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -95,7 +100,7 @@ async def execute(
         raise
     finally:
         os.close(writer)
-    child = _Child(process, execution, on_progress, on_log)
+    child = _Child(process, execution, on_progress, on_log, started=started)
     return await child.outcome(reader, oom_killed=lambda: _oom_kills() > killed_before)
 
 
@@ -103,8 +108,15 @@ class _Child:
     """One running child and what it has said so far."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, execution: Execution, on_progress: OnProgress, on_log: OnLog
+        self,
+        process: asyncio.subprocess.Process,
+        execution: Execution,
+        on_progress: OnProgress,
+        on_log: OnLog,
+        *,
+        started: float,
     ) -> None:
+        self._started = started
         self._process = process
         self._execution = execution
         self._on_progress = on_progress
@@ -150,6 +162,8 @@ class _Child:
             "workdir": str(execution.workdir),
             "threads": execution.threads,
             "max_memory_bytes": execution.max_memory_bytes,
+            "traceparent": execution.traceparent,
+            "started": self._started,
         }
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already; its exit says why
@@ -190,6 +204,8 @@ class _Child:
                 self._on_progress(Progress(**event), self._memory_bytes)
             case "log":
                 self._on_log(event["level"], event["message"])
+            case "span":
+                record(**event)
             case "result":
                 outputs = {name: Path(path) for name, path in event["outputs"].items()}
                 self._result = Outcome(outputs=outputs, facts=event["facts"])

@@ -13,12 +13,15 @@ import grpc
 
 from slipway.artifacts import LocalStore
 from slipway.errors import ConfigurationError, ModelExportError
+from slipway.logs import add_log_options, configure_service_logs
+from slipway.metrics import reading, serving
 from slipway.registry import load_stage, stage_names
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
 from slipway.runner import TaskRunner
 from slipway.settings import Settings
 from slipway.telemetry import tracing
 from slipway.worker.machine import probe
+from slipway.worker.observation import Gauges
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.service import StageService
 from slipway_protos.v1 import stage_pb2_grpc
@@ -31,7 +34,7 @@ SERVICE = "slipway.v1.StageService"
 def main() -> int:
     """Run a worker until SIGTERM; the exit code is that of the error that ended it, or 0."""
     arguments = _parser().parse_args()
-    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_service_logs(arguments.log_level, form=arguments.log_format)
     try:
         settings = Settings.from_environment(os.environ)
         stages = tuple(arguments.stage.split(",")) if arguments.stage else stage_names()
@@ -39,7 +42,9 @@ def main() -> int:
             load_stage(name)
         if not (arguments.coordinator or settings.coordinator):
             raise ConfigurationError("no coordinator is named", remedy="give --coordinator, or set SLIPWAY_COORDINATOR")
-        with tracing(settings, service="slipway-worker"):
+        with tracing(settings, service="slipway-worker"), serving(arguments.metrics) as port:
+            if port:
+                log.info(f"metrics on port {port}")
             asyncio.run(serve(arguments, settings, stages))
     except ModelExportError as error:
         print(f"{error.reason}: {error}", file=sys.stderr)
@@ -75,7 +80,8 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         f"worker {options.worker_id} runs {', '.join(stages)} for {options.coordinator}, direct calls on port {port}"
     )
     try:
-        await worker.run()
+        with reading(Gauges(worker)):
+            await worker.run()
     finally:
         await checks.enter_graceful_shutdown()
         await server.stop(grace=1.0)
@@ -92,7 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--slots", type=int, default=0, help="tasks at the same time; chosen by cores by default")
     parser.add_argument("--drain-seconds", type=float, default=20.0, help="time for running tasks after SIGTERM")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument(
+        "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
+    )
+    add_log_options(parser)
     return parser
 
 

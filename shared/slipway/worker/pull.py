@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from slipway.stage import Progress
 from slipway.telemetry import span
 from slipway.wire import dict_of, failure_of_call, status_of, struct_of
 from slipway.worker.machine import Machine
+from slipway.worker.observation import observe
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger("slipway.worker")
@@ -90,6 +92,11 @@ class Worker:
     def free_slots(self) -> int:
         """Tasks that could start now."""
         return self.options.slots - len(self._running) - self._direct
+
+    def running(self) -> list[tuple[str, int]]:
+        """Stage and resident memory in bytes of each task that runs; may be called from any thread."""
+        tasks = list(self._running.values())
+        return [(task.lease.stage, task.progress.memory_bytes if task.progress is not None else 0) for task in tasks]
 
     def stop(self) -> None:
         """Take no more tasks, and let :meth:`run` end."""
@@ -244,11 +251,14 @@ class Worker:
             "slipway.stage": lease.stage,
             "slipway.worker": self.options.worker_id,
         }
+        began = time.monotonic()
         with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
+            log.info(f"runs {lease.task}")
             result = await self.runner.run(spec, on_progress=on_progress, on_log=on_log)
             recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
             if result.failure is not None:
                 recorded.fail(result.failure.reason, result.failure.message)
+        observe(lease.stage, result, seconds=time.monotonic() - began)
         return result
 
     async def _hand_in(self, request: worker_pb2.CompleteTaskRequest) -> None:

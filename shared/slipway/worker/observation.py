@@ -1,0 +1,37 @@
+"""What is seen of a worker from outside: its gauges, and each task it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slipway import metrics
+from slipway.runner import TaskResult
+
+if TYPE_CHECKING:
+    from slipway.worker.pull import Worker
+
+
+class Gauges:
+    """What a worker runs now."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self) -> Iterator[metrics.Sample]:
+        """Look now, from any thread."""
+        yield metrics.SLOTS, {}, self._worker.options.slots
+        running = self._worker.running()
+        for stage in sorted(self._worker.options.stages):
+            memory = [bytes_used for name, bytes_used in running if name == stage]
+            yield metrics.RUNNING, {"stage": stage}, len(memory)
+            yield metrics.STAGE_MEMORY, {"stage": stage}, sum(memory)
+
+
+def observe(stage: str, result: TaskResult, *, seconds: float) -> None:
+    """Count a task that ended."""
+    if result.reused:
+        return
+    metrics.STAGE_SECONDS.observe(seconds, stage=stage, outcome="succeeded" if result.failure is None else "failed")
+    if result.peak_memory_bytes:
+        metrics.STAGE_PEAK.observe(result.peak_memory_bytes, stage=stage)
