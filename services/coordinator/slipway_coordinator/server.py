@@ -8,9 +8,11 @@ import signal
 
 import grpc
 
+from slipway.metrics import reading
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.lock import StateLock
+from slipway_coordinator.observation import Gauges
 from slipway_coordinator.service import ExportService
 from slipway_coordinator.worker_service import WorkerService
 from slipway_protos.v1 import export_pb2_grpc, worker_pb2_grpc
@@ -64,6 +66,7 @@ async def serve(options: CoordinatorOptions, *, address: str) -> None:
         await server.start()
         log.info(f"coordinator on {address} (port {server.port}), state {options.state}")
         try:
-            await ended.wait()
+            with reading(Gauges(server.coordinator.broker, active=lambda: True)):
+                await ended.wait()
         finally:
             await server.stop()
