@@ -36,11 +36,14 @@ class Category(Enum):
     INVALID_INPUT = (3, "INVALID_ARGUMENT")
     NOT_FOUND = (3, "NOT_FOUND")
     CONFLICT = (3, "ALREADY_EXISTS")
+    UNAUTHENTICATED = (3, "UNAUTHENTICATED")
+    FORBIDDEN = (3, "PERMISSION_DENIED")
     PRECONDITION = (3, "FAILED_PRECONDITION")
     VALIDATION = (4, "FAILED_PRECONDITION")
     RESOURCE = (5, "RESOURCE_EXHAUSTED")
     UNSUPPORTED = (6, "UNIMPLEMENTED")
     UNAVAILABLE = (7, "UNAVAILABLE")
+    ABORTED = (7, "ABORTED")
     TIMEOUT = (7, "DEADLINE_EXCEEDED")
     DATA_LOSS = (7, "DATA_LOSS")
     CANCELLED = (130, "CANCELLED")
@@ -127,6 +130,10 @@ REASONS: Mapping[str, Reason] = {
         _C.DATA_LOSS, "stored bytes do not have the digest they are stored under", retryable=True
     ),
     "ARTIFACT_INVALID": Reason(_C.INVALID_INPUT, "a folder or manifest that cannot be stored safely"),
+    "STORE_UNAVAILABLE": Reason(_C.UNAVAILABLE, "the artifact store does not answer, or not in time", retryable=True),
+    "STORE_DENIED": Reason(_C.PRECONDITION, "the artifact store refuses these credentials, or they are missing"),
+    "STORE_INVALID": Reason(_C.INVALID_INPUT, "the artifact store's address or bucket is not one that can be used"),
+    "SOURCE_NOT_FOUND": Reason(_C.NOT_FOUND, "nothing is stored under the address of a source"),
     "OUTPUT_EXISTS": Reason(_C.INVALID_INPUT, "the output folder holds something else already"),
     "FILE_ERROR": Reason(_C.INVALID_INPUT, "a file or folder cannot be read or written"),
     # Services
@@ -134,10 +141,20 @@ REASONS: Mapping[str, Reason] = {
     "EXPORT_EXISTS": Reason(_C.CONFLICT, "an export of this name was created from another request"),
     "EXPORT_STATE": Reason(_C.PRECONDITION, "the export's state does not allow this call"),
     "REQUEST_INVALID": Reason(_C.INVALID_INPUT, "a field of the request is missing or malformed"),
+    "UNAUTHENTICATED": Reason(_C.UNAUTHENTICATED, "the call shows no valid token or certificate"),
+    "PERMISSION_DENIED": Reason(_C.FORBIDDEN, "the caller's role or projects do not allow this call"),
+    "LIMIT_EXCEEDED": Reason(_C.RESOURCE, "a request, list or number of streams is over the server's limit"),
+    "CALL_TIMEOUT": Reason(_C.TIMEOUT, "the server did not finish a call in time", retryable=True),
+    "TLS_INVALID": Reason(_C.INVALID_INPUT, "a certificate, key or authority cannot be used, or TLS is needed"),
+    "ACCESS_INVALID": Reason(_C.INVALID_INPUT, "the access file or a token file cannot be used"),
+    "ACCESS_OPEN": Reason(_C.INVALID_INPUT, "a coordinator would take commands from everybody on a network"),
     "LEASE_LOST": Reason(_C.PRECONDITION, "the task was given to another worker since"),
     "WORKER_BUSY": Reason(_C.RESOURCE, "the worker already runs as many tasks as it takes", retryable=True),
     "COORDINATOR_UNAVAILABLE": Reason(_C.UNAVAILABLE, "the coordinator does not answer", retryable=True),
     "COORDINATOR_LOCKED": Reason(_C.UNAVAILABLE, "another coordinator is active on this state", retryable=True),
+    "STATE_SCHEMA": Reason(_C.PRECONDITION, "the coordinator's tables are not those this program needs"),
+    "QUEUE_FULL": Reason(_C.RESOURCE, "as many exports as are allowed are under way", retryable=True),
+    "ETAG_MISMATCH": Reason(_C.ABORTED, "the export changed since the caller saw it"),
     "NO_WORKER": Reason(_C.UNAVAILABLE, "no worker takes this stage", retryable=True),
     "INTERNAL": Reason(_C.INTERNAL, "a fault in Slipway itself"),
 }

@@ -1,4 +1,4 @@
-"""Giving a file a second name, by the cheapest way its file system offers."""
+"""Files that go into an artifact, and giving a file a second name by the cheapest way its file system offers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+from slipway.errors import ArtifactError
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
 _CHUNK_BYTES = 64 << 20  # of one copy in the kernel, which Ctrl-C cannot interrupt
@@ -58,3 +61,16 @@ def copy_file(source: Path, target: Path) -> None:
     except BaseException:
         target.unlink(missing_ok=True)
         raise
+
+
+def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ArtifactError(
+                f"{path} is a link or a special file, which artifacts do not hold",
+                reason="ARTIFACT_INVALID",
+                about={"file": path},
+            )
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -25,8 +24,9 @@ from typing import TypeVar
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
-from slipway.artifacts.files import clone_or_link, link_or_copy
-from slipway.artifacts.manifest import Manifest, ManifestFile, media_type
+from slipway.artifacts.faults import corrupt, disk_full, not_found
+from slipway.artifacts.files import clone_or_link, link_or_copy, regular_files
+from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, StageError
 
@@ -50,7 +50,7 @@ class LocalStore:
         Raises:
             ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``DISK_FULL``.
         """
-        files = dict(_regular_files(folder))
+        files = dict(regular_files(folder))
         for path in files.values():
             if path.stat().st_nlink == 1:  # a linked file's mode belongs to its other names too
                 path.chmod(0o444)
@@ -74,7 +74,7 @@ class LocalStore:
                 that making or pushing it again repairs the store.
         """
         manifest = self.manifest(digest)
-        with self.lock(fcntl.LOCK_SH), _disk_full("fetching", digest, at=target):
+        with self.lock(fcntl.LOCK_SH), disk_full("fetching", digest, at=target):
             target.mkdir(parents=True)
             self._touch(digest)
             _in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
@@ -94,10 +94,10 @@ class LocalStore:
         try:
             data = path.read_bytes()
         except FileNotFoundError as error:
-            raise _not_found(digest) from error
+            raise not_found(digest) from error
         if digest_bytes(data) != digest:
             path.unlink(missing_ok=True)
-            raise _corrupt(digest, "its manifest")
+            raise corrupt(digest, "its manifest")
         return Manifest.from_bytes(data)
 
     def exists(self, digest: str) -> bool:
@@ -127,7 +127,7 @@ class LocalStore:
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
         document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
-        with self.lock(fcntl.LOCK_SH), _disk_full("recording", key, at=self.root):
+        with self.lock(fcntl.LOCK_SH), disk_full("recording", key, at=self.root):
             self._write(self._action(key), document.encode())
 
     def digests(self) -> list[str]:
@@ -143,10 +143,10 @@ class LocalStore:
         try:
             return self.manifest_path(digest).stat().st_mtime
         except FileNotFoundError as error:
-            raise _not_found(digest) from error
+            raise not_found(digest) from error
 
     def _commit(self, files: Mapping[str, Path], give: Callable[[Path, Path], None], on_bytes: OnBytes | None) -> str:
-        with self.lock(fcntl.LOCK_SH), _disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
+        with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
             entries = _in_threads(
                 lambda item, count: self._take(item[0], item[1], give, count), sorted(files.items()), on_bytes
             )
@@ -157,14 +157,10 @@ class LocalStore:
 
     def _take(self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes) -> ManifestFile:
         """Store one file as a blob."""
-        try:
-            digest, size = digest_file(path, on_bytes=on_bytes), path.stat().st_size
-        except OSError as error:
-            raise ArtifactError(
-                f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path}
-            ) from error
+        entry = describe_file(name, path, on_bytes=on_bytes)
+        digest = entry.digest
         blob = self._blob(digest)
-        if _size(blob) != size:
+        if _size(blob) != entry.size_bytes:
             blob.parent.mkdir(parents=True, exist_ok=True)
             arriving = self.root / "uploads" / uuid.uuid4().hex
             try:
@@ -173,7 +169,7 @@ class LocalStore:
             finally:
                 arriving.unlink(missing_ok=True)
             self._remember(digest)
-        return ManifestFile(path=name, size_bytes=size, digest=digest, media_type=media_type(name))
+        return entry
 
     def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes) -> None:
         """Compare a blob with its digest; once per process while its size, time and inode stay."""
@@ -183,10 +179,10 @@ class LocalStore:
                 return
             found = digest_file(blob, on_bytes=on_bytes)
         except FileNotFoundError as error:
-            raise _not_found(artifact) from error
+            raise not_found(artifact) from error
         if found != file.digest:
             blob.unlink(missing_ok=True)
-            raise _corrupt(artifact, file.path)
+            raise corrupt(artifact, file.path)
         self._remember(file.digest)
 
     def _remember(self, digest: str) -> None:
@@ -251,19 +247,6 @@ def _in_threads(call: Callable[[_T, OnBytes], _R], items: Iterable[_T], on_bytes
             raise
 
 
-def _regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ArtifactError(
-                f"{path} is a link or a special file, which artifacts do not hold",
-                reason="ARTIFACT_INVALID",
-                about={"file": path},
-            )
-        if path.is_file():
-            yield path.relative_to(folder).as_posix(), path
-
-
 def _stat(path: Path) -> _Stat:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
@@ -275,33 +258,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return -1
-
-
-@contextlib.contextmanager
-def _disk_full(doing: str, what: str, *, at: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
-        raise ArtifactError(
-            f"no space left at {at} while {doing} {what}",
-            reason="DISK_FULL",
-            remedy="free space there; slipway cache gc frees the store's",
-            about={"folder": at},
-        ) from error
-
-
-def _not_found(digest: str) -> ArtifactError:
-    return ArtifactError(
-        f"artifact {digest} is not in the store, or not complete", reason="ARTIFACT_NOT_FOUND", about={"digest": digest}
-    )
-
-
-def _corrupt(digest: str, what: str) -> ArtifactError:
-    return ArtifactError(
-        f"artifact {digest} is corrupt: the stored bytes of {what} do not have their digest; they were removed",
-        reason="ARTIFACT_CORRUPT",
-        remedy="run the export again to make it anew",
-        about={"digest": digest, "path": what},
-    )

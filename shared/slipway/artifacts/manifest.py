@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import mimetypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from slipway.artifacts.digests import digest_bytes, parse_digest
+from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.errors import ArtifactError
 
 MANIFEST_VERSION = 1
@@ -86,6 +86,21 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise _invalid(f"not a manifest: {error}", "") from error
+
+
+def describe_file(name: str, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> ManifestFile:
+    """The entry of the file at ``path`` under a name; ``on_bytes`` gets the number of bytes of each chunk read.
+
+    Raises:
+        ArtifactError: reason ``FILE_ERROR``.
+    """
+    try:
+        digest, size = digest_file(path, on_bytes=on_bytes), path.stat().st_size
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path}
+        ) from error
+    return ManifestFile(path=name, size_bytes=size, digest=digest, media_type=media_type(name))
 
 
 def media_type(path: str) -> str:

@@ -1,0 +1,46 @@
+"""What every artifact store says when something is missing, corrupt or full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.errors import ArtifactError
+
+#: Reasons for which an artifact counts as not there.
+ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"})
+
+
+def not_found(digest: str) -> ArtifactError:
+    """No such artifact, or not all of it."""
+    return ArtifactError(
+        f"artifact {digest} is not in the store, or not complete", reason="ARTIFACT_NOT_FOUND", about={"digest": digest}
+    )
+
+
+def corrupt(digest: str, what: str) -> ArtifactError:
+    """Stored bytes that are not what was put there."""
+    return ArtifactError(
+        f"artifact {digest} is corrupt: the stored bytes of {what} do not have their digest; they were removed",
+        reason="ARTIFACT_CORRUPT",
+        remedy="run the export again to make it anew",
+        about={"digest": digest, "path": what},
+    )
+
+
+@contextlib.contextmanager
+def disk_full(doing: str, what: str, *, at: Path) -> Iterator[None]:
+    """Say of a full disk where it is and what was being done."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise ArtifactError(
+            f"no space left at {at} while {doing} {what}",
+            reason="DISK_FULL",
+            remedy="free space there; slipway cache gc frees the store's",
+            about={"folder": at},
+        ) from error

@@ -1,0 +1,275 @@
+"""The artifact store in a bucket of an S3 service.
+
+::
+
+    blobs/sha256/aa/<digest>       one object per file
+    manifests/sha256/aa/<digest>   written last: an artifact exists from then on
+    actions/aa/<key>.json          results by action key
+
+A file is hashed before it is sent, straight to the name its digest gives it. What the bucket has already is not sent, and
+nothing has to be moved afterwards: an upload is not visible before its last part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from slipway.artifacts.actions import ActionResult
+from slipway.artifacts.digests import digest_bytes, parse_digest
+from slipway.artifacts.faults import ABSENT, corrupt, disk_full, not_found
+from slipway.artifacts.files import link_or_copy, regular_files
+from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
+from slipway.artifacts.s3_client import WORKERS, S3Bucket, StoredObject
+from slipway.artifacts.s3_transfer import download, upload
+from slipway.artifacts.store import OnBytes
+from slipway.errors import ArtifactError
+
+GRACE_SECONDS = 24 * 3600.0
+"""Garbage collection leaves younger objects alone. No commit may take longer than half of it."""
+_LOOKS = 16  # requests without data at the same time
+
+
+class S3Store:
+    """An :class:`~slipway.artifacts.store.ArtifactStore` in a bucket, for any number of processes and machines.
+
+    Args:
+        bucket: Where it lies.
+        grace_seconds: As for the collections of this store: a blob that is found and older than half of it is made as new.
+    """
+
+    def __init__(self, bucket: S3Bucket, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        self.bucket = bucket
+        self.grace_seconds = grace_seconds
+
+    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+        """Commit a folder.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``FILE_ERROR``, and as :meth:`S3Bucket.call`.
+        """
+        return self.put_files(dict(regular_files(folder)), on_bytes=on_bytes)
+
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Commit files.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` when one changes meanwhile, and as :meth:`S3Bucket.call`.
+        """
+        paths = {name: Path(path) for name, path in sorted(files.items())}
+        entries: list[ManifestFile] = []
+        with ThreadPoolExecutor(max_workers=1) as hashing, _workers() as pool:
+            try:
+                # The next file is hashed while the one before is sent.
+                for entry in hashing.map(lambda item: describe_file(*item, on_bytes=on_bytes), paths.items()):
+                    self._put_blob(entry, paths[entry.path], pool, on_bytes or _ignore)
+                    entries.append(entry)
+            except BaseException:
+                hashing.shutdown(wait=False, cancel_futures=True)
+                raise
+        return self.commit(Manifest.of(entries))
+
+    def put_blobs(self, manifest: Manifest, open_from: Callable[[ManifestFile], Path], *, on_bytes: OnBytes) -> str:
+        """Commit an artifact whose files have been hashed; ``open_from`` says where each lies."""
+        with _workers() as pool:
+            for entry in manifest.files:
+                self._put_blob(entry, open_from(entry), pool, on_bytes)
+        return self.commit(manifest)
+
+    def commit(self, manifest: Manifest) -> str:
+        """Write a manifest, after its blobs; answers the artifact's digest."""
+        digest = manifest.digest
+        self.bucket.put(manifest_name(digest), manifest.to_bytes())
+        return digest
+
+    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+        """Write an artifact's files below ``target``, each verified.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` naming the file, whose blob is removed from the bucket, so
+                that making or pushing it again repairs the store; ``DISK_FULL``; and as :meth:`S3Bucket.call`.
+        """
+        manifest = self.manifest(digest)
+        self._touch(manifest_name(digest))
+        with disk_full("fetching", digest, at=target), _workers() as pool:
+            target.mkdir(parents=True)
+            first: dict[str, Path] = {}
+            for file in manifest.files:
+                path = target / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if file.digest in first:
+                    link_or_copy(first[file.digest], path)
+                else:
+                    self.fetch_blob(file, digest, path, pool=pool, on_bytes=on_bytes or _ignore)
+                    first[file.digest] = path
+        return target
+
+    def fetch_blob(
+        self, file: ManifestFile, artifact: str, path: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes
+    ) -> None:
+        """Write one verified blob into a new file. Before it is called corrupt it is fetched a second time."""
+        name = blob_name(file.digest)
+        for _ in range(2):
+            try:
+                if download(self.bucket, name, file.size_bytes, path, pool=pool, on_bytes=on_bytes) == file.digest:
+                    path.chmod(0o444)
+                    return
+            except ArtifactError as error:
+                if error.reason == "ARTIFACT_NOT_FOUND":
+                    raise not_found(artifact) from error
+                raise
+            path.unlink()
+        self.bucket.delete([name])
+        raise corrupt(artifact, file.path)
+
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``, and as :meth:`S3Bucket.call`.
+        """
+        name = manifest_name(digest)
+        try:
+            data = self.bucket.get(name)
+        except ArtifactError as error:
+            if error.reason == "ARTIFACT_NOT_FOUND":
+                raise not_found(digest) from error
+            raise
+        if digest_bytes(data) != digest:
+            self.bucket.delete([name])
+            raise corrupt(digest, "its manifest")
+        return Manifest.from_bytes(data)
+
+    def exists(self, digest: str) -> bool:
+        """Whether the manifest and every blob of an artifact are there, with their sizes."""
+        try:
+            manifest = self.manifest(digest)
+        except ArtifactError as error:
+            if error.reason in ABSENT:
+                return False
+            raise
+        sizes = {file.digest: file.size_bytes for file in manifest.files}
+        with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
+            found = pool.map(lambda blob: self.bucket.find(blob_name(blob)), sizes)
+            return all(
+                entry is not None and entry.size_bytes == size
+                for entry, size in zip(found, sizes.values(), strict=True)
+            )
+
+    def action(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key, if every output still exists."""
+        try:
+            document = json.loads(self.bucket.get(action_name(key)))
+            result = ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+        except ArtifactError as error:
+            if error.reason == "ARTIFACT_NOT_FOUND":
+                return None
+            raise
+        except (ValueError, KeyError, TypeError):
+            return None
+        if not all(self.exists(digest) for digest in result.outputs.values()):
+            return None
+        for digest in result.outputs.values():
+            self._touch(manifest_name(digest))
+        return result
+
+    def record_action(self, key: str, result: ActionResult) -> None:
+        """Remember a result under its action key."""
+        document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
+        self.bucket.put(action_name(key), document.encode())
+
+    def digests(self) -> list[str]:
+        """Digests of all artifacts, sorted."""
+        return [_digest(entry.key) for entry in self.bucket.listing("manifests/sha256/")]
+
+    def last_used(self, digest: str) -> float:
+        """When an artifact was last made, fetched or reused, in seconds since the epoch.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`S3Bucket.call`.
+        """
+        found = self.bucket.find(manifest_name(digest))
+        if found is None:
+            raise not_found(digest)
+        return found.modified
+
+    def _put_blob(self, entry: ManifestFile, path: Path, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> None:
+        """Store one file, unless the bucket has it."""
+        name = blob_name(entry.digest)
+        found = self.bucket.find(name)
+        if found is not None and found.size_bytes == entry.size_bytes and self._fresh(found):
+            return
+        with path.open("rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            if before.st_size != entry.size_bytes:
+                raise _changed(path)
+            upload(self.bucket, name, file, entry.size_bytes, pool=pool, on_bytes=on_bytes)
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            self.bucket.delete([name])
+            raise _changed(path)
+
+    def _touch(self, name: str) -> None:
+        """Note a use, when the last one noted is some time ago; credentials that only read are enough to read."""
+        found = self.bucket.find(name)
+        if found is not None:
+            self._fresh(found)
+
+    def _fresh(self, found: StoredObject) -> bool:
+        """Whether no collection takes an object for old during the next half of the grace period; it is made so if it can be.
+
+        A collection that runs now may have seen already that nobody names it.
+        """
+        if time.time() - found.modified < self.grace_seconds / 2:
+            return True
+        try:
+            self.bucket.touch(found.key)
+        except ArtifactError as error:
+            if error.retryable:
+                raise
+            return False
+        return True
+
+
+def blob_name(digest: str) -> str:
+    """Name of a blob's object."""
+    return _name("blobs/sha256", parse_digest(digest))
+
+
+def manifest_name(digest: str) -> str:
+    """Name of a manifest's object."""
+    return _name("manifests/sha256", parse_digest(digest))
+
+
+def action_name(key: str) -> str:
+    """Name of an action's object."""
+    return f"{_name('actions', parse_digest(f'sha256:{key}'))}.json"
+
+
+def _name(folder: str, text: str) -> str:
+    return f"{folder}/{text[:2]}/{text}"
+
+
+def _digest(name: str) -> str:
+    return f"sha256:{name.rpartition('/')[2]}"
+
+
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-transfer")
+
+
+def _ignore(_: int) -> None:
+    """Count nothing."""
+
+
+def _changed(path: Path) -> ArtifactError:
+    return ArtifactError(
+        f"{path} changed while it was being stored",
+        reason="FILE_ERROR",
+        remedy="store it when nothing writes to it any more",
+        about={"file": path},
+    )

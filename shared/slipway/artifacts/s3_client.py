@@ -1,0 +1,242 @@
+"""One bucket of an S3 service through the ``minio`` SDK: every call is repeated until it succeeds or patience ends."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import certifi
+import urllib3
+from minio import Minio
+from minio.commonconfig import REPLACE, CopySource
+from minio.credentials.providers import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
+from minio.deleteobjects import DeleteObject
+
+from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
+from slipway.artifacts.s3_options import S3Options
+from slipway.errors import ArtifactError
+
+log = logging.getLogger("slipway.store")
+
+OnWait = Callable[[], None]
+_T = TypeVar("_T")
+
+WORKERS = 4
+"""Requests that carry data at the same time. With a part each in memory, this bounds what a transfer takes."""
+PATIENCE_SECONDS = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_DELETES_A_CALL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object: its key, size, entity tag, and when it was last written, in seconds since the epoch."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified: float
+
+
+class S3Bucket:
+    """A bucket, or what lies below a prefix of it; keys are relative to the prefix.
+
+    Args:
+        options: The service and the credentials.
+        bucket: Name of the bucket, which must exist.
+        prefix: Without slashes at its ends; may be empty.
+        patience_seconds: How long a call is repeated while the service does not answer.
+
+    Raises:
+        ArtifactError: ``STORE_DENIED`` when there are no credentials, ``STORE_INVALID`` when the endpoint is no address.
+    """
+
+    def __init__(
+        self, options: S3Options, bucket: str, *, prefix: str = "", patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self.bucket, self.prefix = bucket, prefix
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.where = f"{self.url} at {options.endpoint}"
+        self._patience = patience_seconds
+        self.sdk = _connect(options)
+
+    def key(self, name: str) -> str:
+        """Full key of a name."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def call(self, doing: str, request: Callable[[], _T], *, on_wait: OnWait | None = None) -> _T:
+        """Make a call, again and again while its failure is one that passes.
+
+        Args:
+            doing: What the call is for, for messages.
+            request: The call; it must be safe to repeat.
+            on_wait: Called between attempts; what it raises ends them.
+
+        Raises:
+            ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``, ``ARTIFACT_NOT_FOUND`` or ``DISK_FULL``.
+        """
+        deadline, pause, warned = 0.0, _FIRST_PAUSE, False
+        while True:
+            try:
+                return request()
+            except S3_EXCEPTIONS as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._patience
+                if not is_passing(error) or now >= deadline:
+                    raise store_error(error, doing, self.where) from error
+                if not warned and pause > 1:  # a single refusal is everyday, a longer one is worth a word
+                    warned = True
+                    log.warning(f"{doing}: {self.where} does not answer, trying for {self._patience:.0f} s")
+            self._wait(min(pause * random.uniform(0.5, 1), max(deadline - now, 0.01)), on_wait)  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def get(self, name: str) -> bytes:
+        """A small object.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND`` and as :meth:`call`.
+        """
+        return self.get_range(name, 0, 0)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """``length`` bytes of an object (fewer at its end) from ``offset``; all that follow when it is 0."""
+
+        def request() -> bytes:
+            response = self.sdk.get_object(self.bucket, self.key(name), offset=offset, length=length)
+            try:
+                return bytes(response.read())
+            finally:
+                response.release_conn()
+
+        return self.call(f"reading {name}", request)
+
+    def put(self, name: str, data: bytes, *, on_wait: OnWait | None = None) -> None:
+        """Write an object whole; others see all of it or nothing."""
+        self.call(
+            f"writing {name}",
+            lambda: self.sdk.put_object(self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30),
+            on_wait=on_wait,
+        )
+
+    def find(self, name: str) -> StoredObject | None:
+        """An object's size and age, or None if there is none."""
+
+        def request() -> StoredObject | None:
+            try:
+                found = self.sdk.stat_object(self.bucket, self.key(name))
+            except S3_EXCEPTIONS as error:
+                if is_missing(error):
+                    return None
+                raise
+            written = found.last_modified.timestamp() if found.last_modified else 0.0
+            return StoredObject(name, found.size or 0, found.etag or "", written)
+
+        return self.call(f"looking for {name}", request)
+
+    def listing(self, below: str = "") -> list[StoredObject]:
+        """All objects whose name begins with ``below``, sorted by name."""
+        start = len(self.key(""))
+
+        def request() -> list[StoredObject]:
+            return [
+                StoredObject(
+                    entry.object_name[start:],
+                    entry.size or 0,
+                    (entry.etag or "").strip('"'),
+                    entry.last_modified.timestamp() if entry.last_modified else 0.0,
+                )
+                for entry in self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True)
+                if entry.object_name and not entry.is_dir
+            ]
+
+        return sorted(self.call(f"listing {below}", request), key=lambda entry: entry.key)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; those that are not there are no error."""
+        for some in _batches(sorted(names), _DELETES_A_CALL):
+            doomed = [DeleteObject(self.key(name)) for name in some]
+
+            def request(doomed: list[DeleteObject] = doomed) -> list[str]:
+                return [f"{error.name}: {error.code}" for error in self.sdk.remove_objects(self.bucket, doomed)]
+
+            refused = self.call("removing objects", request)
+            if refused:
+                raise ArtifactError(
+                    f"the store {self.where} does not remove {len(refused)} objects, first {refused[0]}",
+                    reason="STORE_DENIED",
+                    remedy="give the credentials s3:DeleteObject",
+                )
+
+    def touch(self, name: str) -> None:
+        """Make an object as new, where it lies: its content stays, its age starts over."""
+        source = CopySource(self.bucket, self.key(name))
+        metadata: dict[str, str | list[str] | tuple[str]] = {"used": str(int(time.time()))}
+        self.call(
+            f"touching {name}",
+            lambda: self.sdk.copy_object(
+                self.bucket, self.key(name), source, metadata=metadata, metadata_directive=REPLACE
+            ),
+        )
+
+    @staticmethod
+    def _wait(seconds: float, on_wait: OnWait | None) -> None:
+        """Sleep in short pieces, so that a cancelled transfer ends soon."""
+        end = time.monotonic() + seconds
+        while True:
+            if on_wait is not None:
+                on_wait()
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, 0.25))
+
+
+def _batches(names: list[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+
+
+def _connect(options: S3Options) -> Minio:
+    parts = urlsplit(options.endpoint)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
+        raise ArtifactError(
+            f"the S3 endpoint {parts.hostname or options.endpoint!r} is not an address",
+            reason="STORE_INVALID",
+            remedy="set AWS_ENDPOINT_URL to http(s)://host[:port]",
+        )
+    http = urllib3.PoolManager(
+        timeout=urllib3.Timeout(connect=10, read=60),
+        maxsize=2 * WORKERS,
+        retries=False,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=options.ca_file or certifi.where(),
+    )
+    return Minio(
+        parts.netloc,
+        secure=parts.scheme == "https",
+        region=options.region,
+        http_client=http,
+        credentials=_credentials(options),
+    )
+
+
+def _credentials(options: S3Options) -> Provider:
+    access, secret = options.access_key.get_secret_value(), options.secret_key.get_secret_value()
+    if access and secret:
+        return StaticProvider(access, secret, options.session_token.get_secret_value() or None)
+    file = options.credentials_file.expanduser()
+    if file.is_file():
+        return AWSConfigProvider(str(file), options.profile)
+    if options.role:
+        return IamAwsProvider()
+    raise ArtifactError(
+        f"there are no credentials for the store at {options.endpoint}",
+        reason="STORE_DENIED",
+        remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE",
+    )

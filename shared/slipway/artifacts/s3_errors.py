@@ -1,0 +1,71 @@
+"""What goes wrong at an S3 service, as Slipway's own errors: which can be waited out, and what helps with the others."""
+
+from __future__ import annotations
+
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
+
+from slipway.errors import ArtifactError
+
+#: Everything a call of the SDK raises when the service, or the way to it, is at fault.
+S3_EXCEPTIONS = (MinioException, HTTPError, ConnectionError, TimeoutError)
+MISSING = frozenset({"NoSuchKey", "NoSuchObject", "ResourceNotFound", "NoSuchVersion", "NoSuchUpload"})
+_BUSY = frozenset(
+    {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown", "XMinioServerNotInitialized"}
+)  # fmt: skip
+_DENIED = frozenset(
+    {"AccessDenied", "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
+     "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
+)  # fmt: skip
+_FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the service answered that there is no such object."""
+    return isinstance(error, S3Error) and error.code in MISSING
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    match error:
+        case S3Error():
+            return error.code in _BUSY or error.response.status >= 500
+        case ServerError():
+            return error.status_code >= 500
+        case InvalidResponseError():
+            return error._code >= 500
+        case MaxRetryError():
+            return not isinstance(error.reason, SSLError)
+        case SSLError():
+            return False
+    return isinstance(error, HTTPError | ConnectionError | TimeoutError)
+
+
+def store_error(error: BaseException, doing: str, where: str) -> ArtifactError:
+    """The error to raise for a call that failed for good."""
+    about = {"store": where}
+    code = error.code if isinstance(error, S3Error) else type(error).__name__
+    what = f"{doing}: the store {where} answers {code}"
+    if is_missing(error):
+        return ArtifactError(what, reason="ARTIFACT_NOT_FOUND", about=about)
+    if code in _DENIED or (isinstance(error, S3Error) and error.response.status == 403):
+        remedy = "check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) and what they may do with the bucket"
+        return ArtifactError(what, reason="STORE_DENIED", remedy=remedy, about=about)
+    if code == "NoSuchBucket":
+        remedy = "create the bucket, or correct its name"
+        return ArtifactError(what, reason="STORE_INVALID", remedy=remedy, about=about)
+    if code in _FULL:
+        remedy = "free space in the bucket, or raise its quota: slipway cache gc"
+        return ArtifactError(what, reason="DISK_FULL", remedy=remedy, about=about)
+    if is_passing(error):
+        remedy = "see whether it runs and can be reached, then try again"
+        return ArtifactError(f"{what} ({_cause(error)})", reason="STORE_UNAVAILABLE", remedy=remedy, about=about)
+    remedy = "check the endpoint (AWS_ENDPOINT_URL), the region and the certificates"
+    return ArtifactError(f"{what} ({_cause(error)})", reason="STORE_INVALID", remedy=remedy, about=about)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost message: urllib3 wraps, and repeats URLs that are of no use to the reader."""
+    if isinstance(error, MaxRetryError) and error.reason is not None:
+        error = error.reason
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -1,0 +1,83 @@
+"""Where an S3 store is and who asks it, from the variables that AWS's and MinIO's own tools use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from slipway.errors import ArtifactError
+
+SCHEME = "s3://"
+_AWS = "https://s3.amazonaws.com"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
+_ACCESS_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "MINIO_ROOT_USER")
+_SECRET_KEYS = ("AWS_SECRET_ACCESS_KEY", "MINIO_SECRET_KEY", "MINIO_ROOT_PASSWORD")
+_ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+
+
+class S3Options(BaseModel):
+    """An S3 service and the credentials for it. Keys are secrets that no representation shows.
+
+    Attributes:
+        endpoint: ``http(s)://host[:port]`` (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` or ``MINIO_ENDPOINT``).
+        region: ``AWS_REGION`` or ``AWS_DEFAULT_REGION``.
+        access_key: ``AWS_ACCESS_KEY_ID``, ``MINIO_ACCESS_KEY`` or ``MINIO_ROOT_USER``; empty looks elsewhere.
+        secret_key: ``AWS_SECRET_ACCESS_KEY``, ``MINIO_SECRET_KEY`` or ``MINIO_ROOT_PASSWORD``.
+        session_token: ``AWS_SESSION_TOKEN``.
+        credentials_file: ``AWS_SHARED_CREDENTIALS_FILE``, read again for every request, so that keys can be exchanged.
+        profile: ``AWS_PROFILE`` in that file.
+        role: Whether the platform hands out credentials (a Kubernetes service account's, a container's).
+        ca_file: Certificates to trust (``AWS_CA_BUNDLE`` or ``SSL_CERT_FILE``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: str = _AWS
+    region: str = "us-east-1"
+    access_key: SecretStr = SecretStr("")
+    secret_key: SecretStr = SecretStr("")
+    session_token: SecretStr = SecretStr("")
+    credentials_file: Path = Path("~/.aws/credentials")
+    profile: str = "default"
+    role: bool = False
+    ca_file: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> S3Options:
+        """The options in standard variables."""
+        endpoint = _first(environment, _ENDPOINTS) or _AWS
+        return cls(
+            endpoint=endpoint if "://" in endpoint else f"https://{endpoint}",
+            region=_first(environment, ("AWS_REGION", "AWS_DEFAULT_REGION")) or "us-east-1",
+            access_key=SecretStr(_first(environment, _ACCESS_KEYS)),
+            secret_key=SecretStr(_first(environment, _SECRET_KEYS)),
+            session_token=SecretStr(environment.get("AWS_SESSION_TOKEN", "")),
+            credentials_file=Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"),
+            profile=environment.get("AWS_PROFILE") or "default",
+            role=bool(_first(environment, _ROLES)),
+            ca_file=_first(environment, ("AWS_CA_BUNDLE", "SSL_CERT_FILE")),
+        )
+
+
+def parse_s3_url(url: str) -> tuple[str, str]:
+    """Bucket and prefix of ``s3://bucket/prefix``; the prefix has no slash at its ends.
+
+    Raises:
+        ArtifactError: ``STORE_INVALID``.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ArtifactError(
+            f"{url!r} is not an address in S3",
+            reason="STORE_INVALID",
+            remedy="write s3://bucket/prefix; the endpoint comes from AWS_ENDPOINT_URL, credentials from AWS_* variables",
+            about={"url": url},
+        )
+    return parts.netloc, parts.path.strip("/")
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
