@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import platform
-import shutil
 import stat
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +23,11 @@ from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
 from slipway.registry import load_stage
 from slipway.stage import installed_version
+from slipway.unfinished import publish, unfinished
 from slipway.wire import dict_of
 from slipway_protos.v1 import export_pb2 as pb
 
 MANIFEST, LINEAGE, REPORT = "MANIFEST.sha256", "lineage.json", "report.json"
-_MARK = ".slipway-partial-"
 _SMALL_BYTES = 1 << 20
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -55,7 +52,7 @@ def deliver(export: pb.Export, target: Path, *, store: ArtifactStore, describe: 
     check_target(target, export_id(export))
     if _whole(target, lineage(export), formats, store=store):
         return False
-    with _told(target), _partial(target) as folder:
+    with _told(target), unfinished(target) as folder:
         for name, digest in formats.items():
             store.fetch(digest, folder / name)
             _own(folder / name)
@@ -63,7 +60,7 @@ def deliver(export: pb.Export, target: Path, *, store: ArtifactStore, describe: 
         document = json.dumps(lineage(export), indent=2, sort_keys=True)
         (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
         _write_checksums(folder, formats, store)
-        _swap(folder, target)
+        publish(folder, target)
     return True
 
 
@@ -211,62 +208,6 @@ def _told(target: Path) -> Iterator[None]:
             remedy=kept if full else "make it writable or choose another output.directory; what was made is kept",
             about={"folder": target},
         ) from error
-
-
-@contextlib.contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """A hidden sibling of the target, locked while this process lives and removed unless it became the target."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(target.parent)
-    folder, lock = _locked_folder(target)
-    try:
-        yield folder
-    finally:
-        os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _locked_folder(target: Path) -> tuple[Path, int]:
-    """A new sibling and the descriptor that locks it."""
-    while True:
-        folder = target.parent / f".{target.name}{_MARK}{uuid.uuid4().hex[:8]}"
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():  # nobody took it for abandoned before it was locked
-            return folder, lock
-        os.close(lock)
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove unfinished deliveries whose command is gone; a living one holds its folder's lock."""
-    for folder in sorted(parent.glob(f".*{_MARK}*")):
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
-
-
-def _swap(folder: Path, target: Path) -> None:
-    """Rename the finished folder to the target; what was there goes only then."""
-    if not target.exists():
-        folder.rename(target)
-        return
-    old = target.parent / f".{target.name}{_MARK}old-{uuid.uuid4().hex[:8]}"
-    target.rename(old)
-    try:
-        folder.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _own(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import psutil
 
 from slipway.errors import ModelExportError
+from slipway.gpu import first_gpu
 from slipway.registry import load_stage, stage_names
 from slipway.settings import Settings
 from slipway.stage import Provider, Stage, installed_version
@@ -140,7 +140,7 @@ def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
 def _machine(settings: Settings) -> Machine:
     memory = psutil.virtual_memory()
     existing = next(folder for folder in (settings.home, *settings.home.parents) if folder.is_dir())
-    gpu, gpu_memory = _gpu()
+    gpu = first_gpu()
     return Machine(
         slipway=installed_version("slipway"),
         python=f"{platform.python_version()} ({sys.executable})",
@@ -154,8 +154,8 @@ def _machine(settings: Settings) -> Machine:
         home=str(settings.home),
         home_free_bytes=shutil.disk_usage(existing).free,
         home_writable=_writable(existing),
-        gpu=gpu,
-        gpu_memory_bytes=gpu_memory,
+        gpu=f"{gpu.name} ({gpu.architecture})" if gpu else "",
+        gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
     )
 
 
@@ -171,14 +171,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _gpu() -> tuple[str, int]:
-    """Name and compute capability of the first GPU, and its memory in bytes, as its driver says."""
-    query = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-        name, capability, mebibytes = (part.strip() for part in answer.splitlines()[0].split(","))
-        return f"{name} (sm{capability.replace('.', '')})", int(float(mebibytes)) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return "", 0

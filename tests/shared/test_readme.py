@@ -18,9 +18,8 @@ def test_its_tables_of_settings_are_those_of_the_models() -> None:
 
 
 def test_its_code_map_names_what_is_there() -> None:
-    rows = [line for line in README.read_text(encoding="utf-8").splitlines() if re.match(r"\| `[\w/.]+`", line)]
-    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/.]+)`", row.split("|")[1])}
-    named = {name for name in named if "." not in name.removesuffix(".py") and not name.isupper()}
-    modules = {p.name for p in README.parent.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
-    assert sorted(modules - named - {"__init__.py"}) == []
+    rows = [line for line in README.read_text(encoding="utf-8").splitlines() if re.match(r"\| `[a-z_]+(\.py|/)`", line)]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)(?:\.py|/)`", row.split("|")[1])}
+    modules = {p.stem for p in README.parent.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert sorted(modules - named - {"__init__"}) == []
     assert sorted(named - modules) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from slipway.configuration.schema import size
 from slipway.delivery import verify_directory
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.settings import Settings
+from slipway.unfinished import publish, unfinished
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -47,12 +47,8 @@ def pull_artifact(digest: str, folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")
     store = _store()
     manifest = store.manifest(digest)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{folder.name}.slipway-pull-{os.getpid()}"
-    try:
-        store.fetch(digest, partial).rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with unfinished(folder) as scratch:
+        publish(store.fetch(digest, scratch / "files"), folder)
     return {"digest": digest, "folder": str(folder.resolve()), "files": len(manifest.files)}
 
 

@@ -75,7 +75,7 @@ def _tables(
 ) -> RenderableType:
     warnings = [*loaded.warnings, *(sources.warnings if sources else ())]
     lines = [Text.assemble(("warning ", "yellow"), warning) for warning in warnings]
-    found = [_sources(sources), Text()] if sources else []
+    found: list[RenderableType] = [_sources(sources), Text()] if sources else []
     return Group(_settings(loaded), Text(), *found, _graph(tasks, checked), Text(), _preflight(checked), *lines)
 
 

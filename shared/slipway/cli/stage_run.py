@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor import Execution, Outcome, execute
 from slipway.registry import load_stage
 from slipway.runner import check_call
+from slipway.unfinished import publish, unfinished
 
 
 def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
@@ -67,9 +67,8 @@ def run_stage(
         raise ArtifactError(
             f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        workdir = Path(scratch) / "work"
+    with unfinished(out) as scratch:
+        workdir = scratch / "work"
         workdir.mkdir()
         execution = Execution(
             stage=name,
@@ -83,7 +82,7 @@ def run_stage(
         outcome = asyncio.run(_interruptible(execution, name))
         if outcome.failure is not None:
             raise outcome.failure.error()
-        return _move(outcome, out, Path(scratch))
+        return _move(outcome, out, scratch)
 
 
 async def _interruptible(execution: Execution, name: str) -> Outcome:
@@ -105,9 +104,7 @@ def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
     ready.mkdir()
     for name, folder in sorted(outcome.outputs.items()):
         shutil.move(folder, ready / name)
-    if out.exists():
-        out.rmdir()
-    ready.rename(out)
+    publish(ready, out)
     return {
         "outputs": {name: str((out / name).resolve()) for name in sorted(outcome.outputs)},
         "facts": outcome.facts,

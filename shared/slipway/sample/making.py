@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import errno
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +14,7 @@ from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
 from slipway.stage import Progress, installed_version
+from slipway.unfinished import unfinished
 
 HELDOUT = "heldout"
 CONFIGURATION = "export.yaml"
@@ -87,11 +88,10 @@ def make_sample(
         return made
     _refuse_to_overwrite(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".sample-", dir=directory) as scratch:
+        with unfinished(directory / "sample") as scratch:
             english, python = documentation(), python_sources()
             measured = train(
-                Path(scratch),
+                scratch,
                 english,
                 python=python,
                 recipe=recipe,
@@ -99,15 +99,16 @@ def make_sample(
                 threads=threads,
                 on_progress=on_progress,
             )
-            _write_text(Path(scratch) / HELDOUT / "heldout.txt", "\n".join(python.heldout))
-            _write_text(Path(scratch) / CONFIGURATION, EXPORT_YAML)
+            _write_text(scratch / HELDOUT / "heldout.txt", "\n".join(python.heldout))
+            _write_text(scratch / CONFIGURATION, EXPORT_YAML)
             summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
-            _publish(Path(scratch), directory, summary)
+            _publish(scratch, directory, summary)
     except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         raise ModelExportError(
-            f"cannot write the sample into {directory}: {error.strerror}",
-            reason="FILE_ERROR",
-            remedy="choose a folder that can be written",
+            f"cannot write the sample into {directory}: {error.strerror or error}",
+            reason="DISK_FULL" if full else "FILE_ERROR",
+            remedy="free space there, or choose another folder" if full else "choose a folder that can be written",
             about={"file": directory},
         ) from error
     return summary

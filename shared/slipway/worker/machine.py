@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from slipway.gpu import first_gpu
 from slipway_protos.v1 import worker_pb2
 
 _MEMORY_SHARE = 0.8
-_PROBE_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +49,11 @@ class Machine:
 
 def probe(scratch: Path) -> Machine:
     """Look at this machine."""
-    architecture, gpu_memory = _gpu()
+    gpu = first_gpu()
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().available,
         scratch_bytes=shutil.disk_usage(scratch).free,
-        gpu_architecture=architecture,
-        gpu_memory_bytes=gpu_memory,
+        gpu_architecture=gpu.architecture if gpu else "",
+        gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
     )
-
-
-def _gpu() -> tuple[str, int]:
-    """Architecture and memory of the first NVIDIA GPU, as its driver says."""
-    if shutil.which("nvidia-smi") is None:
-        return "", 0
-    query = ["nvidia-smi", "--query-gpu=compute_cap,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True).stdout
-        capability, mebibytes = answer.splitlines()[0].split(",")
-        return f"sm{capability.strip().replace('.', '')}", int(mebibytes) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return "", 0  # a driver that cannot be asked runs nothing either

@@ -1,0 +1,72 @@
+"""Folders that are put together beside their target and renamed to it, so that the target is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+_MARK = ".slipway-partial-"
+
+
+@contextlib.contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """A hidden sibling of ``target``, locked while this process lives; removed at the end unless it was renamed.
+
+    What a killed process left beside the target is removed first.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target.parent)
+    folder, lock = _locked(target)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Rename a finished folder to its target; what was there goes only then."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = target.parent / f".{target.name}{_MARK}old-{uuid.uuid4().hex[:8]}"
+    target.rename(old)
+    try:
+        folder.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _locked(target: Path) -> tuple[Path, int]:
+    """A new sibling and the descriptor that locks it."""
+    while True:
+        folder = target.parent / f".{target.name}{_MARK}{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # nobody took it for abandoned before it was locked
+            return folder, lock
+        os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove unfinished folders whose process is gone; a living one holds its folder's lock."""
+    for folder in sorted(parent.glob(f".*{_MARK}*")):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
