@@ -53,7 +53,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=1,
+    version=2,
     inputs=("model",),
     outputs=("model",),
     params=QuantizeParams,
