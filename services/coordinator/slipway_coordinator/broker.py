@@ -44,6 +44,7 @@ class _Lease:
 class _Worker:
     stages: frozenset[str]
     seen: float
+    gpu_architecture: str = ""
 
 
 @dataclass
@@ -130,7 +131,7 @@ class Broker:
                 deadline = self.clock()
 
     async def _synchronize(self, report: WorkerReport) -> Answer:
-        self._workers[report.worker] = _Worker(report.stages, self.clock())
+        self._workers[report.worker] = _Worker(report.stages, self.clock(), report.gpu_architecture)
         cancel = [held.task for held in report.running if not await self._renew(report.worker, held)]
         granted = list(await self._unknown_to(report))
         free = 0 if report.draining else report.free_slots - len(granted)
@@ -254,6 +255,23 @@ class Broker:
             ),
             leased=tuple(lease.offer.stage for lease in list(self._held.values()) if lease.offer is not None),
             served=tuple(stage for worker in list(self._workers.values()) for stage in worker.stages),
+        )
+
+    def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
+        """Attempts of a stage that wait or run: how many workers it could use at this moment.
+
+        Args:
+            stage: Name of the stage.
+            gpu_architecture: Counts, of those that run, only the ones on workers with such a GPU, and on workers that did not
+                report yet after a restart.
+        """
+        waiting = sum(offer.stage == stage for offer in self._offers.values())
+        owners = [
+            lease.worker for lease in self._held.values() if lease.offer is not None and lease.offer.stage == stage
+        ]
+        known = {owner: self._workers[owner].gpu_architecture for owner in owners if owner in self._workers}
+        return waiting + sum(
+            not gpu_architecture or known.get(owner, gpu_architecture) == gpu_architecture for owner in owners
         )
 
     def unserved(self, *, longer_than: float) -> list[Offer]:

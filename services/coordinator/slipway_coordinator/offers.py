@@ -47,6 +47,7 @@ class WorkerReport:
     free_slots: int = 0
     draining: bool = False
     memory_bytes: int = 0
+    gpu_architecture: str = ""
     running: tuple[Held, ...] = ()
 
 

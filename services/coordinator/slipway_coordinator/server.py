@@ -13,13 +13,16 @@ from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_s
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.lock import StateLock
 from slipway_coordinator.observation import Gauges
+from slipway_coordinator.scaler import SERVICE as SCALER
+from slipway_coordinator.scaler import ExternalScaler
 from slipway_coordinator.service import ExportService
 from slipway_coordinator.worker_service import WorkerService
+from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import export_pb2_grpc, worker_pb2_grpc
 
 log = logging.getLogger("slipway.coordinator")
 
-SERVICES = ("slipway.v1.ExportService", "slipway.v1.WorkerService")
+SERVICES = ("slipway.v1.ExportService", "slipway.v1.WorkerService", SCALER)
 
 
 class CoordinatorServer:
@@ -32,6 +35,8 @@ class CoordinatorServer:
         self._checks = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self.coordinator), self._server)
+        scaler = ExternalScaler(self.coordinator.broker)
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(scaler, self._server)
         self.port = 0
 
     async def start(self) -> None:

@@ -76,6 +76,7 @@ def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
         free_slots=request.free_slots,
         draining=request.draining,
         memory_bytes=request.capabilities.memory_bytes,
+        gpu_architecture=request.capabilities.gpu_architecture,
         running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
     )
 

@@ -1,0 +1,147 @@
+"""KEDA's external scaler: how many workers of a stage there is work for.
+
+The metric is the number of tasks that wait or run, and one replica is for one task. Running tasks count, or KEDA would take
+workers away while they run; nothing to do at all is what scales to zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from slipway.errors import ServiceError
+from slipway.registry import stage_names
+from slipway.rpc import stream, unary
+from slipway_coordinator.offers import Load
+from slipway_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
+
+SERVICE = "externalscaler.ExternalScaler"
+
+_ARCHITECTURE = re.compile(r"sm[0-9]{2,3}")
+_LOOK_SECONDS = 1.0
+
+
+class Demand(Protocol):
+    """What the scaler asks the broker."""
+
+    def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
+        """Tasks of a stage that wait or run."""
+        ...
+
+    def load(self) -> Load:
+        """What waits, runs and serves now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Which workers a trigger is for. An empty ``gpu_architecture`` is for all of the stage."""
+
+    stage: str
+    gpu_architecture: str = ""
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the metric, in the letters that Kubernetes takes."""
+        name = "-".join(filter(None, ("slipway", self.stage, self.gpu_architecture)))
+        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
+    """The broker of one coordinator, as KEDA asks for it.
+
+    Args:
+        broker: Knows what waits and what runs.
+        stages: Names of the stages there are, beside those that the broker has seen.
+    """
+
+    def __init__(self, broker: Demand, *, stages: Callable[[], Iterable[str]] = stage_names) -> None:
+        self._broker = broker
+        self._stages = stages
+
+    @unary
+    async def IsActive(  # noqa: N802 - the RPC's name
+        self,
+        request: externalscaler_pb2.ScaledObjectRef,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> externalscaler_pb2.IsActiveResponse:
+        """Whether there is work."""
+        return externalscaler_pb2.IsActiveResponse(result=self._tasks(self._trigger(request)) > 0)
+
+    @stream
+    async def StreamIsActive(  # noqa: N802
+        self,
+        request: externalscaler_pb2.ScaledObjectRef,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
+        """Whether there is work, now and whenever that changes."""
+        trigger = self._trigger(request)
+        told: bool | None = None
+        while True:
+            active = self._tasks(trigger) > 0
+            if active is not told:
+                yield externalscaler_pb2.IsActiveResponse(result=active)
+                told = active
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    @unary
+    async def GetMetricSpec(  # noqa: N802
+        self,
+        request: externalscaler_pb2.ScaledObjectRef,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> externalscaler_pb2.GetMetricSpecResponse:
+        """One task for each replica."""
+        name = self._trigger(request).metric_name
+        spec = externalscaler_pb2.MetricSpec(metricName=name, targetSize=1, targetSizeFloat=1.0)
+        return externalscaler_pb2.GetMetricSpecResponse(metricSpecs=[spec])
+
+    @unary
+    async def GetMetrics(  # noqa: N802
+        self,
+        request: externalscaler_pb2.GetMetricsRequest,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> externalscaler_pb2.GetMetricsResponse:
+        """How many tasks wait or run."""
+        trigger = self._trigger(request.scaledObjectRef)
+        if request.metricName != trigger.metric_name:
+            raise _refused("metricName", request.metricName, f"this trigger's metric is {trigger.metric_name}")
+        tasks = self._tasks(trigger)
+        value = externalscaler_pb2.MetricValue(
+            metricName=trigger.metric_name, metricValue=tasks, metricValueFloat=float(tasks)
+        )
+        return externalscaler_pb2.GetMetricsResponse(metricValues=[value])
+
+    def _tasks(self, trigger: Trigger) -> int:
+        return self._broker.demand(trigger.stage, gpu_architecture=trigger.gpu_architecture)
+
+    def _trigger(self, reference: externalscaler_pb2.ScaledObjectRef) -> Trigger:
+        """What the trigger's metadata asks for.
+
+        Raises:
+            ServiceError: reason ``REQUEST_INVALID``.
+        """
+        metadata = reference.scalerMetadata
+        stage, architecture = metadata.get("stage", ""), metadata.get("gpuArchitecture", "")
+        if not self._is_known(stage):
+            raise _refused("stage", stage, f"name one of {', '.join(self._stages())}")
+        if architecture and not _ARCHITECTURE.fullmatch(architecture):
+            remedy = "write sm89 for compute capability 8.9, or leave it out for all workers of the stage"
+            raise _refused("gpuArchitecture", architecture, remedy)
+        return Trigger(stage, architecture)
+
+    def _is_known(self, stage: str) -> bool:
+        """Installed here, or asked for or served by others: a stage of another distribution need not be installed here."""
+        if not stage or stage in self._stages():
+            return bool(stage)
+        load = self._broker.load()
+        return stage in load.served or stage in load.leased or any(stage == waiting for waiting, _ in load.waiting)
+
+
+def _refused(field: str, value: str, remedy: str) -> ServiceError:
+    # The remedy is in the message, because the message is all that KEDA logs.
+    return ServiceError(f"{field} is {value!r}: {remedy}", reason="REQUEST_INVALID", about={"field": field})
