@@ -22,6 +22,12 @@ LONGEST_POLL_SECONDS = 50.0
 """Proxies and load balancers cut calls that are silent for a minute."""
 
 MAX_MESSAGE_BYTES = 64 << 20
+"""Largest answer a client takes: a page of exports."""
+
+MAX_REQUEST_BYTES = 16 << 20
+"""Largest request a server takes: a worker's report."""
+
+_MAX_STREAMS_PER_CONNECTION = 512
 
 # A server that is pinged more often than its minimum ends the connection (GOAWAY too_many_pings).
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
@@ -39,7 +45,8 @@ SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.so_reuseport", 0),  # two servers on one port would each get half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
 )
 
 S = TypeVar("S")
@@ -110,13 +117,15 @@ async def set_serving(checks: Any, *services: str, serving: bool) -> None:
         await checks.set(service, state)
 
 
-def listen(server: grpc.aio.Server, address: str) -> int:
+def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCredentials | None = None) -> int:
     """Bind a server to ``HOST:PORT`` or ``unix:PATH``; returns the port (0 asks for a free one).
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
     """
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise ServiceError(

@@ -8,7 +8,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from slipway.artifacts.s3_options import S3Options
 from slipway.errors import ConfigurationError
+from slipway.security.settings import Security
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tracing = Literal["", "otlp", "console"]
@@ -19,28 +21,41 @@ class Settings(BaseModel):
 
     Attributes:
         home: Folder of the artifact store and of embedded exports' state (``SLIPWAY_HOME``).
+        store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home`` (``SLIPWAY_STORE``).
+        s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
+        cache_bytes: What this machine keeps at most of an S3 store; empty is no limit (``SLIPWAY_CACHE_SIZE``, 50GB).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
         log_level: Level of Slipway's own log (``SLIPWAY_LOG_LEVEL``).
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
+        security: Certificates and tokens; see :class:`~slipway.security.settings.Security`.
         otlp_endpoint: Collector that ``otlp`` sends to (``OTEL_EXPORTER_OTLP_ENDPOINT``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     home: Path
+    store: str = ""
+    s3: S3Options = S3Options()
+    cache_bytes: int | None = 50_000_000_000
     coordinator: str = ""
     scratch: Path
     log_level: LogLevel = "info"
     tracing: Tracing = ""
+    security: Security = Security()
     otlp_endpoint: str = "http://localhost:4317"
 
     @property
     def store_path(self) -> Path:
         """Folder of the local artifact store."""
         return self.home / "store"
+
+    @property
+    def cache_path(self) -> Path:
+        """Folder of what this machine keeps of an S3 store."""
+        return self.home / "cache"
 
     @property
     def exports_path(self) -> Path:
@@ -58,12 +73,33 @@ class Settings(BaseModel):
         scratch = environment.get("SLIPWAY_SCRATCH")
         return cls(
             home=home,
+            store=_store(environment.get("SLIPWAY_STORE", "")),
+            s3=S3Options.from_environment(environment),
+            cache_bytes=_size(environment, "SLIPWAY_CACHE_SIZE", 50_000_000_000),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
             tracing=_choice(environment, "SLIPWAY_TRACING", "", get_args(Tracing)),
+            security=Security.from_environment(environment),
             otlp_endpoint=environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "http://localhost:4317",
         )
+
+
+def _store(text: str) -> str:
+    if not text.strip() or text.startswith("s3://"):
+        return text.strip()
+    return str(Path(text).expanduser().absolute())
+
+
+def _size(environment: Mapping[str, str], name: str, default: int) -> int:
+    from slipway.configuration.schema import size  # the configuration reads the environment, too
+
+    text = environment.get(name, "").strip()
+    try:
+        return size(text) if text else default
+    except ValueError as error:
+        message, _, remedy = str(error).partition("|")
+        raise ConfigurationError(f"{name}: {message}", remedy=remedy, about={"key": name}) from error
 
 
 def _choice(environment: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> Any:

@@ -1,0 +1,172 @@
+"""The client with plain blocking calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from slipway.client.requests import DEFAULT_PROJECT, TIMEOUT_SECONDS, create_request, export_name, with_trace
+from slipway.client.resumption import Resumption, cut_off
+from slipway.configuration import ExportConfiguration
+from slipway.errors import Failure
+from slipway.security.channels import BlockingChannel
+from slipway.security.settings import Security
+from slipway.wire import failure_of_call
+from slipway_protos.v1 import export_pb2 as pb
+from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
+
+T = TypeVar("T")
+
+
+class Client:
+    """Calls ``slipway.v1.ExportService``. Exports may be named by id or in full. Safe for several threads.
+
+    Every method raises :class:`~slipway.errors.ModelExportError` with the reason the coordinator gave, or
+    ``COORDINATOR_UNAVAILABLE`` when it does not answer.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:PATH``.
+        security: Certificates and token; None connects in plain and shows none.
+        project: Project of exports that are named by id alone.
+        timeout_seconds: Longest time one call may take; watching has no limit.
+
+    Raises:
+        ConfigurationError: A file of ``security`` cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        security: Security | None = None,
+        project: str = DEFAULT_PROJECT,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self.address = address
+        self.project = project
+        self._timeout = timeout_seconds
+        self._channel = BlockingChannel(address, security)
+
+    def close(self) -> None:
+        """Close the connection; calls under way end."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create_export(
+        self,
+        configuration: ExportConfiguration,
+        *,
+        sources: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
+        export_id: str = "",
+        project: str = "",
+        validate_only: bool = False,
+    ) -> pb.Export:
+        """Create an export; the same request again answers with the export it made before.
+
+        Args:
+            configuration: What to do.
+            sources: Digests of the artifacts ``base``, ``adapter`` and perhaps ``heldout``.
+            labels: For people.
+            export_id: Last part of the name; chosen by the coordinator when empty.
+            project: Who it belongs to; the client's project when empty.
+            validate_only: Plan and check only.
+        """
+        request = create_request(
+            configuration,
+            sources=sources,
+            labels=labels,
+            export_id=export_id,
+            project=project or self.project,
+            validate_only=validate_only,
+        )
+        return self._call(self._stub.CreateExport, request)
+
+    def get_export(self, name: str) -> pb.Export:
+        """One export."""
+        return self._call(self._stub.GetExport, pb.GetExportRequest(name=self._name(name)))
+
+    def list_exports(self, *, project: str = "", page_size: int = 0) -> Iterator[pb.Export]:
+        """All exports of a project, newest first, fetched page by page."""
+        request = pb.ListExportsRequest(parent=f"projects/{project or self.project}", page_size=page_size)
+        while True:
+            response = self._call(self._stub.ListExports, request)
+            yield from response.exports
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    def cancel_export(self, name: str) -> pb.Export:
+        """Ask an export to end."""
+        return self._call(self._stub.CancelExport, pb.CancelExportRequest(name=self._name(name)))
+
+    def retry_export(self, name: str) -> pb.Export:
+        """Run an unsuccessful export again."""
+        return self._call(self._stub.RetryExport, pb.RetryExportRequest(name=self._name(name)))
+
+    def delete_export(self, name: str) -> None:
+        """Forget an ended export."""
+        self._call(self._stub.DeleteExport, pb.DeleteExportRequest(name=self._name(name)))
+
+    def watch_export(
+        self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
+    ) -> Iterator[pb.ExportEvent]:
+        """What happens until the export ends, beginning with its current state.
+
+        Goes on by itself after a disconnect, without repeating an event. Closing the iterator ends the call.
+
+        Args:
+            name: Of the export.
+            after_sequence: Number of the last event that is known already.
+            patience_seconds: How long the coordinator may be away at a time; 0 gives up at once.
+        """
+        watch = Resumption(after_sequence, patience_seconds=patience_seconds)
+        while True:
+            for event in self._connected(self._name(name), watch):
+                if isinstance(event, Failure):
+                    time.sleep(watch.pause_seconds(event))
+                else:
+                    yield event
+            if watch.ended:
+                return
+
+    def _connected(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
+        """New events over one connection; last, why it ended before the export did."""
+        request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
+        call = self._stub.WatchExport(request, metadata=self._metadata())
+        try:
+            yield from (event for event in call if watch.is_new(event))
+        except grpc.RpcError as error:
+            yield failure_of_call(error, address=self.address)
+        else:
+            if not watch.ended:
+                yield cut_off(self.address)
+        finally:
+            call.cancel()
+
+    def _name(self, name: str) -> str:
+        return export_name(name, project=self.project)
+
+    @property
+    def _stub(self) -> ExportServiceStub:
+        return ExportServiceStub(self._channel.current())
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return with_trace(self._channel.identity.metadata())
+
+    def _call(self, method: Callable[..., T], request: object) -> T:
+        try:
+            return method(request, timeout=self._timeout, metadata=self._metadata())
+        except grpc.RpcError as error:
+            raise failure_of_call(error, address=self.address).error() from error

@@ -1,0 +1,46 @@
+"""Names and requests, the same for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipway.configuration import ExportConfiguration
+from slipway.telemetry import current_traceparent
+from slipway.wire import configuration_message
+from slipway_protos.v1 import export_pb2 as pb
+
+DEFAULT_PROJECT = "default"
+TIMEOUT_SECONDS = 30.0
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
+    """The full name ``projects/{project}/exports/{export}`` of an export given by id; a full name stays as it is."""
+    return export if export.startswith("projects/") else f"projects/{project}/exports/{export}"
+
+
+def create_request(
+    configuration: ExportConfiguration,
+    *,
+    sources: Mapping[str, str],
+    labels: Mapping[str, str] | None,
+    export_id: str,
+    project: str,
+    validate_only: bool,
+) -> pb.CreateExportRequest:
+    """The request of ``create_export``."""
+    return pb.CreateExportRequest(
+        parent=f"projects/{project}",
+        export_id=export_id,
+        configuration=configuration_message(configuration),
+        sources=dict(sources),
+        labels=dict(labels or {}),
+        validate_only=validate_only,
+    )
+
+
+def with_trace(metadata: Metadata) -> Metadata:
+    """Metadata of a call, with the trace it belongs to."""
+    traceparent = current_traceparent()
+    return (*metadata, ("traceparent", traceparent)) if traceparent else metadata

@@ -1,0 +1,69 @@
+"""Watching over disconnects: which events were seen, whether to connect again, and when."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from slipway.errors import REASONS, Category, Failure, ServiceError
+from slipway_protos.v1 import export_pb2 as pb
+
+ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Resumption:
+    """The state of one watch.
+
+    Args:
+        after_sequence: Number of the last event that is known already.
+        patience_seconds: How long the coordinator may be away at a time.
+    """
+
+    def __init__(self, after_sequence: int, *, patience_seconds: float) -> None:
+        self.sequence = after_sequence
+        self.ended = False
+        self._patience = patience_seconds
+        self._was_connected = False
+        self._gone_since: float | None = None
+        self._failures = 0
+
+    def is_new(self, event: pb.ExportEvent) -> bool:
+        """Note an event; False for one that was seen before the connection was lost."""
+        self._was_connected, self._gone_since, self._failures = True, None, 0
+        if event.sequence <= self.sequence:
+            return False
+        self.sequence = event.sequence
+        self.ended = event.WhichOneof("event") == "export" and event.export.state in ENDED
+        return True
+
+    def pause_seconds(self, failure: Failure) -> float:
+        """How long to wait before connecting again; what never answered is not waited for.
+
+        Raises:
+            ModelExportError: The failure, when another connection cannot help, or patience is over.
+        """
+        now = time.monotonic()
+        self._gone_since = self._gone_since or now
+        patience = self._patience if self._was_connected else 0.0
+        if not _is_disconnect(failure) or now - self._gone_since >= patience:
+            raise failure.error()
+        self._failures += 1
+        longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10), _LONGEST_PAUSE_SECONDS)
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that many watchers do not come back all at once
+
+
+def _is_disconnect(failure: Failure) -> bool:
+    # A server that stops cancels its streams.
+    if failure.reason == "CANCELLED":
+        return True
+    return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
+
+
+def cut_off(address: str) -> Failure:
+    """What it is when a stream ends in order before the export does."""
+    return ServiceError(
+        f"the coordinator at {address} ended the watch before the export ended", reason="COORDINATOR_UNAVAILABLE"
+    ).failure()

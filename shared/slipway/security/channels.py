@@ -1,0 +1,177 @@
+"""A client's side: channels with the certificates and the token of the settings, renewed when their files change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from slipway.errors import ConfigurationError
+from slipway.rpc import CHANNEL_OPTIONS
+from slipway.security.reloading import Reloaded
+from slipway.security.server import is_private
+from slipway.security.settings import Security
+from slipway.security.tls import channel_credentials, load
+from slipway.security.tokens import is_token
+
+_OLD_CHANNEL_SECONDS = 60.0
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Identity:
+    """What a client shows of itself, and whether it may show it there.
+
+    Args:
+        address: Where it connects to; a unix socket is private and takes no TLS.
+        security: Settings; None is a client without any identity.
+
+    Raises:
+        ConfigurationError: reason ``TLS_INVALID`` or ``ACCESS_INVALID`` for files that cannot be used, or a token that would
+            travel unencrypted.
+    """
+
+    def __init__(self, address: str, security: Security | None) -> None:
+        security = security or Security()
+        files = None if address.startswith("unix:") else security.tls
+        self._material = None if files is None else Reloaded(files.paths(), lambda: load(files))
+        self._token = _token_source(security)
+        self._options = [*CHANNEL_OPTIONS]
+        if security.tls_server_name:
+            self._options.append(("grpc.ssl_target_name_override", security.tls_server_name))  # type: ignore[arg-type]
+        if self._token() and self._material is None and not is_private(address):
+            raise ConfigurationError(
+                f"a token would travel to {address} without encryption",
+                reason="TLS_INVALID",
+                remedy="give --tls-ca-file, or SLIPWAY_TLS_CA_FILE",
+                about={"address": address},
+            )
+
+    @property
+    def generation(self) -> int:
+        """Changes when the certificates did."""
+        if self._material is None:
+            return 0
+        self._material.current()
+        return self._material.generation
+
+    @property
+    def options(self) -> Sequence[tuple[str, Any]]:
+        """Options of the channel."""
+        return self._options
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Credentials of a new channel; None for a plain one."""
+        return None if self._material is None else channel_credentials(self._material.current())
+
+    def metadata(self) -> Metadata:
+        """What every call carries."""
+        token = self._token()
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+class BlockingChannel:
+    """A channel that is made anew when certificates change. Calls under way go on over the old one."""
+
+    def __init__(self, address: str, security: Security | None = None) -> None:
+        self._address = address
+        self.identity = Identity(address, security)
+        self._generation = self.identity.generation
+        self._channel = self._open()
+
+    def current(self) -> grpc.Channel:
+        """The channel for the next call."""
+        generation = self.identity.generation
+        if generation != self._generation:
+            self._generation, self._channel = generation, self._open()
+        return self._channel
+
+    def close(self) -> None:
+        """Close the connection; calls under way end."""
+        self._channel.close()
+
+    def _open(self) -> grpc.Channel:
+        credentials = self.identity.credentials()
+        options = list(self.identity.options)
+        if credentials is None:
+            return grpc.insecure_channel(self._address, options=options)
+        return grpc.secure_channel(self._address, credentials, options=options)
+
+
+class AsyncChannel:
+    """The same for asyncio; use it as a context manager."""
+
+    def __init__(self, address: str, security: Security | None = None) -> None:
+        self._address = address
+        self.identity = Identity(address, security)
+        self._generation = self.identity.generation
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def current(self) -> grpc.aio.Channel:
+        """The channel for the next call."""
+        generation = self.identity.generation
+        if self._channel is None or generation != self._generation:
+            old, self._channel = self._channel, self._open()
+            self._generation = generation
+            if old is not None:
+                task = asyncio.create_task(old.close(_OLD_CHANNEL_SECONDS))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        return self._channel
+
+    async def close(self) -> None:
+        """Close the connection; calls under way end."""
+        for task in self._closing:
+            task.cancel()
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        credentials = self.identity.credentials()
+        options = list(self.identity.options)
+        if credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=options)
+        return grpc.aio.secure_channel(self._address, credentials, options=options)
+
+
+def _token_source(security: Security) -> Any:
+    """A function that gives the token as of now."""
+    path = security.token_file
+    if path is None:
+        token = security.token.get_secret_value().strip()
+        if token and not is_token(token):
+            raise _bad_token("SLIPWAY_TOKEN")
+        return lambda: token
+    return Reloaded([path], lambda: _read_token(path)).current
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_token(str(path)) from error
+    if not is_token(token):
+        raise _bad_token(str(path))
+    return token
+
+
+def _bad_token(where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} holds no token",
+        reason="ACCESS_INVALID",
+        remedy="it is one line of 16 to 512 printable characters; python -m slipway.security makes one",
+        about={"file": where},
+    )

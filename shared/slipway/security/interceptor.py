@@ -1,0 +1,239 @@
+"""The one place where a server decides whether a call is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, cast
+
+import grpc
+
+from slipway.errors import ModelExportError, ServiceError
+from slipway.security.access_file import unauthenticated
+from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
+from slipway.security.principals import OWNER, Principal, Role
+from slipway.security.rules import RULES, Rule
+from slipway.wire import STATUS_KEY, call_status
+
+log = logging.getLogger("slipway.security")
+
+_BEARER = "bearer "
+_SCHEME = "transport_security_type"
+_NAMES = "x509_subject_alternative_name"
+
+ANONYMOUS = Principal("anonymous", frozenset())
+current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
+"""Who makes the call that is being answered."""
+
+Context = grpc.aio.ServicerContext
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class Authenticator(Protocol):
+    """Finds out who calls."""
+
+    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
+        """The principal, or ServiceError ``UNAUTHENTICATED``."""
+        ...
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Identifies, authorizes and bounds every call of a server.
+
+    Args:
+        authenticator: Finds out who calls.
+        encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
+        limits: What one client may use.
+        rules: Terms of each RPC.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        encrypted_only: bool = False,
+        limits: Limits | None = None,
+        rules: Mapping[str, Rule] = RULES,
+    ) -> None:
+        self._authenticator = authenticator
+        self._encrypted_only = encrypted_only
+        self._limits = limits or Limits()
+        self._rules = rules
+        self._streams = OpenStreams(self._limits.streams)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Put the checks before a method's handler."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
+        method = str(handler_call_details.method)
+        metadata = tuple(handler_call_details.invocation_metadata or ())
+        make, behaviour = _parts(handler)
+        wrap = self._streaming if handler.response_streaming else self._answering
+        return make(
+            wrap(method, metadata, behaviour, whole=not handler.request_streaming),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _answering(self, method: str, metadata: Metadata, behaviour: Any, *, whole: bool) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            try:
+                rule, principal = self._admit(method, metadata, context)
+                if whole:
+                    self._check(rule, principal, method, request)
+                current_principal.set(principal)
+                try:
+                    async with asyncio.timeout(rule.seconds):
+                        return await behaviour(request, context)
+                except TimeoutError as error:
+                    raise ServiceError(
+                        f"{method} took longer than {rule.seconds:g} s", reason="CALL_TIMEOUT", remedy="try again"
+                    ) from error
+            except ModelExportError as error:
+                await _abort(context, error)
+
+        return call
+
+    def _streaming(self, method: str, metadata: Metadata, behaviour: Any, *, whole: bool) -> Any:
+        async def call(request: Any, context: Context) -> None:
+            try:
+                rule, principal = self._admit(method, metadata, context)
+                if whole:
+                    self._check(rule, principal, method, request)
+                current_principal.set(principal)
+                client = principal.name if principal.roles else _host(context)
+                with self._streams.one(client):
+                    await self._stream(behaviour(request, context), context)
+            except ModelExportError as error:
+                await _abort(context, error)
+
+        return call
+
+    async def _stream(self, answering: Any, context: Context) -> None:
+        """Send what a method yields; a reader that does not take a message in time is let go."""
+        if not hasattr(answering, "__aiter__"):
+            await answering  # it writes to the context itself
+            return
+        try:
+            async for response in answering:
+                try:
+                    async with asyncio.timeout(self._limits.write_seconds):
+                        await context.write(response)
+                except TimeoutError as error:
+                    seconds = self._limits.write_seconds
+                    raise exceeded(f"the stream was not read for {seconds:g} s", field="") from error
+        finally:
+            await answering.aclose()
+
+    def _admit(self, method: str, metadata: Metadata, context: Context) -> tuple[Rule, Principal]:
+        """Who calls, when the role allows it.
+
+        Raises:
+            ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
+        """
+        rule = self._rules.get(method)
+        if rule is None:
+            raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
+        if not rule.roles:
+            return rule, ANONYMOUS
+        identity = context.auth_context() or {}
+        encrypted = _SCHEME in identity and identity[_SCHEME] != [b"insecure"]
+        if self._encrypted_only and not encrypted:
+            raise unauthenticated("this port answers only health checks without TLS")
+        names = [name.decode(errors="replace") for name in identity.get(_NAMES, ())]
+        principal = self._authenticator.identify(token=bearer_token(metadata), certificate_names=names)
+        if not principal.roles & rule.roles:
+            raise denied(
+                f"{principal.name} may not call {method.rpartition('/')[2]}",
+                remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
+            )
+        if rule.every_project and not principal.may_see("*"):
+            raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
+        return rule, principal
+
+    def _check(self, rule: Rule, principal: Principal, method: str, request: Any) -> None:
+        check_size(request, rule.max_bytes)
+        if rule.plain:
+            check_request(request, self._limits)
+        if rule.resource:
+            check_project(principal, rule.resource, str(getattr(request, rule.resource)))
+        if principal.roles - {Role.WORKER}:
+            log.debug(f"{principal.name} calls {method}")
+
+
+def check_project(principal: Principal, field: str, resource: str) -> None:
+    """Refuse what belongs to another project, in the words for what does not exist.
+
+    Raises:
+        ServiceError: reason ``EXPORT_NOT_FOUND``, ``PERMISSION_DENIED`` for a whole project, or ``REQUEST_INVALID``.
+    """
+    parts = resource.split("/")
+    if parts[0] != "projects" or len(parts) < 2 or not parts[1]:
+        raise ServiceError(
+            f"{field} is {resource!r}",
+            reason="REQUEST_INVALID",
+            remedy="it begins with projects/{project}",
+            about={"field": field},
+        )
+    if principal.may_see(parts[1]):
+        return
+    if field == "parent":
+        raise denied(f"{principal.name} is not of the project {parts[1]!r}", remedy="name one of your own projects")
+    raise ServiceError(
+        f"there is no export {resource}",
+        reason="EXPORT_NOT_FOUND",
+        remedy="slipway list shows those there are",
+        about={"export": resource},
+    )
+
+
+def bearer_token(metadata: Metadata) -> str:
+    """The token of a call, empty without one.
+
+    Raises:
+        ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several of them.
+    """
+    values = [value for key, value in metadata if key == "authorization"]
+    if not values:
+        return ""
+    value = values[0]
+    if len(values) > 1 or not isinstance(value, str) or not value.lower().startswith(_BEARER):
+        raise unauthenticated("authorization is not one bearer token")
+    return value[len(_BEARER) :].strip()
+
+
+def denied(what: str, *, remedy: str) -> ServiceError:
+    """The refusal of a caller whose role does not go so far."""
+    return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
+
+
+def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
+    """How a handler of its kind is made, and what it does."""
+    match (handler.request_streaming, handler.response_streaming):
+        case (False, False):
+            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
+        case (False, True):
+            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        case (True, False):
+            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
+        case _:
+            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+
+
+def _host(context: Context) -> str:
+    """Where a call comes from, without the port."""
+    return str(context.peer()).rpartition(":")[0]
+
+
+async def _abort(context: Context, error: ModelExportError) -> None:
+    if error.reason in {"UNAUTHENTICATED", "PERMISSION_DENIED", "LIMIT_EXCEEDED"}:
+        log.info(f"refused a call from {_host(context)}: {error.reason}: {error.message}")
+    code, details, status = call_status(error.failure())
+    await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))

@@ -1,0 +1,103 @@
+"""A server's side: who may connect, and what it answers without TLS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slipway.errors import ConfigurationError
+from slipway.rpc import listen
+from slipway.security.access_file import AccessFile, Everyone, Nobody
+from slipway.security.interceptor import AccessInterceptor, Authenticator
+from slipway.security.limits import Limits
+from slipway.security.principals import OWNER
+from slipway.security.settings import Security
+from slipway.security.tls import TlsFiles, server_credentials
+
+if TYPE_CHECKING:
+    import grpc
+
+_LOOPBACK = ("127.", "[::1]", "localhost:")
+
+
+@dataclass(frozen=True)
+class ServerSecurity:
+    """How a server listens and whom it lets in; by default a private one, as on a unix socket.
+
+    Attributes:
+        tls: Certificate and key; with an authority, clients must have certificates too.
+        authenticator: Finds out who calls.
+        limits: What one client may use.
+        health_address: ``HOST:PORT`` of a second, plain port that answers health checks only: probes of Kubernetes
+            speak no TLS. Empty for none.
+    """
+
+    tls: TlsFiles | None = None
+    authenticator: Authenticator = field(default_factory=lambda: Everyone(OWNER))
+    limits: Limits = field(default_factory=Limits)
+    health_address: str = ""
+
+    def __post_init__(self) -> None:
+        if self.health_address and self.tls is None:
+            raise ConfigurationError(
+                "a port for health checks is needed only beside TLS",
+                reason="TLS_INVALID",
+                remedy="give certificates, or leave out --health-listen: the main port answers plain probes",
+            )
+
+    def interceptor(self) -> AccessInterceptor:
+        """What checks this server's calls."""
+        return AccessInterceptor(self.authenticator, encrypted_only=self.tls is not None, limits=self.limits)
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        """Bind a server to its address, and to that for health checks; returns the first one's port.
+
+        Raises:
+            ServiceError: An address cannot be bound.
+            ConfigurationError: reason ``TLS_INVALID``.
+        """
+        credentials = None if self.tls is None else server_credentials(self.tls)
+        if self.health_address:
+            listen(server, self.health_address)
+        return listen(server, address, credentials=credentials)
+
+
+def is_private(address: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return address.startswith(("unix:", *_LOOPBACK))
+
+
+def coordinator_security(
+    security: Security, *, address: str, health_address: str = "", allow_anonymous: bool = False
+) -> ServerSecurity:
+    """Security of a coordinator.
+
+    Raises:
+        ConfigurationError: reason ``ACCESS_OPEN`` when a network can reach it and nobody is named who may; reason
+            ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
+    """
+    authenticator: Authenticator
+    if security.access_file is not None:
+        authenticator = AccessFile(security.access_file)
+    elif allow_anonymous or is_private(address):
+        authenticator = Everyone(OWNER)
+    else:
+        raise ConfigurationError(
+            f"everybody who reaches {address} could command this coordinator",
+            reason="ACCESS_OPEN",
+            remedy="give --access-file, listen on 127.0.0.1, or say --allow-anonymous on a network of your own",
+            about={"address": address},
+        )
+    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address)
+
+
+def worker_security(security: Security, *, address: str, health_address: str = "") -> ServerSecurity:
+    """Security of a worker's own small server: on a network and without an access file, it answers health checks only.
+
+    Raises:
+        ConfigurationError: reason ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
+    """
+    authenticator: Authenticator = Everyone(OWNER) if is_private(address) else Nobody()
+    if security.access_file is not None:
+        authenticator = AccessFile(security.access_file)
+    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address)

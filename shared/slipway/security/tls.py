@@ -1,0 +1,116 @@
+"""Certificates, keys and authorities from files, renewed without a restart."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway.errors import ConfigurationError
+from slipway.security.reloading import Reloaded
+
+if TYPE_CHECKING:
+    import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Files of one end of a connection.
+
+    Attributes:
+        ca: Authorities that the other end's certificate has to come from.
+        certificate: This end's certificate, with its chain; None for a client that only has a token.
+        key: Key of the certificate.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def paths(self) -> tuple[Path, ...]:
+        """The files that are named."""
+        return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Content of :class:`TlsFiles`, checked."""
+
+    ca: bytes | None
+    certificate: bytes | None
+    key: bytes | None
+
+
+def load(files: TlsFiles) -> Material:
+    """Read and check the files.
+
+    Raises:
+        ConfigurationError: reason ``TLS_INVALID``, naming the file.
+    """
+    if (files.certificate is None) != (files.key is None):
+        raise _invalid("a certificate and its key belong together", files.certificate or files.key)
+    content = [None if path is None else _read(path) for path in (files.ca, files.certificate, files.key)]
+    if files.ca is not None:
+        try:
+            ssl.create_default_context(cafile=str(files.ca))
+        except ssl.SSLError as error:
+            raise _invalid(f"no certificate authority is in it ({error.reason})", files.ca) from error
+    if files.certificate is not None and files.key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                files.certificate,
+                files.key,
+                password=lambda: b"",  # without it, an encrypted key asks on the terminal
+            )
+        except ssl.SSLError as error:
+            raise _invalid(f"certificate and key do not belong together ({error.reason})", files.certificate) from error
+    return Material(*content)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials of a server; with an authority, clients must show a certificate of it.
+
+    The files are looked at in every handshake, so renewed ones hold for every new connection. Established ones go on.
+
+    Raises:
+        ConfigurationError: reason ``TLS_INVALID``.
+    """
+    import grpc
+
+    if files.certificate is None:
+        raise _invalid("a server needs a certificate and a key", files.ca)
+    material = Reloaded(files.paths(), lambda: load(files))
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        now = material.current()
+        assert now.key is not None
+        assert now.certificate is not None
+        return grpc.ssl_server_certificate_configuration([(now.key, now.certificate)], root_certificates=now.ca)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(), configuration, require_client_authentication=files.ca is not None
+    )
+
+
+def channel_credentials(material: Material) -> grpc.ChannelCredentials:
+    """Credentials of a client."""
+    import grpc
+
+    return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _invalid(error.strerror or str(error), path) from error
+
+
+def _invalid(what: str, path: Path | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path or 'TLS'}: {what}",
+        reason="TLS_INVALID",
+        remedy="name PEM files with --tls-cert-file, --tls-key-file and --tls-ca-file",
+        about={"file": str(path)} if path else None,
+    )
