@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import fcntl
 import json
-import os
-import shutil
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import pydantic
 
@@ -28,6 +22,7 @@ from slipway.executor.process import OnLog, OnProgress
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams
 from slipway.telemetry import current_traceparent, span
+from slipway.unfinished import remove_abandoned, unfinished
 
 _T = TypeVar("_T")
 _DOING = {"fetched": "fetching", "stored": "storing"}
@@ -88,7 +83,7 @@ class TaskRunner:
             metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
             if found is not None:
                 return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
-            with self._workspace() as folder:
+            with unfinished(self._scratch / stage.name) as folder:
                 return await self._execute(spec, key, folder, on_progress, on_log)
         except (ModelExportError, OSError) as error:
             return TaskResult(failure=failure_of(error, stage=spec.stage))
@@ -124,18 +119,6 @@ class TaskRunner:
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
-
-    @contextlib.contextmanager
-    def _workspace(self) -> Iterator[Path]:
-        """A folder for one task, locked while this process lives, removed at the end."""
-        folder = self._scratch / uuid.uuid4().hex
-        folder.mkdir()
-        with (folder / "lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Transfer:
@@ -218,29 +201,3 @@ def check_call(stage: Stage[Any], params: Mapping[str, Any], inputs: Mapping[str
             remedy=f"it takes {', '.join(stage.params.model_fields)}",
             about={"stage": stage.name},
         ) from error
-
-
-def remove_abandoned(scratch: Path) -> None:
-    """Remove work folders whose process is gone; a living one holds its folder's lock."""
-    for folder in sorted(scratch.iterdir()):
-        lock = _try_lock(folder / "lock")
-        if lock is not None:
-            with lock:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _try_lock(path: Path) -> IO[bytes] | None:
-    """An open, locked file, or None if a living process holds it or has yet to make it."""
-    try:
-        file = path.open("r+b")
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return None
-        raise
-    os.utime(path)
-    return file

@@ -1,4 +1,7 @@
-"""Folders that are put together beside their target and renamed to it, so that the target is there whole or not at all."""
+"""Folders that last no longer than the process that works in them.
+
+Put together beside a target and renamed to it, they make the target be there whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def unfinished(target: Path) -> Iterator[Path]:
     What a killed process left beside the target is removed first.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(target.parent)
+    remove_abandoned(target.parent)
     folder, lock = _locked(target)
     try:
         yield folder
@@ -56,7 +59,7 @@ def _locked(target: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_abandoned(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Remove unfinished folders whose process is gone; a living one holds its folder's lock."""
     for folder in sorted(parent.glob(f".*{_MARK}*")):
         try:

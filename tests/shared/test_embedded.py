@@ -31,7 +31,7 @@ def test_it_starts_and_stops_fast_and_leaves_nothing(tmp_path: Path) -> None:
     began = time.monotonic()
     with Embedded(settings(tmp_path), "x") as embedded:
         assert list(embedded.client.list_exports()) == []
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8  # 0.3 s on an idle machine
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
     assert threading.active_count() <= threads + 2  # gRPC keeps some
     assert not (tmp_path / "exports" / "x" / "socket").exists()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from slipway.executor import Execution, Outcome, execute
+from slipway.executor.process import GRACE_SECONDS
 from slipway.stage import Progress
 
 
@@ -92,7 +93,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path
     outcome = run("TROUBLE", tmp_path, kind="hang", timeout=1.5)
     assert outcome.failure is not None
     assert outcome.failure.reason == "STAGE_TIMEOUT"
-    assert time.monotonic() - start < 6
+    assert time.monotonic() - start < 15  # not 600
     assert descendants() == []
 
 
@@ -106,7 +107,7 @@ def test_cancelling_ends_a_stage_that_ignores_it(tmp_path: Path) -> None:
             await task
         return time.monotonic() - start
 
-    assert asyncio.run(cancel_soon()) < 4.5
+    assert asyncio.run(cancel_soon()) < GRACE_SECONDS + 5
     assert descendants() == []
 
 
@@ -122,13 +123,14 @@ def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
             await task
         return time.monotonic() - start
 
-    assert asyncio.run(cancel_soon()) < 1.5
+    assert asyncio.run(cancel_soon()) < GRACE_SECONDS  # it was not waited for, and then killed
 
 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
 from slipway.executor import Execution, execute
+from slipway.executor.process import GRACE_SECONDS
 execution = Execution("stages_for_tests:TROUBLE", {"kind": sys.argv[2]}, {}, Path(sys.argv[1]))
 outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))
 print(outcome.failure.reason if outcome.failure else "none", flush=True)
@@ -139,8 +141,11 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), "hang"], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "hanging\n"
-    started = psutil.Process(parent.pid).children(recursive=True)
-    assert any("time.sleep(600)" in " ".join(process.cmdline()) for process in started)
+    started: list[psutil.Process] = []
+    deadline = time.monotonic() + 20  # what it starts is not itself until its own program is loaded
+    while not any("time.sleep(600)" in " ".join(process.cmdline()) for process in started):
+        assert time.monotonic() < deadline
+        started = psutil.Process(parent.pid).children(recursive=True)
     parent.kill()
     parent.wait()
     _, alive = psutil.wait_procs(started, timeout=5)
