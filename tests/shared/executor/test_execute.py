@@ -130,7 +130,6 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from slipway.executor import Execution, execute
-from slipway.executor.process import GRACE_SECONDS
 execution = Execution("stages_for_tests:TROUBLE", {"kind": sys.argv[2]}, {}, Path(sys.argv[1]))
 outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))
 print(outcome.failure.reason if outcome.failure else "none", flush=True)
