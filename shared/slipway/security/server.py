@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from slipway.security.tls import TlsFiles, server_credentials
 
 if TYPE_CHECKING:
     import grpc
+
+log = logging.getLogger("slipway.security")
 
 _LOOPBACK = ("127.", "[::1]", "localhost:")
 
@@ -88,6 +91,8 @@ def coordinator_security(
             remedy="give --access-file, listen on 127.0.0.1, or say --allow-anonymous on a network of your own",
             about={"address": address},
         )
+    if security.tls is None and not is_private(address):
+        log.warning(f"calls to {address} travel unencrypted: give --tls-cert-file and --tls-key-file")
     return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address)
 
 
@@ -100,4 +105,6 @@ def worker_security(security: Security, *, address: str, health_address: str = "
     authenticator: Authenticator = Everyone(OWNER) if is_private(address) else Nobody()
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
-    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address)
+    # A worker may have an authority only, to know its coordinator by.
+    tls = security.tls if security.tls_cert_file is not None else None
+    return ServerSecurity(tls=tls, authenticator=authenticator, health_address=health_address)

@@ -11,13 +11,15 @@ import sys
 
 import grpc
 
-from slipway.artifacts import LocalStore
+from slipway.artifacts.opening import open_store
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.logs import add_log_options, configure_service_logs
 from slipway.metrics import reading, serving
 from slipway.registry import load_stage, stage_names
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
+from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
 from slipway.runner import TaskRunner
+from slipway.security.flags import add_flags, given
+from slipway.security.server import worker_security
 from slipway.settings import Settings
 from slipway.telemetry import tracing
 from slipway.worker.machine import probe
@@ -60,20 +62,24 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     """
     settings.scratch.mkdir(parents=True, exist_ok=True)
     machine = probe(settings.scratch)
-    runner = TaskRunner(LocalStore(settings.store_path), settings.scratch, gpu_architecture=machine.gpu_architecture)
+    runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
     options = WorkerOptions(
         coordinator=arguments.coordinator or settings.coordinator,
         stages=stages,
         slots=arguments.slots or machine.default_slots(),
         drain_seconds=arguments.drain_seconds,
+        security=given(arguments, settings.security),
     )
     worker = Worker(options, runner, machine)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    security = worker_security(
+        given(arguments, settings.security), address=arguments.listen, health_address=arguments.health_listen
+    )
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[security.interceptor()])
     checks = add_health_and_reflection(server, SERVICE)
     stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
-    port = listen(server, arguments.listen)
+    port = security.listen(server, arguments.listen)
     await server.start()
     await set_serving(checks, SERVICE, serving=True)
     log.info(
@@ -101,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
     )
+    add_flags(parser, token=True)
     add_log_options(parser)
     return parser
 

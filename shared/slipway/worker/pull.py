@@ -16,8 +16,9 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.errors import Failure
-from slipway.rpc import CHANNEL_OPTIONS
 from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.security.channels import AsyncChannel
+from slipway.security.settings import Security
 from slipway.stage import Progress
 from slipway.telemetry import span
 from slipway.wire import dict_of, failure_of_call, status_of, struct_of
@@ -48,6 +49,7 @@ class WorkerOptions:
         slots: Tasks at the same time.
         report_seconds: How often progress is reported while something runs.
         drain_seconds: How long running tasks may go on after :meth:`Worker.stop` before they are handed back.
+        security: Certificates and token to show to the coordinator; None for neither.
         worker_id: Name; unique for every start of a worker.
     """
 
@@ -56,6 +58,7 @@ class WorkerOptions:
     slots: int = 1
     report_seconds: float = 0.5
     drain_seconds: float = 0.0
+    security: Security | None = None
     worker_id: str = field(default_factory=new_worker_id)
 
 
@@ -86,7 +89,7 @@ class Worker:
         self._direct = 0
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
-        self._stub: worker_pb2_grpc.WorkerServiceStub
+        self._channel: AsyncChannel
 
     @property
     def free_slots(self) -> int:
@@ -116,8 +119,7 @@ class Worker:
 
     async def run(self) -> None:
         """Pull and run until stopped; returns when all children are gone and all results are handed in or back."""
-        async with grpc.aio.insecure_channel(self.options.coordinator, options=list(CHANNEL_OPTIONS)) as channel:
-            self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        async with AsyncChannel(self.options.coordinator, self.options.security) as self._channel:
             pulling = asyncio.create_task(self._pull())
             try:
                 await self._stopping.wait()
@@ -125,6 +127,10 @@ class Worker:
             finally:
                 pulling.cancel()
                 await asyncio.gather(pulling, return_exceptions=True)
+
+    @property
+    def _stub(self) -> worker_pb2_grpc.WorkerServiceStub:
+        return worker_pb2_grpc.WorkerServiceStub(self._channel.current())
 
     async def _pull(self) -> None:
         failures = 0
@@ -155,7 +161,9 @@ class Worker:
     async def _synchronize(self, request: worker_pb2.SynchronizeRequest) -> worker_pb2.SynchronizeResponse | None:
         """One call; None when it was given up because something changed here that the coordinator should know."""
         wait = request.max_wait.ToTimedelta().total_seconds()
-        call = self._stub.Synchronize(request, timeout=wait + _CALL_SLACK_SECONDS)
+        call = self._stub.Synchronize(
+            request, timeout=wait + _CALL_SLACK_SECONDS, metadata=self._channel.identity.metadata()
+        )
         answer = asyncio.ensure_future(_answer(call))
         changed = asyncio.create_task(self._changed.wait())
         try:
@@ -266,10 +274,13 @@ class Worker:
         attempt = 0
         while True:
             try:
-                await self._stub.CompleteTask(request, timeout=_CALL_SLACK_SECONDS)
+                await self._stub.CompleteTask(
+                    request, timeout=_CALL_SLACK_SECONDS, metadata=self._channel.identity.metadata()
+                )
             except grpc.aio.AioRpcError as error:
                 failure = failure_of_call(error, address=self.options.coordinator)
-                if failure.reason != "COORDINATOR_UNAVAILABLE":
+                # An identity that is refused may be one that is being renewed.
+                if not failure.retryable and failure.reason != "UNAUTHENTICATED":
                     _log_refusal(request.task, failure)
                     return
                 attempt += 1
