@@ -5,44 +5,34 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from otlp_collector import Collector, collecting
 from slipway.logs import JsonFormatter, configure_logs, secrets_of
 from slipway.settings import Settings
-from slipway.telemetry import current_trace_id, current_traceparent, span, tracing
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the spans it is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[trace_pb2.Span] = []
-
-    def Export(  # noqa: N802 - the service's own name
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return trace_service_pb2.ExportTraceServiceResponse()
+from slipway.telemetry import (
+    current_trace_id,
+    current_traceparent,
+    derived,
+    is_traceparent,
+    new_trace,
+    record,
+    span,
+    tracing,
+)
 
 
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, str]]:
-    kept = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield kept, f"http://127.0.0.1:{port}"
-    server.stop(0).wait()
+    with collecting() as started:
+        yield started
 
 
 def settings(tracing: str, endpoint: str = "") -> Settings:
@@ -83,6 +73,36 @@ def _stage(name: str, parent: str) -> str:
         return it.traceparent
 
 
+def test_a_span_that_is_written_again_is_the_same_span(collector: tuple[Collector, str]) -> None:
+    kept, endpoint = collector
+    parent = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    for _ in range(2):  # as two processes would
+        with tracing(settings("otlp", endpoint)):
+            record("attempt", identity=derived(parent, "merge", 1), parent=parent, start=10.5, end=11.0)
+            record("other", identity=derived(parent, "merge", 2), parent=parent, start=10.5, end=11.0)
+    assert [span.name for span in kept.spans] == ["attempt", "other"] * 2
+    assert kept.spans[0] == kept.spans[2]
+    assert kept.spans[0].span_id != kept.spans[1].span_id
+    assert kept.spans[0].parent_span_id.hex() == "cd" * 8
+    assert kept.spans[0].end_time_unix_nano - kept.spans[0].start_time_unix_nano == 500_000_000
+
+
+def test_what_is_not_sampled_is_not_sent(collector: tuple[Collector, str]) -> None:
+    kept, endpoint = collector
+    parent = f"00-{'ab' * 16}-{'cd' * 8}-00"
+    with tracing(settings("otlp", endpoint)):
+        record("attempt", identity=derived(parent, "merge", 1), parent=parent, start=1, end=2)
+        with span("stage merge", parent=parent):
+            pass
+    assert kept.spans == []
+
+
+@pytest.mark.parametrize("text", ["", "00-ab-cd-01", f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'AB' * 16}-{'cd' * 8}-01"])
+def test_what_is_no_trace_leads_nowhere(text: str) -> None:
+    assert not is_traceparent(text)
+    assert derived(text, "merge") == ""
+
+
 def test_an_unreachable_collector_delays_the_end_by_seconds_only() -> None:
     import time
 
@@ -113,6 +133,31 @@ def test_log_lines_are_json_with_the_trace_they_belong_to(collector: tuple[Colle
     document = json.loads(line)
     assert (document["message"], document["level"], document["task"]) == ("merged 3", "info", "merge")
     assert document["trace_id"] == expected
+
+
+SERVICE = """
+import logging
+import subprocess
+import sys
+from slipway.logs import configure_service_logs
+from slipway.telemetry import span, within
+log = logging.getLogger("slipway.test")
+configure_service_logs("INFO", form="json")
+with within("TRACE"), span("stage merge"):
+    log.info("leased")
+log.info("idle")
+configure_service_logs("INFO", form="text")
+log.info("for people")
+"""
+
+
+def test_log_lines_name_the_trace_even_where_no_spans_are_recorded() -> None:
+    trace = new_trace()
+    done = subprocess.run([sys.executable, "-c", SERVICE.replace("TRACE", trace)], capture_output=True, text=True)
+    leased, idle, text = done.stderr.splitlines()
+    assert json.loads(leased)["trace_id"] == trace.split("-")[1]
+    assert "trace_id" not in json.loads(idle)
+    assert text.endswith("INFO slipway.test for people")
 
 
 def test_secrets_are_found_by_their_names() -> None:

@@ -1,0 +1,64 @@
+"""A real OTLP collector in this process: a gRPC server that keeps the spans it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps the spans it is sent, and who sent each."""
+
+    def __init__(self) -> None:
+        self.spans: list[trace_pb2.Span] = []
+        self.senders: list[str] = []
+
+    def Export(  # noqa: N802 - the service's own name
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        """Take spans in."""
+        for resource in request.resource_spans:
+            sender = facts(resource.resource.attributes)["service.name"]
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+                self.senders.extend(str(sender) for _ in scope.spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def named(self, name: str) -> list[trace_pb2.Span]:
+        """Spans of this name, each once, in the order of their beginnings."""
+        found = {span.span_id: span for span in list(self.spans) if span.name == name}
+        return sorted(found.values(), key=lambda span: span.start_time_unix_nano)
+
+    def one(self, name: str) -> trace_pb2.Span:
+        """The one span of this name."""
+        (span,) = self.named(name)
+        return span
+
+
+def facts(attributes: object) -> dict[str, object]:
+    """Attributes as a dict."""
+    values: dict[str, object] = {}
+    for attribute in attributes:  # type: ignore[attr-defined]
+        assert isinstance(attribute, common_pb2.KeyValue)
+        values[attribute.key] = getattr(attribute.value, attribute.value.WhichOneof("value"))
+    return values
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[Collector, str]]:
+    """A collector and its address, until the block ends."""
+    kept = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield kept, f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
