@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from s3_server import S3Server, s3_server
+
 SUPPORT = Path(__file__).parent / "support"
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
@@ -44,3 +46,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"mounting a file system needs privileges: {mount.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server; every test takes a prefix of its own."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from slipway.artifacts import LocalStore
+from slipway.artifacts.opening import open_store
 from slipway.client import Client
 from slipway.registry import stage_names
 from slipway.runner import TaskRunner
@@ -57,12 +57,12 @@ class Embedded:
         self.client: Client
 
     def __enter__(self) -> Self:
-        from slipway_coordinator.lock import StateLock
+        from slipway_coordinator.lock import FileLock, holding
 
         # Whoever may enter the folder may command the coordinator in it.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.enter_context(StateLock(self._folder / "state.db"))
+            stack.enter_context(holding(FileLock(self._folder / "state.db")))
             address = f"unix:{self._socket(stack)}"
             started: Future[None] = Future()
             thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
@@ -112,9 +112,10 @@ class Embedded:
     def _server(self, address: str) -> CoordinatorServer:
         from slipway_coordinator.coordinator import CoordinatorOptions
         from slipway_coordinator.server import CoordinatorServer
+        from slipway_coordinator.state import SqliteState
 
         options = CoordinatorOptions(
-            state=self._folder / "state.db", poll_seconds=0.02, workers_gone=True, no_worker_seconds=2.0
+            state=SqliteState(self._folder / "state.db"), poll_seconds=0.02, workers_gone=True, no_worker_seconds=2.0
         )
         return CoordinatorServer(options, address=address)
 
@@ -122,9 +123,7 @@ class Embedded:
         settings = self._settings
         settings.scratch.mkdir(parents=True, exist_ok=True)
         machine = probe(settings.scratch)
-        runner = TaskRunner(
-            LocalStore(settings.store_path), settings.scratch, gpu_architecture=machine.gpu_architecture
-        )
+        runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
         options = WorkerOptions(
             coordinator=address, stages=self._stages, slots=machine.default_slots(), report_seconds=0.25
         )

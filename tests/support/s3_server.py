@@ -156,7 +156,7 @@ class FaultyProxy:
                 proxy.passed += 1
                 self.wfile.write(data)
 
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - names of the base class
 
             def log_message(self, *_: object) -> None:
                 pass

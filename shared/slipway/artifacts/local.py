@@ -81,7 +81,7 @@ class LocalStore:
             for file in manifest.files:
                 path = target / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(self._blob(file.digest), path)
+                link_or_copy(self.blob_path(file.digest), path)
         return target
 
     def manifest(self, digest: str) -> Manifest:
@@ -106,7 +106,7 @@ class LocalStore:
             files = self.manifest(digest).files
         except ArtifactError:
             return False
-        return all(_size(self._blob(file.digest)) == file.size_bytes for file in files)
+        return all(_size(self.blob_path(file.digest)) == file.size_bytes for file in files)
 
     def action(self, key: str) -> ActionResult | None:
         """The result recorded under an action key, if every output still exists; reading it is a use of them."""
@@ -117,18 +117,47 @@ class LocalStore:
 
     def recorded_action(self, key: str) -> ActionResult | None:
         """As :meth:`action`, for those who only look: the outputs do not count as used."""
-        try:
-            document = json.loads(self._action(key).read_bytes())
-            result = ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-        return result if all(self.exists(digest) for digest in result.outputs.values()) else None
+        result = _recorded(self._action(key))
+        return result if result and all(self.exists(digest) for digest in result.outputs.values()) else None
 
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
         document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
         with self.lock(fcntl.LOCK_SH), disk_full("recording", key, at=self.root):
             self._write(self._action(key), document.encode())
+
+    def has_blob(self, file: ManifestFile) -> bool:
+        """Whether a file's blob is there, with its size."""
+        return _size(self.blob_path(file.digest)) == file.size_bytes
+
+    def admit_blob(self, file: ManifestFile, path: Path) -> None:
+        """Take a verified file, on this file system, as a blob."""
+        blob = self.blob_path(file.digest)
+        with self.lock(fcntl.LOCK_SH):
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(blob)
+            self._remember(file.digest)
+
+    def admit(self, manifest: Manifest) -> None:
+        """Commit an artifact whose blobs were admitted."""
+        with self.lock(fcntl.LOCK_SH), disk_full("storing", manifest.digest, at=self.root):
+            self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
+
+    def results(self) -> Iterator[ActionResult]:
+        """All recorded results, whether or not their outputs still exist."""
+        for path in sorted((self.root / "actions").glob("??/*.json")):
+            result = _recorded(path)
+            if result is not None:
+                yield result
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return str(self.root)
+
+    def size_bytes(self) -> int:
+        """Bytes of all blobs."""
+        return sum(max(_size(path), 0) for path in (self.root / "blobs").glob("sha256/??/*"))
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""
@@ -159,7 +188,7 @@ class LocalStore:
         """Store one file as a blob."""
         entry = describe_file(name, path, on_bytes=on_bytes)
         digest = entry.digest
-        blob = self._blob(digest)
+        blob = self.blob_path(digest)
         if _size(blob) != entry.size_bytes:
             blob.parent.mkdir(parents=True, exist_ok=True)
             arriving = self.root / "uploads" / uuid.uuid4().hex
@@ -173,7 +202,7 @@ class LocalStore:
 
     def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes) -> None:
         """Compare a blob with its digest; once per process while its size, time and inode stay."""
-        blob = self._blob(file.digest)
+        blob = self.blob_path(file.digest)
         try:
             if self._verified.get(file.digest) == _stat(blob):
                 return
@@ -186,7 +215,7 @@ class LocalStore:
         self._remember(file.digest)
 
     def _remember(self, digest: str) -> None:
-        self._verified[digest] = _stat(self._blob(digest))
+        self._verified[digest] = _stat(self.blob_path(digest))
 
     def _touch(self, digest: str) -> None:
         with contextlib.suppress(OSError):  # a read-only store still serves
@@ -205,7 +234,8 @@ class LocalStore:
         finally:
             arriving.unlink(missing_ok=True)
 
-    def _blob(self, digest: str) -> Path:
+    def blob_path(self, digest: str) -> Path:
+        """Where a blob lies, or would."""
         name = parse_digest(digest)
         return self.root / "blobs" / "sha256" / name[:2] / name
 
@@ -245,6 +275,14 @@ def _in_threads(call: Callable[[_T, OnBytes], _R], items: Iterable[_T], on_bytes
         except BaseException:
             stopped.set()
             raise
+
+
+def _recorded(path: Path) -> ActionResult | None:
+    try:
+        document = json.loads(path.read_bytes())
+        return ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _stat(path: Path) -> _Stat:

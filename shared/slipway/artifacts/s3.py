@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class S3Store:
         """
         paths = {name: Path(path) for name, path in sorted(files.items())}
         entries: list[ManifestFile] = []
-        with ThreadPoolExecutor(max_workers=1) as hashing, _workers() as pool:
+        with ThreadPoolExecutor(max_workers=1) as hashing, workers() as pool:
             try:
                 # The next file is hashed while the one before is sent.
                 for entry in hashing.map(lambda item: describe_file(*item, on_bytes=on_bytes), paths.items()):
@@ -75,7 +75,7 @@ class S3Store:
 
     def put_blobs(self, manifest: Manifest, open_from: Callable[[ManifestFile], Path], *, on_bytes: OnBytes) -> str:
         """Commit an artifact whose files have been hashed; ``open_from`` says where each lies."""
-        with _workers() as pool:
+        with workers() as pool:
             for entry in manifest.files:
                 self._put_blob(entry, open_from(entry), pool, on_bytes)
         return self.commit(manifest)
@@ -95,7 +95,7 @@ class S3Store:
         """
         manifest = self.manifest(digest)
         self._touch(manifest_name(digest))
-        with disk_full("fetching", digest, at=target), _workers() as pool:
+        with disk_full("fetching", digest, at=target), workers() as pool:
             target.mkdir(parents=True)
             first: dict[str, Path] = {}
             for file in manifest.files:
@@ -162,25 +162,45 @@ class S3Store:
 
     def action(self, key: str) -> ActionResult | None:
         """The result recorded under an action key, if every output still exists."""
+        result = self.recorded(key)
+        if result is None or not all(self.exists(digest) for digest in result.outputs.values()):
+            return None
+        for digest in result.outputs.values():
+            self._touch(manifest_name(digest))
+        return result
+
+    def recorded(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key, whether or not its outputs exist."""
         try:
             document = json.loads(self.bucket.get(action_name(key)))
-            result = ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+            return ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
         except ArtifactError as error:
             if error.reason == "ARTIFACT_NOT_FOUND":
                 return None
             raise
         except (ValueError, KeyError, TypeError):
             return None
-        if not all(self.exists(digest) for digest in result.outputs.values()):
-            return None
-        for digest in result.outputs.values():
-            self._touch(manifest_name(digest))
-        return result
 
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
         document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
         self.bucket.put(action_name(key), document.encode())
+
+    def results(self) -> Iterator[ActionResult]:
+        """All recorded results, whether or not their outputs still exist."""
+        for entry in self.bucket.listing("actions/"):
+            result = self.recorded(entry.key.rpartition("/")[2].removesuffix(".json"))
+            if result is not None:
+                yield result
+
+    @property
+    def where(self) -> str:
+        """Address and endpoint."""
+        return self.bucket.where
+
+    def size_bytes(self) -> int:
+        """Bytes of all blobs."""
+        return sum(entry.size_bytes for entry in self.bucket.listing("blobs/"))
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""
@@ -258,7 +278,8 @@ def _digest(name: str) -> str:
     return f"sha256:{name.rpartition('/')[2]}"
 
 
-def _workers() -> ThreadPoolExecutor:
+def workers() -> ThreadPoolExecutor:
+    """Threads that carry data; each holds at most one part."""
     return ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-transfer")
 
 

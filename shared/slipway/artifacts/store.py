@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,11 @@ OnBytes = Callable[[int], None]
 
 class ArtifactStore(Protocol):
     """Artifacts by digest and results by action key. Every method may be called from several processes at once."""
+
+    @property
+    def where(self) -> str:
+        """Where it is, for people."""
+        ...
 
     def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder that the caller gives up; answers the artifact's digest."""
@@ -41,4 +46,20 @@ class ArtifactStore(Protocol):
 
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
+        ...
+
+    def digests(self) -> list[str]:
+        """Digests of all artifacts, sorted."""
+        ...
+
+    def last_used(self, digest: str) -> float:
+        """When an artifact was last made, fetched or reused, in seconds since the epoch; stores may round."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Bytes of all blobs."""
+        ...
+
+    def results(self) -> Iterator[ActionResult]:
+        """All recorded results, whether or not their outputs still exist."""
         ...

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipway.artifacts import LocalStore
-from slipway.artifacts.collection import collect
+from slipway.artifacts import ArtifactStore, LocalStore
+from slipway.artifacts.collection import Collected, collect
+from slipway.artifacts.opening import open_store
 from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
 from slipway.delivery import verify_directory
@@ -63,7 +64,7 @@ def verify_path(path: str) -> dict[str, Any]:
         import tempfile
 
         store = _store()
-        with tempfile.TemporaryDirectory(prefix="verify-", dir=store.root) as scratch:
+        with tempfile.TemporaryDirectory(prefix="verify-", dir=_scratch()) as scratch:
             store.fetch(path, Path(scratch) / "artifact")
         return {"path": path, "files": len(store.manifest(path).files), "success": True}
     count, faults = verify_directory(Path(path))
@@ -99,8 +100,7 @@ def list_cache() -> dict[str, Any]:
             }
         )
     artifacts.sort(key=lambda entry: (-float(str(entry["last_used"])), entry["digest"]))
-    blobs = sum(path.stat().st_size for path in (store.root / "blobs").glob("sha256/??/*"))
-    return {"store": str(store.root), "artifacts": artifacts, "blob_bytes": blobs}
+    return {"store": store.where, "artifacts": artifacts, "blob_bytes": store.size_bytes()}
 
 
 def collect_cache(*, older_than: str | None, max_size: str | None, dry_run: bool) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def collect_cache(*, older_than: str | None, max_size: str | None, dry_run: bool
         ConfigurationError: A limit is not an age or a size.
     """
     settings = Settings.from_environment(os.environ)
-    store = LocalStore(settings.store_path)
-    done = collect(
+    store = open_store(settings)
+    done = _collect(
         store,
         max_age_seconds=None if older_than is None else age(older_than),
         max_bytes=None if max_size is None else _bytes(max_size),
@@ -119,7 +119,7 @@ def collect_cache(*, older_than: str | None, max_size: str | None, dry_run: bool
         dry_run=dry_run,
     )
     return {
-        "store": str(store.root),
+        "store": store.where,
         "dry_run": dry_run,
         "artifacts": list(done.artifacts),
         "blobs": done.blobs,
@@ -147,18 +147,33 @@ def _bytes(text: str) -> int:
         raise ConfigurationError(f"--max-size {message}", remedy=remedy) from error
 
 
-def _makers(store: LocalStore) -> dict[str, list[str]]:
+def _makers(store: ArtifactStore) -> dict[str, list[str]]:
     """Output names of recorded results, by digest."""
     found: dict[str, set[str]] = {}
-    for path in sorted((store.root / "actions").glob("??/*.json")):
-        try:
-            outputs = json.loads(path.read_bytes())["outputs"]
-        except (OSError, ValueError, KeyError):
-            continue
-        for name, digest in outputs.items():
+    for result in store.results():
+        for name, digest in result.outputs.items():
             found.setdefault(digest, set()).add(name)
     return {digest: sorted(names) for digest, names in found.items()}
 
 
-def _store() -> LocalStore:
-    return LocalStore(Settings.from_environment(os.environ).store_path)
+def _collect(store: ArtifactStore, **limits: Any) -> Collected:
+    if isinstance(store, LocalStore):
+        return collect(store, **limits)
+    from slipway.artifacts.cached import CachedStore
+    from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
+
+    assert isinstance(store, CachedStore)
+    if not limits["dry_run"]:
+        expire_unfinished_uploads(store.remote.bucket)
+    return collect_bucket(store.remote, **limits)
+
+
+def _store() -> ArtifactStore:
+    return open_store(Settings.from_environment(os.environ))
+
+
+def _scratch() -> Path:
+    """On the store's file system, or the cache's, where fetching makes no second copy."""
+    settings = Settings.from_environment(os.environ)
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    return settings.scratch

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pydantic
 
-from slipway.artifacts import LocalStore
+from slipway.artifacts import ArtifactStore
+from slipway.artifacts.opening import open_store
 from slipway.cli.display import Display
 from slipway.cli.identity import export_identity
 from slipway.cli.sources import Sources, find_sources, store_sources
@@ -63,7 +64,7 @@ class ExportJob:
             warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
             for warning in warnings:
                 _log.warning(warning)
-            store = LocalStore(self.settings.store_path)
+            store = open_store(self.settings)
             digests = store_sources(sources, store, on_bytes=self._reading)
             self.display.note("starting")
             identity = export_identity(configuration, digests)
@@ -140,7 +141,7 @@ class ExportJob:
                     break
         return export if export.state in _ENDED else client.get_export(export.name)
 
-    def _deliver(self, export: pb.Export, store: LocalStore, warnings: tuple[str, ...]) -> ExportResult:
+    def _deliver(self, export: pb.Export, store: ArtifactStore, warnings: tuple[str, ...]) -> ExportResult:
         validation = _validation(export, store)
         if not delivered_formats(export):
             return export_result(export, store=store, validation=validation, warnings=warnings)
@@ -169,7 +170,7 @@ class ExportJob:
         self.display.note(f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB")
 
 
-def _validation(export: pb.Export, store: LocalStore) -> ValidationReport | None:
+def _validation(export: pb.Export, store: ArtifactStore) -> ValidationReport | None:
     """What validation found, if it ran."""
     digest = export.outputs.get(VALIDATION, "")
     if not digest:

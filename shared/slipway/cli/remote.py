@@ -32,7 +32,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     """Create an export at a coordinator and return at once."""
     import os
 
-    from slipway.artifacts import LocalStore
+    from slipway.artifacts.opening import open_store
     from slipway.cli.export import load_configuration
     from slipway.cli.identity import export_identity
     from slipway.cli.remote_view import answer_export
@@ -42,7 +42,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
     with _connect(coordinator) as client:
         sources = find_sources(loaded.configuration)
-        store = LocalStore(Settings.from_environment(os.environ).store_path)
+        store = open_store(Settings.from_environment(os.environ))
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
         identity = export_identity(loaded.configuration, digests)
         export = client.create_export(

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slipway.artifacts import LocalStore
+from slipway.artifacts import ArtifactStore
 from slipway.settings import Settings
 
 GRACE_SECONDS = 3600.0
 """While an export runs, artifacts used so recently are kept: it may be about to name them."""
 
 
-def digests_in_use(settings: Settings, store: LocalStore, *, now: float) -> frozenset[str]:
+def digests_in_use(settings: Settings, store: ArtifactStore, *, now: float) -> frozenset[str]:
     """Artifacts that a collection must leave alone.
 
     Those of exports that have not ended (a killed one goes on with them), and while any export runs, recent ones too.

@@ -1,0 +1,154 @@
+"""A store with a node's own copy of what was used last: the remote one is the truth, the local one saves the way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slipway.artifacts.actions import ActionResult
+from slipway.artifacts.collection import collect
+from slipway.artifacts.faults import ABSENT, disk_full
+from slipway.artifacts.local import LocalStore
+from slipway.artifacts.manifest import Manifest, ManifestFile
+from slipway.artifacts.s3 import S3Store, workers
+from slipway.artifacts.store import OnBytes
+from slipway.errors import ArtifactError
+
+_TRIES = 3
+
+
+class CachedStore:
+    """An :class:`~slipway.artifacts.store.ArtifactStore` that fetches each blob once per node, for several processes at once.
+
+    Args:
+        remote: Where everything is.
+        local: The cache; fetched files are hard links into it.
+        max_bytes: Least recently used artifacts go when the cache has more; those in use keep their links elsewhere.
+    """
+
+    def __init__(self, remote: S3Store, local: LocalStore, *, max_bytes: int | None = None) -> None:
+        self.remote, self.local = remote, local
+        self._max_bytes = max_bytes
+        self._arriving = local.root / "arriving"
+        self._arriving.mkdir(exist_ok=True)
+
+    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+        """Commit a folder that the caller gives up, here and there."""
+        digest = self.local.put(folder, on_bytes=on_bytes)
+        return self._send(digest, {}, folder, on_bytes)
+
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Commit somebody else's files, here and there."""
+        digest = self.local.put_files(files, on_bytes=on_bytes)
+        return self._send(digest, files, None, on_bytes)
+
+    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+        """Lay an artifact's verified files below ``target``.
+
+        Raises:
+            ArtifactError: As :meth:`S3Store.fetch`.
+        """
+        for _ in range(_TRIES):
+            self._bring(digest, on_bytes or _ignore)
+            try:
+                self.local.fetch(digest, target, on_bytes=on_bytes)
+            except ArtifactError as error:  # evicted since, or damaged on this disk
+                if error.reason not in ABSENT:
+                    raise
+                with contextlib.suppress(FileNotFoundError):
+                    target.rmdir()
+                continue
+            self._evict()
+            return target
+        return self.remote.fetch(digest, target, on_bytes=on_bytes)
+
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact."""
+        try:
+            return self.local.manifest(digest)
+        except ArtifactError as error:
+            if error.reason not in ABSENT:
+                raise
+            return self.remote.manifest(digest)
+
+    def exists(self, digest: str) -> bool:
+        """Whether the remote store has all of an artifact: what only this node has is of no use to the others."""
+        return self.remote.exists(digest)
+
+    def action(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key."""
+        return self.remote.action(key)
+
+    def record_action(self, key: str, result: ActionResult) -> None:
+        """Remember a result under its action key."""
+        self.remote.record_action(key, result)
+
+    @property
+    def where(self) -> str:
+        """Where the remote store is."""
+        return self.remote.where
+
+    def digests(self) -> list[str]:
+        """Digests of all artifacts of the remote store, sorted."""
+        return self.remote.digests()
+
+    def last_used(self, digest: str) -> float:
+        """When an artifact was last made, fetched or reused by anybody."""
+        return self.remote.last_used(digest)
+
+    def size_bytes(self) -> int:
+        """Bytes of all blobs of the remote store."""
+        return self.remote.size_bytes()
+
+    def results(self) -> Iterator[ActionResult]:
+        """All results recorded in the remote store."""
+        return self.remote.results()
+
+    def _send(self, digest: str, files: Mapping[str, Path], folder: Path | None, on_bytes: OnBytes | None) -> str:
+        def lies_at(file: ManifestFile) -> Path:
+            """In the cache, or, evicted already, where it came from."""
+            blob = self.local.blob_path(file.digest)
+            if blob.exists():
+                return blob
+            return folder / file.path if folder is not None else Path(files[file.path])
+
+        self.remote.put_blobs(self.local.manifest(digest), lies_at, on_bytes=on_bytes or _ignore)
+        self._evict()
+        return digest
+
+    def _bring(self, digest: str, on_bytes: OnBytes) -> None:
+        """Complete an artifact in the cache; each blob is fetched by one process, the others wait for it."""
+        if self.local.exists(digest):
+            return
+        manifest = self.remote.manifest(digest)
+        with disk_full("fetching", digest, at=self.local.root), workers() as pool:
+            for file in manifest.files:
+                with self._alone(file.digest) as arriving:
+                    if self.local.has_blob(file):
+                        continue
+                    arriving.unlink(missing_ok=True)  # of a process that was killed
+                    try:
+                        self.remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=on_bytes)
+                        self.local.admit_blob(file, arriving)
+                    finally:
+                        arriving.unlink(missing_ok=True)
+            self.local.admit(manifest)
+
+    @contextlib.contextmanager
+    def _alone(self, digest: str) -> Iterator[Path]:
+        """Where a blob may be written while no other process writes it."""
+        name = self._arriving / digest.removeprefix("sha256:")
+        with name.with_suffix(".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield name.with_suffix(f".{os.getpid()}")
+
+    def _evict(self) -> None:
+        if self._max_bytes is not None and self.local.size_bytes() > self._max_bytes:
+            collect(self.local, max_bytes=self._max_bytes)
+
+
+def _ignore(_: int) -> None:
+    """Count nothing."""

@@ -1,0 +1,34 @@
+"""The store that the settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway.artifacts.local import LocalStore
+from slipway.artifacts.s3_options import SCHEME, parse_s3_url
+from slipway.artifacts.store import ArtifactStore
+from slipway.errors import ArtifactError
+from slipway.settings import Settings
+
+
+def open_store(settings: Settings) -> ArtifactStore:
+    """The artifact store of this process: a local folder, or a bucket behind a cache on this machine.
+
+    Raises:
+        ArtifactError: ``STORE_INVALID`` or ``STORE_DENIED``; that a bucket does not answer shows when it is used.
+    """
+    if not settings.store.startswith(SCHEME):
+        return LocalStore(Path(settings.store) if settings.store else settings.store_path)
+    bucket, prefix = parse_s3_url(settings.store)
+    try:
+        from slipway.artifacts.cached import CachedStore
+        from slipway.artifacts.s3 import S3Store
+        from slipway.artifacts.s3_client import S3Bucket
+    except ImportError as error:
+        raise ArtifactError(
+            f"the store {settings.store} needs the S3 extra, which is not installed",
+            reason="STORE_INVALID",
+            remedy="pip install 'slipway[s3]'",
+        ) from error
+    remote = S3Store(S3Bucket(settings.s3, bucket, prefix=prefix))
+    return CachedStore(remote, LocalStore(settings.cache_path), max_bytes=settings.cache_bytes)

@@ -1,0 +1,134 @@
+"""Garbage collection of a bucket: mark what manifests name, sweep what is old and nobody names.
+
+It needs no lock. Blobs are listed before manifests are read, so that the manifest of every blob that is complete by then
+is seen; a blob whose manifest is still to come was written or made as new within the grace period, and is left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from minio.commonconfig import ENABLED, Filter
+from minio.error import S3Error
+from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
+
+from slipway.artifacts.collection import Collected
+from slipway.artifacts.faults import ABSENT
+from slipway.artifacts.manifest import ManifestFile
+from slipway.artifacts.s3 import S3Store
+from slipway.artifacts.s3_client import S3Bucket, StoredObject
+from slipway.errors import ArtifactError
+
+_LOOKS = 16
+_UNFINISHED_DAYS = 1
+
+
+def collect_bucket(
+    store: S3Store,
+    *,
+    max_age_seconds: float | None = None,
+    max_bytes: int | None = None,
+    keep: Collection[str] = (),
+    dry_run: bool = False,
+) -> Collected:
+    """Remove artifacts and the blobs that only they had; several collections at once are safe.
+
+    Args:
+        store: The store; nothing younger than its grace period is removed.
+        max_age_seconds: Remove artifacts not used for this long.
+        max_bytes: Then remove the least recently used until the blobs take no more than this.
+        keep: Artifacts to leave alone.
+        dry_run: Only say what would go.
+
+    Raises:
+        ArtifactError: As :meth:`S3Bucket.call`.
+    """
+    bucket, now = store.bucket, time.time()
+    blobs = bucket.listing("blobs/sha256/")
+    manifests = bucket.listing("manifests/sha256/")
+    with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
+        contents = dict(
+            zip((_digest(m) for m in manifests), pool.map(lambda m: _files(store, _digest(m)), manifests), strict=True)
+        )
+    old = sorted((m.modified, _digest(m)) for m in manifests if now - m.modified > store.grace_seconds)
+    candidates = [(used, digest) for used, digest in old if digest not in set(keep)]
+    doomed = [digest for used, digest in candidates if max_age_seconds is not None and now - used > max_age_seconds]
+    if max_bytes is not None:
+        doomed = _shrink(candidates, doomed, contents, max_bytes)
+    named = {file.digest for digest, files in contents.items() if digest not in set(doomed) for file in files}
+    swept = [blob for blob in blobs if _digest(blob) not in named and now - blob.modified > store.grace_seconds]
+    if not dry_run:
+        bucket.delete(f"manifests/sha256/{d[7:9]}/{d[7:]}" for d in doomed)
+        swept = _sweep(bucket, swept)
+        _forget_actions(store, set(doomed))
+    return Collected(artifacts=tuple(doomed), blobs=len(swept), freed_bytes=sum(blob.size_bytes for blob in swept))
+
+
+def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
+    """Have the service drop uploads that were never finished; other rules of the bucket stay. False if it cannot."""
+    name = f"slipway-unfinished-uploads-{bucket.prefix.replace('/', '-')}".rstrip("-")
+    try:
+        found = bucket.sdk.get_bucket_lifecycle(bucket.bucket)
+        rules = [rule for rule in (found.rules if found else []) if rule.rule_id != name]
+        rules.append(
+            Rule(
+                status=ENABLED,
+                rule_filter=Filter(prefix=bucket.key("blobs/")),
+                rule_id=name,
+                abort_incomplete_multipart_upload=AbortIncompleteMultipartUpload(
+                    days_after_initiation=_UNFINISHED_DAYS
+                ),
+            )
+        )
+        bucket.sdk.set_bucket_lifecycle(bucket.bucket, LifecycleConfig(rules))
+    except S3Error:  # MinIO drops them by itself and knows no such rule; credentials may lack the right
+        return False
+    return True
+
+
+def _shrink(
+    candidates: list[tuple[float, str]], doomed: list[str], contents: dict[str, tuple[ManifestFile, ...]], most: int
+) -> list[str]:
+    """The doomed, and the least recently used after them until what stays is small enough."""
+    gone, result = set(doomed), list(doomed)
+    for _, digest in candidates:
+        stays = {f.digest: f.size_bytes for d, files in contents.items() if d not in gone for f in files}
+        if sum(stays.values()) <= most:
+            break
+        if digest not in gone:
+            gone.add(digest)
+            result.append(digest)
+    return result
+
+
+def _sweep(bucket: S3Bucket, blobs: list[StoredObject]) -> list[StoredObject]:
+    """Remove blobs that are still as old as they were: one that was made as new meanwhile is about to be named."""
+    with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
+        now = list(pool.map(lambda blob: bucket.find(blob.key), blobs))
+    still = [blob for blob, found in zip(blobs, now, strict=True) if found and found.modified == blob.modified]
+    bucket.delete(blob.key for blob in still)
+    return still
+
+
+def _forget_actions(store: S3Store, doomed: set[str]) -> None:
+    """Remove results whose outputs are gone."""
+    bucket = store.bucket
+    for entry in bucket.listing("actions/") if doomed else []:
+        result = store.recorded(entry.key.rpartition("/")[2].removesuffix(".json"))
+        if result is not None and doomed & set(result.outputs.values()):
+            bucket.delete([entry.key])
+
+
+def _files(store: S3Store, digest: str) -> tuple[ManifestFile, ...]:
+    try:
+        return store.manifest(digest).files
+    except ArtifactError as error:
+        if error.reason not in ABSENT:
+            raise
+        return ()
+
+
+def _digest(entry: StoredObject) -> str:
+    return f"sha256:{entry.key.rpartition('/')[2]}"
