@@ -19,6 +19,9 @@ from slipway.errors import REASONS, Failure, ServiceError
 from slipway_protos.v1 import configuration_pb2
 
 DOMAIN = "slipway"
+RETRY_AFTER = "retry_after_seconds"
+"""Entry of a failure's ``about`` that travels as ``RetryInfo`` too, which every gRPC client understands."""
+
 STATUS_KEY = "grpc-status-details-bin"
 
 # Names of the parts of a failure within ErrorInfo.metadata; everything else there is ``about``.
@@ -40,6 +43,10 @@ def status_of(failure: Failure) -> status_pb2.Status:
         info.metadata["remedy"] = failure.remedy
     status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=failure.message)
     status.details.add().Pack(info)
+    if RETRY_AFTER in failure.about:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(int(1000 * float(failure.about[RETRY_AFTER])))
+        status.details.add().Pack(retry)
     return status
 
 

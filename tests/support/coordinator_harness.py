@@ -20,12 +20,14 @@ from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.runner import TaskRunner
+from slipway.security.server import ServerSecurity
 from slipway.worker import Worker, WorkerOptions
 from slipway.worker.machine import probe
 from slipway_coordinator.coordinator import CoordinatorOptions
-from slipway_coordinator.lock import StateLock
+from slipway_coordinator.lock import holding
 from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.server import CoordinatorServer
+from slipway_coordinator.state import SqliteState
 from slipway_protos.v1 import export_pb2
 
 STAGE = "coordinator_stages:STAGE"
@@ -65,9 +67,12 @@ class Harness:
     stages: tuple[str, ...] = (STAGE,)
     with_worker: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    security: ServerSecurity | None = None  # given, it listens on a port of loopback
 
     @property
     def address(self) -> str:
+        if self.security is not None:
+            return f"localhost:{self.server.port}"
         return f"unix:{self.home / 's'}"
 
     @property
@@ -108,11 +113,15 @@ class Harness:
 
     async def _run(self, started: Future[None]) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        state = self.home / "state.db"
+        state = SqliteState(self.home / "state.db")
         options = {"poll_seconds": 0.02, "workers_gone": True, **self.options}
         try:
-            with StateLock(state):
-                self.server = CoordinatorServer(CoordinatorOptions(state=state, **options), address=self.address)
+            with holding(state.lock()):
+                self.server = CoordinatorServer(
+                    CoordinatorOptions(state=state, **options),
+                    address=self.address if self.security is None else "127.0.0.1:0",
+                    security=self.security,
+                )
                 await self.server.start()
                 started.set_result(None)
                 await self._work()

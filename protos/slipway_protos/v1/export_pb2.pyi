@@ -50,7 +50,7 @@ TASK_STATE_CANCELLED: TaskState
 TASK_STATE_SKIPPED: TaskState
 
 class Export(_message.Message):
-    __slots__ = ("name", "configuration", "sources", "state", "error", "tasks", "outputs", "warnings", "recovery_profile", "trace_id", "etag", "create_time", "end_time", "labels")
+    __slots__ = ("name", "configuration", "sources", "state", "error", "tasks", "outputs", "warnings", "recovery_profile", "trace_id", "etag", "create_time", "end_time", "labels", "priority")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Export(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     configuration: _configuration_pb2.ExportConfiguration
     sources: _containers.ScalarMap[str, str]
@@ -100,7 +101,8 @@ class Export(_message.Message):
     create_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[ExportState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., recovery_profile: _Optional[str] = ..., trace_id: _Optional[str] = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    priority: int
+    def __init__(self, name: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[ExportState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., recovery_profile: _Optional[str] = ..., trace_id: _Optional[str] = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("id", "stage", "params", "inputs", "format", "state", "attempts", "outputs", "facts")
@@ -165,7 +167,7 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., rule: _Optional[str] = ..., reused: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class CreateExportRequest(_message.Message):
-    __slots__ = ("parent", "export_id", "configuration", "sources", "labels", "validate_only")
+    __slots__ = ("parent", "export_id", "configuration", "sources", "labels", "validate_only", "request_id", "priority")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -186,13 +188,17 @@ class CreateExportRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     parent: str
     export_id: str
     configuration: _configuration_pb2.ExportConfiguration
     sources: _containers.ScalarMap[str, str]
     labels: _containers.ScalarMap[str, str]
     validate_only: bool
-    def __init__(self, parent: _Optional[str] = ..., export_id: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    request_id: str
+    priority: int
+    def __init__(self, parent: _Optional[str] = ..., export_id: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., validate_only: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class GetExportRequest(_message.Message):
     __slots__ = ("name",)
@@ -201,14 +207,16 @@ class GetExportRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ListExportsRequest(_message.Message):
-    __slots__ = ("parent", "page_size", "page_token")
+    __slots__ = ("parent", "page_size", "page_token", "filter")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     parent: str
     page_size: int
     page_token: str
-    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    filter: str
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class ListExportsResponse(_message.Message):
     __slots__ = ("exports", "next_page_token")
@@ -219,22 +227,28 @@ class ListExportsResponse(_message.Message):
     def __init__(self, exports: _Optional[_Iterable[_Union[Export, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CancelExportRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "etag")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    etag: str
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class RetryExportRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "etag")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    etag: str
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class DeleteExportRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "etag")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    etag: str
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class DeleteExportResponse(_message.Message):
     __slots__ = ()

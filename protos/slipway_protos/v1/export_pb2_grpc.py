@@ -80,7 +80,8 @@ class ExportServiceServicer:
 
     def CreateExport(self, request, context):
         """Creates an export and returns at once; work starts as workers are free.
-        INVALID_ARGUMENT: the configuration cannot be honoured. ALREADY_EXISTS: another request made an export of this id.
+        INVALID_ARGUMENT: the configuration cannot be honoured. ALREADY_EXISTS: another request made an export of this id, or
+        used this request_id. RESOURCE_EXHAUSTED with RetryInfo: as many exports as are allowed are under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,14 +95,14 @@ class ExportServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListExports(self, request, context):
-        """Newest first. INVALID_ARGUMENT: malformed page token or parent.
+        """Newest first. INVALID_ARGUMENT: malformed page token, filter or parent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelExport(self, request, context):
-        """Asks for cancellation and returns at once. NOT_FOUND. FAILED_PRECONDITION: the export has ended.
+        """Asks for cancellation and returns at once. NOT_FOUND. FAILED_PRECONDITION: the export has ended. ABORTED: etag.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,13 +110,14 @@ class ExportServiceServicer:
 
     def RetryExport(self, request, context):
         """Runs an ended, unsuccessful export again; finished tasks are kept. NOT_FOUND. FAILED_PRECONDITION: not ended, or succeeded.
+        ABORTED: etag.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteExport(self, request, context):
-        """Forgets an ended export; its artifacts become collectable. NOT_FOUND. FAILED_PRECONDITION: not ended.
+        """Forgets an ended export; its artifacts become collectable. NOT_FOUND. FAILED_PRECONDITION: not ended. ABORTED: etag.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

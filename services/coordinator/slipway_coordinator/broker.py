@@ -20,8 +20,9 @@ from typing import TypeVar
 from slipway import metrics
 from slipway.errors import ServiceError
 from slipway.telemetry import within
-from slipway_coordinator.database import Database, LeaseState
+from slipway_coordinator.database import Database, answering
 from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.leases import LeaseState
 from slipway_coordinator.offers import Answer, Granted, Held, Load, Offer, WorkerReport, memory_limit
 
 log = logging.getLogger("slipway.coordinator.broker")
@@ -88,7 +89,7 @@ class Broker:
             for key in [key for key in self._held if key.rpartition(":")[0].rpartition(":")[0] == export]:
                 if key not in offers:
                     del self._held[key]
-            await self._call(lambda: self.database.end_leases(export, keep=offers))
+            await self._call(lambda: self.database.leases.end(export, keep=offers))
             for key, offer in offers.items():
                 await self._want(key, offer, revoked=key in revoked)
         await self._wake()
@@ -100,7 +101,7 @@ class Broker:
             return
         if key in self._offers:
             return
-        row = await self._call(lambda: self.database.lease(key))
+        row = await self._call(lambda: self.database.leases.get(key))
         if row is not None and row.state is LeaseState.ENDED:
             return  # its result is on the way to the workflow
         if row is not None and row.state is LeaseState.HELD:
@@ -156,7 +157,7 @@ class Broker:
                 return False
             lease.expires = self.clock() + self.ttl
             return not lease.revoked
-        row = await self._call(lambda: self.database.lease(held.task))
+        row = await self._call(lambda: self.database.leases.get(held.task))
         if row is None or row.worker != worker or row.epoch != held.epoch:
             return False
         if row.state not in {LeaseState.HELD, LeaseState.EXPIRED}:
@@ -165,7 +166,7 @@ class Broker:
         self._held[held.task] = _Lease(worker, row.epoch, self.clock() + self.ttl, offer)
         log.info(f"adopted {held.task} from worker {worker}")
         if row.state is LeaseState.EXPIRED:
-            await self._call(lambda: self.database.set_lease_state(held.task, LeaseState.HELD))
+            await self._call(lambda: self.database.leases.set_state(held.task, LeaseState.HELD))
             if offer is not None:
                 stamp = f"{held.task}#{row.epoch}#adopted{self.clock()}"
                 await self._tell(offer, EventKind.LEASED, key=stamp, worker=worker, epoch=row.epoch)
@@ -184,7 +185,7 @@ class Broker:
         return again[: max(report.free_slots, 0)]
 
     async def _grant(self, key: str, offer: Offer, report: WorkerReport) -> Granted:
-        epoch = await self._call(lambda: self.database.grant(key, export=offer.export, worker=report.worker))
+        epoch = await self._call(lambda: self.database.leases.grant(key, export=offer.export, worker=report.worker))
         metrics.LEASES_GRANTED.add(stage=offer.stage)
         metrics.QUEUE_SECONDS.observe(self.clock() - self._offered_since.get(key, self.clock()), stage=offer.stage)
         self._withdraw(key)
@@ -206,7 +207,7 @@ class Broker:
             ServiceError: reason ``LEASE_LOST``.
         """
         async with self._lock:
-            row = await self._call(lambda: self.database.lease(held.task))
+            row = await self._call(lambda: self.database.leases.get(held.task))
             if row is None or row.epoch != held.epoch or row.worker != worker:
                 metrics.LEASES_REFUSED.add()
                 raise ServiceError(
@@ -218,7 +219,7 @@ class Broker:
             if row.state in {LeaseState.HELD, LeaseState.EXPIRED}:
                 await self.notify(row.export, event, f"{held.task}#{held.epoch}#completed")
                 state = LeaseState.RETURNED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
-                await self._call(lambda: self.database.set_lease_state(held.task, state))
+                await self._call(lambda: self.database.leases.set_state(held.task, state))
             self._held.pop(held.task, None)
             self._withdraw(held.task)
         await self._wake()
@@ -231,7 +232,7 @@ class Broker:
                 lease = self._held.pop(key)
                 with within(lease.offer.traceparent if lease.offer is not None else ""):
                     log.warning(f"worker {lease.worker} is silent: {key} is taken back")
-                await self._call(lambda key=key: self.database.set_lease_state(key, LeaseState.EXPIRED))  # type: ignore[misc]
+                await self._call(lambda key=key: self.database.leases.set_state(key, LeaseState.EXPIRED))  # type: ignore[misc]
                 if lease.offer is None:
                     continue
                 metrics.LEASES_EXPIRED.add(stage=lease.offer.stage)
@@ -300,7 +301,7 @@ class Broker:
     async def _call(self, function: Callable[[], T]) -> T:
         if self.executor is None:
             return function()
-        return await asyncio.get_running_loop().run_in_executor(self.executor, function)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, answering, function)
 
     async def _wake(self) -> None:
         self._generation += 1

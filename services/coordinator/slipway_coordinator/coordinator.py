@@ -9,21 +9,21 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
 
 from slipway.errors import Failure, ServiceError
-from slipway_coordinator import graph, workflow
+from slipway_coordinator import graph, history, workflow
 from slipway_coordinator.broker import Broker
-from slipway_coordinator.database import Database
+from slipway_coordinator.database import Database, answering
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
 from slipway_coordinator.observation import observe
 from slipway_coordinator.offers import Offer
 from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
+from slipway_coordinator.state import State
 from slipway_coordinator.states import ExportState, TaskState
 
 log = logging.getLogger("slipway.coordinator")
@@ -41,19 +41,23 @@ class CoordinatorOptions:
     """How a coordinator runs.
 
     Attributes:
-        state: SQLite file of all state; the caller holds its lock.
+        state: Where all state is; the caller holds its lock.
         lease_seconds: How long a worker may be silent before its task is given to another.
         poll_seconds: How often workflows look for messages.
         workers_gone: No worker of an earlier process can be alive, so their leases end at once (embedded mode).
         no_worker_seconds: Fail a task when no worker runs its stage for this long; None waits.
+        max_unended: Exports that may be under way; more are refused.
+        retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
 
-    state: Path
+    state: State
     lease_seconds: float = 30.0
     poll_seconds: float = 0.1
     workers_gone: bool = False
     no_worker_seconds: float | None = None
+    max_unended: int = 10_000
+    retain_days: float | None = None
     rules: RuleTable = field(default_factory=default_rules)
 
 
@@ -63,10 +67,9 @@ class Coordinator:
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
         self.rules = options.rules
-        # One thread: the tables are SQLite's single writer anyway, and calls keep their order.
+        # One thread: SQLite takes a single writer anyway, and calls keep their order.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="slipway-state")
-        self._url = f"sqlite:///{options.state}"
-        self.database = database = Database(self._url)
+        self.database = database = Database(options.state.url)
         self.hub = Hub(reserve=lambda name: self.call(lambda: database.reserve_sequences(name)), load=self.load)
         self.broker = Broker(database, notify=self._notify, ttl=options.lease_seconds, executor=self._executor)
         self._background: set[asyncio.Task[Any]] = set()
@@ -86,13 +89,14 @@ class Coordinator:
             raise
 
     async def _start(self) -> None:
-        self.options.state.parent.mkdir(parents=True, exist_ok=True)
         self.database.prepare()
         if self.options.workers_gone:
-            self.database.expire_all_leases()
+            self.database.leases.expire_all()
         self._launch()
         await self._resume()
         self._spawn(self._watch_leases())
+        if self.options.retain_days is not None:
+            self._spawn(history.keep_forgetting(self, days=self.options.retain_days))
 
     async def stop(self) -> None:
         """Stop where it is; a later start on the same state goes on from there."""
@@ -110,7 +114,7 @@ class Coordinator:
     # Called by the services
 
     async def create(self, record: ExportRecord) -> ExportRecord | None:
-        """Store an export and start it; None when there is one of this name."""
+        """Store an export and start it; None when there is one of this name, or of this request, already."""
         if not await self.call(lambda: self.database.insert(record)):
             return None
         await self._start_workflow(record)
@@ -142,8 +146,12 @@ class Coordinator:
         self.hub.forget(record.name)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run a blocking call on the state, outside any workflow's context (where it would become a step)."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        """Run a blocking call on the state, outside any workflow's context (where it would become a step).
+
+        Raises:
+            ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._executor, answering, function)
 
     # Called by workflows (see workflow.Surroundings)
 
@@ -184,7 +192,8 @@ class Coordinator:
         logging.getLogger("dbos").setLevel(logging.CRITICAL)
         config = DBOSConfig(
             name="slipway",
-            system_database_url=self._url,
+            system_database_url=self.options.state.url,
+            run_migrations=not self.options.state.shared,
             executor_id=EXECUTOR_ID,
             application_version=WORKFLOW_VERSION,
             serializer=DBOSPortableJSONSerializer(),

@@ -7,62 +7,22 @@ All calls block for a few milliseconds; services run them in a thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from slipway.errors import ServiceError
+from slipway_coordinator import schema
+from slipway_coordinator.leases import Leases
 from slipway_coordinator.records import ExportRecord
+from slipway_coordinator.schema import exports as _exports
+from slipway_coordinator.schema import labels as _labels
+from slipway_coordinator.schema import leases as _leases
 
 SEQUENCE_BLOCK = 10_000
 
-_metadata = sa.MetaData()
-
-_exports = sa.Table(
-    "slipway_exports",
-    _metadata,
-    sa.Column("name", sa.String(300), primary_key=True),
-    sa.Column("project", sa.String(100), nullable=False, index=True),
-    sa.Column("create_time", sa.Float, nullable=False),
-    sa.Column("ended", sa.Boolean, nullable=False, index=True),
-    sa.Column("revision", sa.Integer, nullable=False),
-    sa.Column("sequence_limit", sa.BigInteger, nullable=False, default=0),
-    sa.Column("record", sa.Text, nullable=False),
-)
-
-_leases = sa.Table(
-    "slipway_leases",
-    _metadata,
-    sa.Column("task", sa.String(500), primary_key=True),
-    sa.Column("export", sa.String(300), nullable=False, index=True),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("worker", sa.String(200), nullable=False),
-    sa.Column("state", sa.String(20), nullable=False),
-)
-
-
-class LeaseState(StrEnum):
-    """Where a lease is. A HELD one may be renewed, an EXPIRED one taken up again by its owner; a RETURNED one is free for
-    everybody, its owner having given it up; an ENDED one has its result.
-    """
-
-    HELD = "held"
-    EXPIRED = "expired"
-    RETURNED = "returned"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """Durable part of a lease."""
-
-    task: str
-    export: str
-    epoch: int
-    worker: str
-    state: LeaseState
+T = TypeVar("T")
 
 
 class Database:
@@ -70,37 +30,56 @@ class Database:
 
     Args:
         url: SQLAlchemy URL; for SQLite ``sqlite:///FILE``.
+
+    Attributes:
+        leases: The table of leases.
     """
 
     def __init__(self, url: str) -> None:
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
+        self.leases = Leases(self._engine)
 
     def prepare(self) -> None:
-        """Create the tables that are not there yet."""
-        _metadata.create_all(self._engine)
+        """Bring the tables up to date if they are an own file, otherwise see that they are.
+
+        Raises:
+            ServiceError: reason ``STATE_SCHEMA``.
+        """
+        if self._engine.dialect.name == "sqlite":
+            schema.migrate(self._engine)
+        schema.check(self._engine)
+
+    def ping(self) -> None:
+        """See that the database answers."""
+        with self._engine.connect() as connection:
+            connection.execute(sa.select(1))
+
+    def migrate(self) -> int:
+        """Bring the tables up to date; answers how many migrations that took."""
+        return schema.migrate(self._engine)
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
 
-    # Exports
-
     def insert(self, record: ExportRecord) -> bool:
-        """Store a new export; False when there is one of this name already."""
+        """Store a new export; False when there is one of this name, or of this request, already."""
         row = {
             "name": record.name,
-            "project": _project(record.name),
+            "project": record.project,
             "create_time": record.create_time,
-            "ended": record.state.ended,
-            "revision": record.revision,
+            "request_id": record.request_id or None,
             "sequence_limit": 0,
-            "record": _dumps(record),
+            **_changing(record),
         }
         try:
             with self._engine.begin() as connection:
                 connection.execute(sa.insert(_exports).values(row))
+                if record.labels:
+                    rows = [{"export": record.name, "name": k, "value": v} for k, v in record.labels.items()]
+                    connection.execute(sa.insert(_labels), rows)
         except sa.exc.IntegrityError:
             return False
         return True
@@ -111,7 +90,7 @@ class Database:
             result = connection.execute(
                 sa.update(_exports)
                 .where(_exports.c.name == record.name, _exports.c.revision < record.revision)
-                .values(record=_dumps(record), revision=record.revision, ended=record.state.ended)
+                .values(_changing(record))
             )
             if result.rowcount:
                 return True
@@ -120,32 +99,54 @@ class Database:
 
     def get(self, name: str) -> ExportRecord | None:
         """The export of this name."""
-        with self._engine.connect() as connection:
-            found = connection.execute(sa.select(_exports.c.record).where(_exports.c.name == name)).scalar()
-        return None if found is None else ExportRecord.from_json(json.loads(found))
+        return self._one(_exports.c.name == name)
 
-    def page(self, project: str, *, limit: int, offset: int) -> list[ExportRecord]:
-        """Exports of a project, newest first."""
-        query = (
-            sa.select(_exports.c.record)
-            .where(_exports.c.project == project)
-            .order_by(_exports.c.create_time.desc(), _exports.c.name)
-            .limit(limit)
-            .offset(offset)
-        )
-        with self._engine.connect() as connection:
-            return [ExportRecord.from_json(json.loads(text)) for text in connection.execute(query).scalars()]
+    def of_request(self, project: str, request_id: str) -> ExportRecord | None:
+        """The export that a request made."""
+        return self._one(_exports.c.project == project, _exports.c.request_id == request_id)
+
+    def page(
+        self,
+        conditions: Sequence[sa.ColumnElement[bool]],
+        *,
+        limit: int,
+        after: tuple[float, str] | None = None,
+    ) -> list[ExportRecord]:
+        """Exports that fulfil all conditions, newest first.
+
+        Args:
+            conditions: On the table of exports; see :mod:`slipway_coordinator.filters`.
+            limit: How many at most.
+            after: Creation time and name of the last one of the page before.
+        """
+        query = sa.select(_exports.c.record).where(*conditions)
+        if after is not None:
+            time, name = after
+            older = _exports.c.create_time < time
+            query = query.where(older | ((_exports.c.create_time == time) & (_exports.c.name > name)))
+        return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
 
     def unended(self) -> list[ExportRecord]:
         """Exports that a coordinator has to go on with, oldest first."""
-        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False)).order_by(_exports.c.create_time)
+        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
+        return self._all(query.order_by(_exports.c.create_time))
+
+    def count_unended(self) -> int:
+        """How many exports have not ended."""
+        query = sa.select(sa.func.count()).select_from(_exports).where(_exports.c.ended.is_(False))
         with self._engine.connect() as connection:
-            return [ExportRecord.from_json(json.loads(text)) for text in connection.execute(query).scalars()]
+            return connection.execute(query).scalar_one()
+
+    def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
+        """Exports that ended before a time, oldest first."""
+        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < time)
+        return self._all(query.order_by(_exports.c.end_time).limit(limit))
 
     def delete(self, name: str) -> None:
         """Forget an export and its leases."""
         with self._engine.begin() as connection:
             connection.execute(sa.delete(_exports).where(_exports.c.name == name))
+            connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             connection.execute(sa.delete(_leases).where(_leases.c.export == name))
 
     def reserve_sequences(self, name: str) -> int:
@@ -163,43 +164,27 @@ class Database:
             limit = connection.execute(sa.select(_exports.c.sequence_limit).where(_exports.c.name == name)).scalar()
         return (limit or SEQUENCE_BLOCK) - SEQUENCE_BLOCK
 
-    # Leases
+    def _one(self, *conditions: sa.ColumnElement[bool]) -> ExportRecord | None:
+        found = self._all(sa.select(_exports.c.record).where(*conditions))
+        return found[0] if found else None
 
-    def lease(self, task: str) -> LeaseRow | None:
-        """The lease of an attempt, if it was ever leased."""
+    def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
         with self._engine.connect() as connection:
-            row = connection.execute(sa.select(_leases).where(_leases.c.task == task)).mappings().first()
-        return None if row is None else _lease_row(row)
+            return [ExportRecord.from_json(json.loads(text)) for text in connection.execute(query).scalars()]
 
-    def grant(self, task: str, *, export: str, worker: str) -> int:
-        """Lease an attempt to a worker; returns the epoch, which grows with every grant."""
-        values = {"export": export, "worker": worker, "state": LeaseState.HELD.value}
-        with self._engine.begin() as connection:
-            updated = connection.execute(
-                sa.update(_leases).where(_leases.c.task == task).values(epoch=_leases.c.epoch + 1, **values)
-            )
-            if not updated.rowcount:
-                connection.execute(sa.insert(_leases).values(task=task, epoch=1, **values))
-            epoch = connection.execute(sa.select(_leases.c.epoch).where(_leases.c.task == task)).scalar()
-        assert epoch is not None
-        return epoch
 
-    def set_lease_state(self, task: str, state: LeaseState) -> None:
-        """Change the state of a lease that exists."""
-        with self._engine.begin() as connection:
-            connection.execute(sa.update(_leases).where(_leases.c.task == task).values(state=state.value))
+def answering(function: Callable[[], T]) -> T:
+    """Make a call on a database.
 
-    def end_leases(self, export: str, *, keep: Iterable[str]) -> None:
-        """End all leases of an export except those of the attempts to keep."""
-        query = sa.update(_leases).where(_leases.c.export == export, _leases.c.task.not_in(list(keep)))
-        with self._engine.begin() as connection:
-            connection.execute(query.values(state=LeaseState.ENDED.value))
-
-    def expire_all_leases(self) -> None:
-        """Mark every held lease as expired: its worker is known to be gone."""
-        query = sa.update(_leases).where(_leases.c.state == LeaseState.HELD.value)
-        with self._engine.begin() as connection:
-            connection.execute(query.values(state=LeaseState.EXPIRED.value))
+    Raises:
+        ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
+    """
+    try:
+        return function()
+    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        raise ServiceError(
+            "the coordinator's database does not answer", remedy="try again; the database's log says why"
+        ) from error
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -209,19 +194,12 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA synchronous=FULL")
 
 
-def _project(name: str) -> str:
-    return name.split("/")[1]
-
-
-def _dumps(record: ExportRecord) -> str:
-    return json.dumps(record.to_json(), separators=(",", ":"), ensure_ascii=False)
-
-
-def _lease_row(row: Any) -> LeaseRow:
-    return LeaseRow(
-        task=row["task"],
-        export=row["export"],
-        epoch=row["epoch"],
-        worker=row["worker"],
-        state=LeaseState(row["state"]),
-    )
+def _changing(record: ExportRecord) -> dict[str, Any]:
+    """Columns that change with every revision."""
+    return {
+        "state": record.state.value,
+        "ended": record.state.ended,
+        "end_time": record.end_time,
+        "revision": record.revision,
+        "record": json.dumps(record.to_json(), separators=(",", ":"), ensure_ascii=False),
+    }

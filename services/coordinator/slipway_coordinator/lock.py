@@ -4,47 +4,81 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Protocol
 
 from slipway.errors import ServiceError
 
 
-class StateLock:
+class StateLock(Protocol):
+    """The right to be the active coordinator."""
+
+    def acquire(self) -> bool:
+        """Take it if nobody has it; whether it is ours now. Blocks for some seconds at most."""
+
+    def release(self) -> None:
+        """Give it back, if it is ours."""
+
+    def refusal(self) -> ServiceError:
+        """Why :meth:`acquire` did not take it."""
+
+
+class FileLock:
     """An exclusive lock beside a state file. The kernel gives it back when the process ends, however it ends.
 
     Args:
         state: The state file; the lock is ``{state}.lock``.
-
-    Raises:
-        ServiceError: reason ``COORDINATOR_LOCKED`` on entering, when another process holds it.
     """
 
     def __init__(self, state: Path) -> None:
         self._path = state.with_name(state.name + ".lock")
         self._descriptor = -1
+        self._holder = ""
 
-    def __enter__(self) -> Self:
+    def acquire(self) -> bool:
+        """Take it if nobody has it; whether it is ours now."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Not inheritable, so that no child process keeps the lock.
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(self._descriptor, 32).decode(errors="replace").strip()
-            os.close(self._descriptor)
-            raise ServiceError(
-                f"process {holder or 'unknown'} is active on {self._path.with_suffix('')}",
-                reason="COORDINATOR_LOCKED",
-                remedy="wait for it to end, or end it",
-                about={"process": holder},
-            ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-        return self
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+        return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)
+    def release(self) -> None:
+        """Give it back, if it is ours."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def refusal(self) -> ServiceError:
+        """Why :meth:`acquire` did not take it."""
+        return ServiceError(
+            f"process {self._holder or 'unknown'} is active on {self._path.with_suffix('')}",
+            reason="COORDINATOR_LOCKED",
+            remedy="wait for it to end, or end it",
+            about={"process": self._holder},
+        )
+
+
+@contextmanager
+def holding(lock: StateLock) -> Iterator[None]:
+    """Hold a lock for the length of a block.
+
+    Raises:
+        ServiceError: reason ``COORDINATOR_LOCKED`` when another process holds it.
+    """
+    if not lock.acquire():
+        raise lock.refusal()
+    try:
+        yield
+    finally:
+        lock.release()

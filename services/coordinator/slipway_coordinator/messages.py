@@ -28,10 +28,11 @@ def export_message(record: ExportRecord) -> export_pb2.Export:
         warnings=record.warnings,
         recovery_profile=record.recovery_profile,
         trace_id=record.traceparent.split("-")[1] if record.traceparent.count("-") == 3 else "",
-        etag=f"{record.run}-{record.revision}",
+        etag=record.etag,
         create_time=timestamp(record.create_time),
         end_time=timestamp(record.end_time),
         labels=record.labels,
+        priority=record.priority,
     )
     if record.failure is not None:
         message.error.CopyFrom(status_of(record.failure))

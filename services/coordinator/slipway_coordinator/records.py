@@ -103,11 +103,15 @@ class TaskRecord(_Record):
 
 
 class ExportRecord(_Record):
-    """One export. ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry."""
+    """One export. ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the
+    client's name of the request that made it, empty without one; of several, that of the higher ``priority`` goes first.
+    """
 
     name: str
     configuration: dict[str, Any]
     request_hash: str
+    request_id: str = ""
+    priority: int = 0
     sources: dict[str, str]
     labels: dict[str, str] = Field(default_factory=dict)
     tasks: tuple[TaskRecord, ...]
@@ -121,6 +125,16 @@ class ExportRecord(_Record):
     create_time: float
     begin_time: float | None = None
     end_time: float | None = None
+
+    @property
+    def project(self) -> str:
+        """Who it belongs to."""
+        return self.name.split("/")[1]
+
+    @property
+    def etag(self) -> str:
+        """Changes with every change of the export."""
+        return f"{self.run}-{self.revision}"
 
     def task(self, task_id: str) -> TaskRecord:
         """The task of this id."""

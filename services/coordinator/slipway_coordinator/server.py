@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 
 import grpc
 
 from slipway.metrics import reading
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
+from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
+from slipway.security.server import ServerSecurity
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
+from slipway_coordinator.gate import Gate
 from slipway_coordinator.lock import StateLock
 from slipway_coordinator.observation import Gauges
 from slipway_coordinator.scaler import SERVICE as SCALER
@@ -22,16 +25,23 @@ from slipway_protos.v1 import export_pb2_grpc, worker_pb2_grpc
 
 log = logging.getLogger("slipway.coordinator")
 
+STANDBY_SECONDS = 0.5
 SERVICES = ("slipway.v1.ExportService", "slipway.v1.WorkerService", SCALER)
 
 
 class CoordinatorServer:
-    """A coordinator that serves at an address, from :meth:`start` to :meth:`stop`. The caller holds the state's lock."""
+    """A coordinator that serves at an address, from :meth:`start` to :meth:`stop`.
 
-    def __init__(self, options: CoordinatorOptions, *, address: str) -> None:
+    Between :meth:`listen` and :meth:`activate` it is a standby: its health is NOT_SERVING and it refuses calls.
+    """
+
+    def __init__(self, options: CoordinatorOptions, *, address: str, security: ServerSecurity | None = None) -> None:
         self.coordinator = Coordinator(options)
         self._address = address
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._gate = Gate()
+        self._security = security or ServerSecurity()
+        interceptors = (self._security.interceptor(), self._gate)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         self._checks = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self.coordinator), self._server)
@@ -40,38 +50,88 @@ class CoordinatorServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Go on with what is stored, then take calls.
+        """Listen and be active. The caller holds the state's lock.
+
+        Raises:
+            ServiceError: the address cannot be bound, or the state cannot be used.
+        """
+        await self.listen()
+        try:
+            await self.activate()
+        except BaseException:
+            await self.stop()
+            raise
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes calls."""
+        return self._gate.is_open
+
+    async def listen(self) -> None:
+        """Answer, but refuse calls.
 
         Raises:
             ServiceError: the address cannot be bound.
         """
-        self.port = listen(self._server, self._address)
-        await self.coordinator.start()
+        self.port = self._security.listen(self._server, self._address)
+        await set_serving(self._checks, *SERVICES, serving=False)
         await self._server.start()
+
+    async def activate(self) -> None:
+        """Go on with what is stored, then take calls. The caller holds the state's lock.
+
+        Raises:
+            ServiceError: the state cannot be used.
+        """
+        await self.coordinator.start()
+        self._gate.is_open = True
         await set_serving(self._checks, *SERVICES, serving=True)
 
     async def stop(self) -> None:
         """Take no more calls, end those that wait, and stop."""
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace=0.2)
-        await self.coordinator.stop()
+        if self._gate.is_open:
+            await self.coordinator.stop()
 
 
-async def serve(options: CoordinatorOptions, *, address: str) -> None:
-    """Serve until SIGTERM or SIGINT.
+async def serve(options: CoordinatorOptions, *, address: str, security: ServerSecurity | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; on a shared state, wait as a standby while another coordinator is active.
 
     Raises:
-        ServiceError: reason ``COORDINATOR_LOCKED``, or the address cannot be bound.
+        ServiceError: reason ``COORDINATOR_LOCKED`` on a state that is not shared; the address cannot be bound, or the state
+            cannot be used.
     """
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    with StateLock(options.state):
-        server = CoordinatorServer(options, address=address)
-        await server.start()
-        log.info(f"coordinator on {address} (port {server.port}), state {options.state}")
+    lock = options.state.lock()
+    held = lock.acquire()
+    if not held and not options.state.shared:
+        raise lock.refusal()
+    try:
+        server = CoordinatorServer(options, address=address, security=security)
+        await server.listen()
+        log.info(
+            f"coordinator on {address} (port {server.port}), state {options.state}{'' if held else ', standing by'}"
+        )
         try:
-            with reading(Gauges(server.coordinator.broker, active=lambda: True)):
-                await ended.wait()
+            with reading(Gauges(server.coordinator.broker, active=lambda: server.active)):
+                if held or await _acquired(lock, ended):
+                    await server.activate()
+                    log.info("active")
+                    await ended.wait()
         finally:
             await server.stop()
+    finally:
+        lock.release()
+
+
+async def _acquired(lock: StateLock, ended: asyncio.Event) -> bool:
+    """Wait for the lock; False when this process shall end before."""
+    while not await asyncio.to_thread(lock.acquire):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), STANDBY_SECONDS)
+        if ended.is_set():
+            return False
+    return True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import json
 import re
@@ -18,8 +16,9 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.telemetry import is_traceparent, new_trace
-from slipway.wire import configuration_of
+from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.filters import in_project, page_start, page_token, parse_filter
 from slipway_coordinator.messages import event_message, export_message
 from slipway_coordinator.plan import plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
@@ -29,9 +28,12 @@ from slipway_protos.v1 import export_pb2, export_pb2_grpc
 _ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 _PARENT = re.compile(rf"projects/({_ID})")
 _NAME = re.compile(rf"projects/({_ID})/exports/({_ID})")
+_REQUEST_ID = re.compile(r"[!-~]{1,64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PAGE_SIZE = 50
 _MAX_PAGE_SIZE = 1000
+_MAX_PRIORITY = 100
+_RETRY_SECONDS = 5
 _CANCEL_WAIT_SECONDS = 2.0
 
 Context = grpc.aio.ServicerContext
@@ -51,17 +53,46 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         record = new_record(request, traceparent=_traceparent(context))
         if request.validate_only:
             return export_message(record)
-        if await self._coordinator.create(record) is not None:
-            return export_message(record)
-        existing = await self._coordinator.load(record.name)
-        if existing is None or existing.request_hash != record.request_hash:
+        named = bool(request.export_id)
+        existing = await self._made_before(record, named=named)
+        if existing is None:
+            await self._check_room()
+            if await self._coordinator.create(record) is not None:
+                return export_message(record)
+            existing = await self._made_before(record, named=named)
+        if existing is None:
             raise ServiceError(
-                f"{record.name} was created from another configuration or other sources",
-                reason="EXPORT_EXISTS",
-                remedy="choose another export_id, or delete that export",
-                about={"export": record.name},
+                f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
             )
         return export_message(existing)
+
+    async def _made_before(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
+        """The export that the same request made before; it is known by its ``request_id``, or else by the export's name.
+
+        Raises:
+            ServiceError: reason ``EXPORT_EXISTS`` when another request made it.
+        """
+        if record.request_id:
+            database = self._coordinator.database
+            existing = await self._coordinator.call(lambda: database.of_request(record.project, record.request_id))
+            if existing is not None:
+                if existing.request_hash != record.request_hash or (named and existing.name != record.name):
+                    raise _taken(existing, f"the request_id {record.request_id!r} made {existing.name}", "request_id")
+                return existing
+        existing = await self._coordinator.load(record.name)
+        if existing is not None and existing.request_hash != record.request_hash:
+            raise _taken(existing, f"{record.name} was created", "export_id")
+        return existing
+
+    async def _check_room(self) -> None:
+        most = self._coordinator.options.max_unended
+        if await self._coordinator.call(self._coordinator.database.count_unended) >= most:
+            raise ServiceError(
+                f"{most} exports are under way, which is as many as are allowed",
+                reason="QUEUE_FULL",
+                remedy="try again later, or raise --max-exports",
+                about={RETRY_AFTER: _RETRY_SECONDS},
+            )
 
     @unary
     async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
@@ -75,22 +106,25 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> export_pb2.ListExportsResponse:
         """A page of exports, newest first."""
-        project = _project_of(request.parent)
         if request.page_size < 0:
             raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
         size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
-        offset = _offset_of(request.page_token)
+        project = "-" if request.parent == "projects/-" else _project_of(request.parent)
+        conditions = [*in_project(project), *parse_filter(request.filter)]
+        query = (request.parent, request.filter)
+        after = page_start(request.page_token, query=query)
         database = self._coordinator.database
-        found = await self._coordinator.call(lambda: database.page(project, limit=size + 1, offset=offset))
+        found = await self._coordinator.call(lambda: database.page(conditions, limit=size + 1, after=after))
         response = export_pb2.ListExportsResponse(exports=[export_message(record) for record in found[:size]])
         if len(found) > size:
-            response.next_page_token = base64.urlsafe_b64encode(str(offset + size).encode()).decode()
+            last = found[size - 1]
+            response.next_page_token = page_token((last.create_time, last.name), query=query)
         return response
 
     @unary
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
         """Ask for the end; answers once the request took effect, which takes a moment."""
-        record = await self._existing(request.name)
+        record = await self._existing(request.name, etag=request.etag)
         if record.state.ended:
             raise _wrong_state(record, "cannot be cancelled any more")
         await self._coordinator.cancel(record)
@@ -103,7 +137,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     @unary
     async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
         """Run an unsuccessful export again."""
-        record = await self._existing(request.name)
+        record = await self._existing(request.name, etag=request.etag)
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
             raise _wrong_state(record, "can be retried only after it failed or was cancelled")
         return export_message(await self._coordinator.retry(record))
@@ -132,7 +166,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         async for happening in self._coordinator.hub.watch(request.name, after=request.after_sequence):
             yield event_message(happening)
 
-    async def _existing(self, name: str) -> ExportRecord:
+    async def _existing(self, name: str, *, etag: str = "") -> ExportRecord:
         if not _NAME.fullmatch(name):
             raise _invalid("name", name, "is like projects/default/exports/my-export")
         record = await self._coordinator.load(name)
@@ -142,6 +176,13 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
                 reason="EXPORT_NOT_FOUND",
                 remedy="slipway list shows those there are",
                 about={"export": name},
+            )
+        if etag and etag != record.etag:
+            raise ServiceError(
+                f"{name} changed meanwhile: its etag is {record.etag}, not {etag}",
+                reason="ETAG_MISMATCH",
+                remedy="look at it again",
+                about={"export": name, "etag": record.etag},
             )
         return record
 
@@ -159,6 +200,10 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
     for name, digest in sorted(request.sources.items()):
         if not _DIGEST.fullmatch(digest):
             raise _invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
+    if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
+        raise _invalid("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
+    if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
+        raise _invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
     configuration = configuration_of(request.configuration)
     sources = dict(sorted(request.sources.items()))
     tasks = plan(configuration, sources)
@@ -166,6 +211,8 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
         name=f"projects/{project}/exports/{export_id}",
         configuration=configuration.model_dump(mode="json"),
         request_hash=request_hash(configuration, sources),
+        request_id=request.request_id,
+        priority=request.priority,
         sources=sources,
         labels=dict(sorted(request.labels.items())),
         tasks=tuple(TaskRecord.from_plan(task) for task in tasks),
@@ -175,7 +222,7 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
 
 
 def request_hash(configuration: ExportConfiguration, sources: Mapping[str, str]) -> str:
-    """SHA-256 of what a request asks for; labels are for people and do not count."""
+    """SHA-256 of what a request asks for; labels and priority are not part of the result and do not count."""
     asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
@@ -187,15 +234,6 @@ def _project_of(parent: str) -> str:
     return match[1]
 
 
-def _offset_of(token: str) -> int:
-    if not token:
-        return 0
-    try:
-        return int(base64.urlsafe_b64decode(token.encode()))
-    except (ValueError, binascii.Error) as error:
-        raise _invalid("page_token", token, "is the next_page_token of the page before") from error
-
-
 def _traceparent(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent" and isinstance(value, str) and is_traceparent(value):
@@ -205,6 +243,15 @@ def _traceparent(context: Context) -> str:
 
 def _invalid(field: str, value: object, rule: str) -> ServiceError:
     return ServiceError(f"{field} is {value!r}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field})
+
+
+def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:
+    return ServiceError(
+        f"{what} from another configuration or other sources",
+        reason="EXPORT_EXISTS",
+        remedy=f"choose another {field}, or delete that export",
+        about={"export": existing.name, "field": field},
+    )
 
 
 def _wrong_state(record: ExportRecord, rule: str) -> ServiceError:

@@ -11,8 +11,9 @@ import pytest
 
 from slipway.errors import ServiceError
 from slipway_coordinator.broker import Broker
-from slipway_coordinator.database import Database, LeaseState
+from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.leases import LeaseState
 from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport
 
 EXPORT = "projects/p/exports/x"
@@ -186,7 +187,7 @@ def test_after_a_restart_a_silent_owner_loses_its_task_only_after_the_usual_time
 def test_when_all_workers_are_known_to_be_gone_tasks_are_free_at_once(setup: Setup) -> None:
     async def story() -> None:
         await lease(setup.broker())
-        setup.database.expire_all_leases()
+        setup.database.leases.expire_all()
         restarted = setup.broker()
         await restarted.set_offers(EXPORT, [offer()])
         assert (await restarted.synchronize(B)).granted[0].epoch == 2
@@ -252,7 +253,7 @@ def test_what_is_not_wanted_any_more_is_withdrawn_everywhere(setup: Setup) -> No
         granted = await lease(broker)
         await broker.set_offers(EXPORT, ())
         assert (await broker.synchronize(holding(A, granted))).cancel == (granted.offer.key,)
-        assert setup.database.lease(granted.offer.key).state is LeaseState.ENDED  # type: ignore[union-attr]
+        assert setup.database.leases.get(granted.offer.key).state is LeaseState.ENDED  # type: ignore[union-attr]
         await broker.set_offers(EXPORT, [offer("other")])
         await broker.set_offers(EXPORT, ())
         assert (await broker.synchronize(B)).granted == ()

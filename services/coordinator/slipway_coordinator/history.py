@@ -1,0 +1,43 @@
+"""How long ended exports are remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from slipway.errors import ServiceError
+
+if TYPE_CHECKING:
+    from slipway_coordinator.coordinator import Coordinator
+
+log = logging.getLogger("slipway.coordinator.history")
+
+_EVERY_SECONDS = 600.0
+_AT_ONCE = 100
+_DAY_SECONDS = 86_400.0
+
+
+async def forget_old(coordinator: Coordinator, *, days: float) -> int:
+    """Forget exports that ended more than this many days ago, and their workflows; answers how many."""
+    before = time.time() - days * _DAY_SECONDS
+    forgotten = 0
+    while old := await coordinator.call(lambda: coordinator.database.ended_before(before, limit=_AT_ONCE)):
+        for record in old:
+            await coordinator.delete(record)
+        forgotten += len(old)
+    return forgotten
+
+
+async def keep_forgetting(coordinator: Coordinator, *, days: float) -> None:
+    """The same again and again, for as long as the coordinator runs."""
+    while True:
+        try:
+            forgotten = await forget_old(coordinator, days=days)
+        except ServiceError as error:
+            log.warning(f"old exports are not forgotten now: {error}")
+        else:
+            if forgotten:
+                log.info(f"forgot {forgotten} exports that ended more than {days:g} days ago")
+        await asyncio.sleep(_EVERY_SECONDS)

@@ -1,0 +1,139 @@
+"""Tables of the coordinator and how they came to be: numbered migrations, each applied once and whole.
+
+The same SQL for SQLite and PostgreSQL. A migration is never changed after a release; a new need is a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import sqlalchemy as sa
+
+from slipway.errors import ServiceError
+
+metadata = sa.MetaData()
+
+exports = sa.Table(
+    "slipway_exports",
+    metadata,
+    sa.Column("name", sa.String(300), primary_key=True),
+    sa.Column("project", sa.String(100), nullable=False, index=True),
+    sa.Column("create_time", sa.Double, nullable=False),
+    sa.Column("end_time", sa.Double),
+    sa.Column("state", sa.String(20), nullable=False),
+    sa.Column("ended", sa.Boolean, nullable=False, index=True),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("request_id", sa.String(64)),
+    sa.Column("sequence_limit", sa.BigInteger, nullable=False, default=0),
+    sa.Column("record", sa.Text, nullable=False),
+)
+
+labels = sa.Table(
+    "slipway_labels",
+    metadata,
+    sa.Column("export", sa.String(300), primary_key=True),
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+leases = sa.Table(
+    "slipway_leases",
+    metadata,
+    sa.Column("task", sa.String(500), primary_key=True),
+    sa.Column("export", sa.String(300), nullable=False, index=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("worker", sa.String(200), nullable=False),
+    sa.Column("state", sa.String(20), nullable=False),
+)
+
+_versions = sa.Table(
+    "slipway_schema",
+    sa.MetaData(),  # apart: it is there before the first migration
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("applied_time", sa.Double, nullable=False),
+)
+
+
+def _first(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        """CREATE TABLE IF NOT EXISTS slipway_exports (
+            name VARCHAR(300) PRIMARY KEY, project VARCHAR(100) NOT NULL, create_time DOUBLE PRECISION NOT NULL,
+            ended BOOLEAN NOT NULL, revision INTEGER NOT NULL, sequence_limit BIGINT NOT NULL, record TEXT NOT NULL)""",
+        "CREATE INDEX IF NOT EXISTS ix_slipway_exports_project ON slipway_exports (project)",
+        "CREATE INDEX IF NOT EXISTS ix_slipway_exports_ended ON slipway_exports (ended)",
+        """CREATE TABLE IF NOT EXISTS slipway_leases (
+            task VARCHAR(500) PRIMARY KEY, export VARCHAR(300) NOT NULL, epoch BIGINT NOT NULL,
+            worker VARCHAR(200) NOT NULL, state VARCHAR(20) NOT NULL)""",
+        "CREATE INDEX IF NOT EXISTS ix_slipway_leases_export ON slipway_leases (export)",
+    )
+
+
+def _history(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        "ALTER TABLE slipway_exports ADD COLUMN state VARCHAR(20) NOT NULL DEFAULT 'queued'",
+        "ALTER TABLE slipway_exports ADD COLUMN end_time DOUBLE PRECISION",
+        "ALTER TABLE slipway_exports ADD COLUMN request_id VARCHAR(64)",
+        "CREATE UNIQUE INDEX ux_slipway_exports_request ON slipway_exports (project, request_id)",
+        "CREATE INDEX ix_slipway_exports_page ON slipway_exports (project, create_time, name)",
+        """CREATE TABLE slipway_labels (
+            export VARCHAR(300) NOT NULL, name VARCHAR(100) NOT NULL, value TEXT NOT NULL, PRIMARY KEY (export, name))""",
+        "CREATE INDEX ix_slipway_labels_value ON slipway_labels (name, value)",
+    )
+    for name, text in connection.execute(sa.text("SELECT name, record FROM slipway_exports")).all():
+        record = json.loads(text)
+        values = {"state": record["state"], "end_time": record["end_time"]}
+        connection.execute(sa.update(exports).where(exports.c.name == name).values(values))
+        rows = [{"export": name, "name": key, "value": value} for key, value in record["labels"].items()]
+        if rows:
+            connection.execute(sa.insert(labels), rows)
+
+
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history)
+
+
+def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:
+    """Apply what is missing; answers how many migrations that were. All or nothing, and one process at a time."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver would begin after the first change of a table
+        else:
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext('slipway_schema'))"))
+        _versions.create(connection, checkfirst=True)
+        applied = _version(connection)
+        for number, migration in enumerate(migrations[applied:], start=applied + 1):
+            migration(connection)
+            connection.execute(sa.insert(_versions).values(version=number, applied_time=time.time()))
+    return max(len(migrations) - applied, 0)
+
+
+def check(engine: sa.Engine) -> None:
+    """See that the tables are those this program was written for.
+
+    Raises:
+        ServiceError: reason ``STATE_SCHEMA``.
+    """
+    with engine.connect() as connection:
+        there = sa.inspect(connection).has_table(_versions.name)
+        version = _version(connection) if there else 0
+    if version == len(MIGRATIONS):
+        return
+    older = version < len(MIGRATIONS)
+    raise ServiceError(
+        f"the state's tables are of version {version}, this program needs {len(MIGRATIONS)}",
+        reason="STATE_SCHEMA",
+        remedy="run python -m slipway_coordinator migrate --state …" if older else "run the newer program",
+        about={"version": version, "needed": len(MIGRATIONS)},
+    )
+
+
+def _version(connection: sa.Connection) -> int:
+    return connection.execute(sa.select(sa.func.coalesce(sa.func.max(_versions.c.version), 0))).scalar_one()
+
+
+def _run(connection: sa.Connection, *statements: str) -> None:
+    for statement in statements:
+        connection.execute(sa.text(statement))

@@ -1,0 +1,86 @@
+"""Where a coordinator keeps its state: an SQLite file of its own, or a PostgreSQL database that a standby shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import sqlalchemy as sa
+
+from slipway.errors import ServiceError
+from slipway_coordinator.lock import FileLock, StateLock
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteState:
+    """A file that one coordinator uses; it brings its tables up to date by itself."""
+
+    path: Path
+    shared: ClassVar[bool] = False
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy."""
+        return f"sqlite:///{self.path}"
+
+    def lock(self) -> StateLock:
+        """What makes a coordinator the only active one."""
+        return FileLock(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresState:
+    """A database that several coordinators share, one of them active. Its tables are brought up to date by a command.
+
+    Connections are direct: the lock and notifications belong to a session, which a pooler in transaction mode takes away.
+    """
+
+    address: sa.URL
+    shared: ClassVar[bool] = True
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy; with the password, so never for a log."""
+        return self.address.render_as_string(hide_password=False)
+
+    def lock(self) -> StateLock:
+        """What makes a coordinator the only active one."""
+        from slipway_coordinator.advisory_lock import AdvisoryLock
+
+        return AdvisoryLock(self.address)
+
+    def __str__(self) -> str:
+        return self.address.render_as_string(hide_password=True)
+
+
+State = SqliteState | PostgresState
+
+
+def state_at(place: str) -> State:
+    """The state at a path or ``postgresql://`` URL.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind.
+    """
+    if "://" not in place:
+        return SqliteState(Path(place).resolve())
+    try:
+        address = sa.make_url(place)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise _unusable("the state's URL cannot be read") from error
+    if address.get_backend_name() not in {"postgresql", "postgres"}:
+        raise _unusable(f"the state's URL is of the kind {address.drivername}")
+    return PostgresState(address.set(drivername="postgresql+psycopg"))
+
+
+def _unusable(problem: str) -> ServiceError:
+    return ServiceError(
+        problem,
+        reason="REQUEST_INVALID",
+        remedy="use postgresql://USER@HOST/DATABASE, or the path of a file",
+        about={"field": "state"},
+    )
