@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,9 @@ def main() -> int:
     arguments = parser.parse_args()
     token = new_token()
     try:
-        with arguments.token_file.open("x", encoding="utf-8", opener=_private) as file:
+        # Private from the start, and never over a token that somebody uses.
+        descriptor = os.open(arguments.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(token + "\n")
     except OSError as error:
         print(f"{arguments.token_file}: {error.strerror}", file=sys.stderr)
@@ -31,12 +34,6 @@ def main() -> int:
         print(f"    projects: [{names}]")
     print(f"    token_sha256: {token_hash(token)}")
     return 0
-
-
-def _private(path: str, flags: int) -> int:
-    import os
-
-    return os.open(path, flags, mode=0o600)
 
 
 if __name__ == "__main__":

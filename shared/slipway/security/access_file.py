@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -45,8 +46,6 @@ class Entry(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        import re
-
         if not self.token_sha256 and not self.certificate:
             raise ValueError(f"{self.name}: give token_sha256 or certificate")
         if self.token_sha256 and not is_hash(self.token_sha256):
@@ -94,7 +93,7 @@ def load_access(path: Path) -> AccessList:
         raise _invalid(path, error.strerror or str(error)) from error
     except ValidationError as error:
         problems = "; ".join(
-            ".".join(map(str, found["loc"])) + ": " + found["msg"].removeprefix("Value error, ")
+            (".".join(map(str, found["loc"])) or "the document") + ": " + found["msg"].removeprefix("Value error, ")
             for found in error.errors(include_input=False, include_url=False)
         )
         raise _invalid(path, problems) from None

@@ -1,0 +1,120 @@
+"""Tokens, the access file, and settings: nothing of a secret ever comes out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipway.errors import ModelExportError
+from slipway.security.__main__ import main as make_token
+from slipway.security.access_file import AccessFile, load_access
+from slipway.security.channels import Identity
+from slipway.security.settings import Security
+from slipway.security.tokens import is_token, matching, new_token, token_hash
+from slipway.settings import Settings
+
+TOKEN = new_token()
+
+
+def entry(**changes: object) -> str:
+    fields = {"name": "a", "role": "viewer", "projects": ["red"], "token_sha256": token_hash(TOKEN)} | changes
+    return "principals:\n  - " + str({key: value for key, value in fields.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the document"),
+        ("principals: [", "not a YAML document"),
+        (entry(token_sha256=TOKEN), "never the token itself"),
+        (entry(token_sha256=None), "token_sha256 or certificate"),
+        (entry(role="root"), "role"),
+        (entry(projects=None), "name its projects"),
+        (entry(projects=["Red/.."]), "not the name of a project"),
+        (entry(role="worker"), "leave out projects"),
+        (entry(token=TOKEN), "Extra inputs"),
+        (entry() + "\n" + entry().split("\n")[1], "same name"),
+        (entry() + "\n" + entry(name="b").split("\n")[1], "same token_sha256"),
+    ],
+)
+def test_an_access_file_that_is_wrong_says_where_and_repeats_no_secret(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "access.yaml"
+    path.write_text(text)
+    with pytest.raises(ModelExportError, match=message) as caught:
+        load_access(path)
+    assert caught.value.reason == "ACCESS_INVALID"
+    assert str(path) in str(caught.value)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_token_finds_its_principal_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "access.yaml"
+    path.write_text(entry(name="one") + "\n" + entry(name="two", token_sha256=token_hash("x" * 20)).split("\n")[1])
+    file = AccessFile(path)
+    assert file.identify(token=TOKEN, certificate_names=()).name == "one"
+    assert file.identify(token="x" * 20, certificate_names=["two"]).name == "two"
+    for token, names in ((token_hash(TOKEN), ()), (TOKEN[:-1], ()), ("", ()), ("", ["one"])):
+        with pytest.raises(ModelExportError) as caught:
+            file.identify(token=token, certificate_names=names)
+        assert caught.value.reason == "UNAUTHENTICATED"
+
+
+def test_a_wrong_token_is_not_made_right_by_a_certificate(tmp_path: Path) -> None:
+    path = tmp_path / "access.yaml"
+    path.write_text(entry(token_sha256=None, certificate="a.slipway"))
+    assert AccessFile(path).identify(token="", certificate_names=["a.slipway"]).name == "a"
+    with pytest.raises(ModelExportError):
+        AccessFile(path).identify(token=TOKEN, certificate_names=["a.slipway"])
+
+
+def test_tokens_are_long_and_all_compared() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(is_token(token) and len(token) > 40 for token in tokens)
+    assert matching(TOKEN, [token_hash(TOKEN), token_hash("b"), token_hash(TOKEN)]) == [True, False, True]
+
+
+def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token_file, access = tmp_path / "token", tmp_path / "access.yaml"
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["x", "--name", "ci", "--role", "submitter", "--project", "red", "--project", "blue"]
+        patch.setattr("sys.argv", [*words, "--token-file", str(token_file)])
+        assert make_token() == 0
+        assert make_token() == 3  # never overwritten
+    assert token_file.stat().st_mode & 0o777 == 0o600
+    out = capsys.readouterr().out
+    token = token_file.read_text().strip()
+    assert token not in out
+    access.write_text("principals:\n" + out)
+    principal = AccessFile(access).identify(token=token, certificate_names=())
+    assert (principal.name, principal.projects) == ("ci", frozenset({"red", "blue"}))
+
+
+def test_settings_never_show_a_token(tmp_path: Path) -> None:
+    settings = Settings.from_environment({"SLIPWAY_HOME": str(tmp_path), "SLIPWAY_TOKEN": TOKEN})
+    assert Identity("localhost:1", settings.security).metadata() == (("authorization", f"Bearer {TOKEN}"),)
+    for text in (repr(settings), str(settings), settings.model_dump_json(), repr(settings.security)):
+        assert TOKEN not in text
+
+
+def test_the_token_file_is_read_again_and_wins(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{'a' * 20}\n")
+    identity = Identity(
+        "localhost:1", Security.from_environment({"SLIPWAY_TOKEN_FILE": str(file), "SLIPWAY_TOKEN": TOKEN})
+    )
+    assert identity.metadata() == (("authorization", "Bearer " + "a" * 20),)
+    file.write_text("b" * 21)
+    assert identity.metadata() == (("authorization", "Bearer " + "b" * 21),)
+    file.unlink()
+    assert identity.metadata() == (("authorization", "Bearer " + "b" * 21),)
+
+
+@pytest.mark.parametrize("text", ["", "short", "two words of a token", "line\nfeed of a token", "é" * 20])
+def test_what_cannot_travel_as_a_token_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    with pytest.raises(ModelExportError, match="holds no token") as caught:
+        Identity("localhost:1", Security(token_file=file))
+    assert not text or text not in str(caught.value)
