@@ -30,6 +30,7 @@ class Settings(BaseModel):
         log_level: Level of Slipway's own log (``SLIPWAY_LOG_LEVEL``).
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
+        project: Project of exports at a coordinator (``SLIPWAY_PROJECT``).
         security: Certificates and tokens; see :class:`~slipway.security.settings.Security`.
         otlp_endpoint: Collector that ``otlp`` sends to (``OTEL_EXPORTER_OTLP_ENDPOINT``).
     """
@@ -44,6 +45,7 @@ class Settings(BaseModel):
     scratch: Path
     log_level: LogLevel = "info"
     tracing: Tracing = ""
+    project: str = "default"
     security: Security = Security()
     otlp_endpoint: str = "http://localhost:4317"
 
@@ -80,6 +82,7 @@ class Settings(BaseModel):
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
             tracing=_choice(environment, "SLIPWAY_TRACING", "", get_args(Tracing)),
+            project=environment.get("SLIPWAY_PROJECT") or "default",
             security=Security.from_environment(environment),
             otlp_endpoint=environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "http://localhost:4317",
         )

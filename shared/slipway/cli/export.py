@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Coordinator, Debug, Json, Out, examples
+from slipway.cli.connection import Connection, with_connection
+from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, Out, examples
 
 if TYPE_CHECKING:
     from slipway.configuration import LoadedConfiguration
@@ -41,6 +42,7 @@ def load_configuration(
     )
 
 
+@with_connection
 def export(  # noqa: PLR0917 - typer calls it by name
     config: Config = None,
     base_model: BaseModel = None,
@@ -48,7 +50,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
     out: Out = None,
     assignments: Assignments = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
-    coordinator: Coordinator = None,
+    connection: Connection = Connection(),  # noqa: B008 - frozen
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -56,18 +58,14 @@ def export(  # noqa: PLR0917 - typer calls it by name
 
     The same command again goes on where an earlier one stopped, and reuses everything that is done.
     """
-    import os
-
-    from slipway.settings import Settings
-
-    settings = Settings.from_environment(os.environ)
+    settings = connection.settings()
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=out, assignments=assignments)
     if plan:
         from slipway.cli.planning import show_plan
 
-        code = show_plan(loaded, settings, coordinator=coordinator or "", as_json=as_json)
+        code = show_plan(loaded, settings, coordinator=settings.coordinator, as_json=as_json)
     else:
         from slipway.cli.exporting import run_export
 
-        code = run_export(loaded, settings, coordinator=coordinator or "", as_json=as_json)
+        code = run_export(loaded, settings, coordinator=settings.coordinator, as_json=as_json)
     raise typer.Exit(code)

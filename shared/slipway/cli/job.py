@@ -106,7 +106,7 @@ class ExportJob:
     def _client(self, identity: str) -> Iterator[Client]:
         """A client of the coordinator, or of one inside this process."""
         if self.coordinator:
-            with Client(self.coordinator) as client:
+            with Client(self.coordinator, security=self.settings.security, project=self.settings.project) as client:
                 yield client
             return
         from slipway.embedded import Embedded

@@ -9,10 +9,6 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of unexpected errors.")]
-Coordinator = Annotated[
-    str | None,
-    typer.Option("--coordinator", metavar="HOST:PORT", help="Coordinator to use.", envvar="SLIPWAY_COORDINATOR"),
-]
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with the export's settings.")
 ]

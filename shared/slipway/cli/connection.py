@@ -1,0 +1,114 @@
+"""Options of every command that can talk to a coordinator, added in one place."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from slipway.client import Client
+    from slipway.settings import Settings
+
+_PANEL = "Connection"
+
+
+def _file(name: str, meaning: str) -> Any:
+    option = typer.Option(
+        f"--{name}", metavar="FILE", help=meaning, envvar=f"SLIPWAY_{_variable(name)}", rich_help_panel=_PANEL
+    )
+    return Annotated[Path | None, option]
+
+
+def _variable(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+_OPTIONS: dict[str, Any] = {
+    "coordinator": Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Coordinator to use.",
+            envvar="SLIPWAY_COORDINATOR",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "project": Annotated[
+        str | None,
+        typer.Option("--project", help="Project of the exports.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
+    ],
+    "token_file": _file("token-file", "File with the token to show."),
+    "tls_ca_file": _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on."),
+    "tls_cert_file": _file("tls-cert-file", "Certificate to show."),
+    "tls_key_file": _file("tls-key-file", "Key of that certificate."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What the options of a command said.
+
+    Attributes:
+        coordinator: ``HOST:PORT``, empty for none.
+        project: Empty for the default.
+        files: Files of token and certificates that were named.
+    """
+
+    coordinator: str = ""
+    project: str = ""
+    files: dict[str, Path | None] = field(default_factory=dict)
+
+    def settings(self) -> Settings:
+        """Settings from the environment, with the options in their place."""
+        from slipway.settings import Settings
+
+        found = Settings.from_environment(os.environ)
+        changes = {
+            "coordinator": self.coordinator,
+            "project": self.project or found.project,
+            "security": found.security.replacing(**self.files),
+        }
+        return found.model_copy(update=changes)
+
+    def client(self) -> Client:
+        """A client of the coordinator.
+
+        Raises:
+            BadParameter: None is named.
+            ConfigurationError: A file cannot be used.
+        """
+        if not self.coordinator:
+            raise typer.BadParameter("give --coordinator HOST:PORT or set SLIPWAY_COORDINATOR")
+        from slipway.client import Client
+
+        settings = self.settings()
+        return Client(self.coordinator, security=settings.security, project=settings.project)
+
+
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of a connection in place of its parameter ``connection``."""
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        said = {name: given.pop(name) for name in _OPTIONS}
+        coordinator, project = said.pop("coordinator") or "", said.pop("project") or ""
+        command(connection=Connection(coordinator, project, said), **given)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "connection"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    merged = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *added]
+    call.__signature__ = signature.replace(parameters=merged)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in merged} | {"return": None}
+    return call
