@@ -46,6 +46,7 @@ _REMEDIES = {
     "ADAPTER_CONFIG_MISSING": "copy adapter_config.json from the run, or name the folder that has it",
     "ADAPTER_CONFIG_INVALID": "copy adapter_config.json from the run again",
     "SAFETENSORS_CORRUPT": "copy the checkpoint again, or use another one",
+    "FILE_ERROR": "make it readable, or use another checkpoint",
     "CHECKPOINT_INCOMPLETE": "let the upload or the save finish, or use another checkpoint",
 }
 
@@ -155,7 +156,10 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
         config = read_adapter_config(folder)
     except CheckpointValidationError as error:
         problems.append(Problem(error.reason, error.message))
-    problems.extend(_weight_problems(folder))
+    try:
+        problems.extend(_weight_problems(folder))
+    except OSError as error:
+        problems.append(Problem("FILE_ERROR", f"its files cannot be looked at ({error.strerror})"))
     state, warnings = _trainer_state(folder)
     rank = config.get("r")
     base = config.get("base_model_name_or_path")
@@ -184,7 +188,9 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         full = any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX))
         what = f"no {ADAPTER_CONFIG}" + (" (it holds a whole model, not an adapter)" if full else "")
         raise _config_error(what, folder, "ADAPTER_CONFIG_MISSING") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise _config_error(f"{ADAPTER_CONFIG} cannot be read ({error.strerror})", folder) from error
+    except (ValueError, RecursionError) as error:
         raise _config_error(f"{ADAPTER_CONFIG} is not readable JSON ({error})", folder) from error
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise _config_error(f"{ADAPTER_CONFIG} does not say its peft_type", folder)

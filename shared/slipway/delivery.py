@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.artifacts import ArtifactStore
-from slipway.artifacts.files import copy_file, reflink
+from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
 from slipway.registry import load_stage
@@ -28,7 +28,6 @@ from slipway.wire import dict_of
 from slipway_protos.v1 import export_pb2 as pb
 
 MANIFEST, LINEAGE, REPORT = "MANIFEST.sha256", "lineage.json", "report.json"
-_SMALL_BYTES = 1 << 20
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -224,7 +223,7 @@ def _own(folder: Path) -> None:
             reflink(path, clone)
         except OSError:
             clone.unlink(missing_ok=True)
-            if path.stat().st_size > _SMALL_BYTES and not path.stat().st_mode & _WRITABLE:
+            if path.stat().st_size > SMALL_BYTES and not path.stat().st_mode & _WRITABLE:
                 continue
             copy_file(path, clone)
         clone.chmod(0o644)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import Done, environment, slipway
+from cli import SLIPWAY, Done, environment, slipway
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -312,3 +312,32 @@ def test_the_shell_completes_commands_flags_and_stages(home: Path) -> None:
     assert complete("exp") == ["export"]
     assert complete("export", "--base") == ["--base-model"]
     assert complete("stage", "onnx") == ["onnx_export"]
+
+
+def obey_permissions() -> None:
+    """Root obeys a file's mode after this, from its next program on; for others nothing changes."""
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        library.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def test_a_checkpoint_that_may_not_be_read_is_named_and_not_taken(run: Path, home: Path) -> None:
+    locked = run / "checkpoint-20"
+    locked.mkdir()
+    locked.chmod(0o000)
+    try:
+        done = subprocess.run(
+            [SLIPWAY, "checkpoints", str(run), "--json"],
+            env=environment(home),
+            capture_output=True,
+            text=True,
+            preexec_fn=obey_permissions,
+        )
+    finally:
+        locked.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    by_name = {Path(found["path"]).name: found for found in json.loads(done.stdout)["checkpoints"]}
+    assert by_name["checkpoint-20"]["problems"]
+    assert by_name["checkpoint-5"]["healthy"]

@@ -13,6 +13,9 @@ from slipway.errors import ArtifactError
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
 _CHUNK_BYTES = 64 << 20  # of one copy in the kernel, which Ctrl-C cannot interrupt
+SMALL_BYTES = 1 << 20
+"""What is no larger is copied rather than shared with files that have another owner."""
+
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
 
 
@@ -27,12 +30,18 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def clone_or_link(source: Path, target: Path) -> None:
-    """As :func:`link_or_copy`, but a copy-on-write clone first, so that a later change of ``source`` stays its own."""
+    """As :func:`link_or_copy`, but a copy-on-write clone first, so that a later change of ``source`` stays its own.
+
+    For the same reason a small file, which people edit and whose mode they change, is copied.
+    """
     try:
         reflink(source, target)
     except OSError:
         target.unlink(missing_ok=True)
-        link_or_copy(source, target)
+        if source.stat().st_size <= SMALL_BYTES:
+            copy_file(source, target)
+        else:
+            link_or_copy(source, target)
 
 
 def reflink(source: Path, target: Path) -> None:

@@ -153,3 +153,15 @@ def test_several_processes_write_the_same_artifacts_while_one_collects(store: Lo
     assert digests[0] == digests[1] == digests[2]
     for n, digest in enumerate(digests[0]):
         assert (store.fetch(digest, tmp_path / "out" / str(n)) / "same").read_text() == f"content {n}"
+
+
+def test_a_small_file_of_others_may_be_changed_and_locked_away(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    source = tmp_path / "config.json"
+    source.write_text("{}")
+    digest = store.put_files({"config.json": source})
+    source.write_text("[]")
+    source.chmod(0o000)
+    fetched = LocalStore(store.root).fetch(digest, tmp_path / "out") / "config.json"
+    assert fetched.read_text() == "{}"
+    assert fetched.stat().st_mode & 0o400
