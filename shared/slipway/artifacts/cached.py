@@ -14,6 +14,7 @@ from slipway.artifacts.faults import ABSENT, disk_full
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.s3 import S3Store, workers
+from slipway.artifacts.s3_transfer import for_each
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 
@@ -115,7 +116,8 @@ class CachedStore:
                 return blob
             return folder / file.path if folder is not None else Path(files[file.path])
 
-        self.remote.put_blobs(self.local.manifest(digest), lies_at, on_bytes=on_bytes or _ignore)
+        remote = self.remote.during(on_bytes)
+        remote.put_blobs(self.local.manifest(digest), lies_at, on_bytes=on_bytes or _ignore)
         self._evict()
         return digest
 
@@ -123,18 +125,22 @@ class CachedStore:
         """Complete an artifact in the cache; each blob is fetched by one process, the others wait for it."""
         if self.local.exists(digest):
             return
-        manifest = self.remote.manifest(digest)
+        remote = self.remote.during(on_bytes)
+        manifest = remote.manifest(digest)
         with disk_full("fetching", digest, at=self.local.root), workers() as pool:
-            for file in manifest.files:
+
+            def bring(file: ManifestFile) -> None:
                 with self._alone(file.digest) as arriving:
                     if self.local.has_blob(file):
-                        continue
+                        return
                     arriving.unlink(missing_ok=True)  # of a process that was killed
                     try:
-                        self.remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=on_bytes)
+                        remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=on_bytes)
                         self.local.admit_blob(file, arriving)
                     finally:
                         arriving.unlink(missing_ok=True)
+
+            for_each(manifest.files, bring)
             self.local.admit(manifest)
 
     @contextlib.contextmanager

@@ -25,13 +25,12 @@ from slipway.artifacts.faults import ABSENT, corrupt, disk_full, not_found
 from slipway.artifacts.files import link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.s3_client import WORKERS, S3Bucket, StoredObject
-from slipway.artifacts.s3_transfer import download, upload
+from slipway.artifacts.s3_transfer import download, for_each, upload
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 
 GRACE_SECONDS = 24 * 3600.0
 """Garbage collection leaves younger objects alone. No commit may take longer than half of it."""
-_LOOKS = 16  # requests without data at the same time
 
 
 class S3Store:
@@ -45,6 +44,12 @@ class S3Store:
     def __init__(self, bucket: S3Bucket, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self.bucket = bucket
         self.grace_seconds = grace_seconds
+
+    def during(self, on_bytes: OnBytes | None) -> S3Store:
+        """The same store for one transfer, which ``on_bytes`` may end while it waits for the service, too."""
+        if on_bytes is None:
+            return self
+        return S3Store(self.bucket.during(lambda: on_bytes(0)), grace_seconds=self.grace_seconds)
 
     def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder.
@@ -60,24 +65,22 @@ class S3Store:
         Raises:
             ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` when one changes meanwhile, and as :meth:`S3Bucket.call`.
         """
-        paths = {name: Path(path) for name, path in sorted(files.items())}
-        entries: list[ManifestFile] = []
-        with ThreadPoolExecutor(max_workers=1) as hashing, workers() as pool:
-            try:
-                # The next file is hashed while the one before is sent.
-                for entry in hashing.map(lambda item: describe_file(*item, on_bytes=on_bytes), paths.items()):
-                    self._put_blob(entry, paths[entry.path], pool, on_bytes or _ignore)
-                    entries.append(entry)
-            except BaseException:
-                hashing.shutdown(wait=False, cancel_futures=True)
-                raise
-        return self.commit(Manifest.of(entries))
+        store = self.during(on_bytes)
+        with workers() as pool:
+
+            def send(item: tuple[str, Path]) -> ManifestFile:
+                name, path = item
+                entry = describe_file(name, Path(path), on_bytes=on_bytes)
+                store._put_blob(entry, Path(path), pool, on_bytes or _ignore)
+                return entry
+
+            entries = for_each(sorted(files.items()), send)
+        return store.commit(Manifest.of(entries))
 
     def put_blobs(self, manifest: Manifest, open_from: Callable[[ManifestFile], Path], *, on_bytes: OnBytes) -> str:
         """Commit an artifact whose files have been hashed; ``open_from`` says where each lies."""
         with workers() as pool:
-            for entry in manifest.files:
-                self._put_blob(entry, open_from(entry), pool, on_bytes)
+            for_each(manifest.files, lambda entry: self._put_blob(entry, open_from(entry), pool, on_bytes))
         return self.commit(manifest)
 
     def commit(self, manifest: Manifest) -> str:
@@ -93,19 +96,23 @@ class S3Store:
             ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` naming the file, whose blob is removed from the bucket, so
                 that making or pushing it again repairs the store; ``DISK_FULL``; and as :meth:`S3Bucket.call`.
         """
-        manifest = self.manifest(digest)
-        self._touch(manifest_name(digest))
+        store = self.during(on_bytes)
+        manifest = store.manifest(digest)
+        store._touch(manifest_name(digest))
+        first = {file.digest: file for file in reversed(manifest.files)}
         with disk_full("fetching", digest, at=target), workers() as pool:
             target.mkdir(parents=True)
-            first: dict[str, Path] = {}
             for file in manifest.files:
-                path = target / file.path
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if file.digest in first:
-                    link_or_copy(first[file.digest], path)
-                else:
-                    self.fetch_blob(file, digest, path, pool=pool, on_bytes=on_bytes or _ignore)
-                    first[file.digest] = path
+                (target / file.path).parent.mkdir(parents=True, exist_ok=True)
+            for_each(
+                first.values(),
+                lambda file: store.fetch_blob(
+                    file, digest, target / file.path, pool=pool, on_bytes=on_bytes or _ignore
+                ),
+            )
+            for file in manifest.files:
+                if first[file.digest] != file:
+                    link_or_copy(target / first[file.digest].path, target / file.path)
         return target
 
     def fetch_blob(
@@ -153,12 +160,10 @@ class S3Store:
                 return False
             raise
         sizes = {file.digest: file.size_bytes for file in manifest.files}
-        with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
-            found = pool.map(lambda blob: self.bucket.find(blob_name(blob)), sizes)
-            return all(
-                entry is not None and entry.size_bytes == size
-                for entry, size in zip(found, sizes.values(), strict=True)
-            )
+        found = for_each(sizes, lambda blob: self.bucket.find(blob_name(blob)))
+        return all(
+            entry is not None and entry.size_bytes == size for entry, size in zip(found, sizes.values(), strict=True)
+        )
 
     def action(self, key: str) -> ActionResult | None:
         """The result recorded under an action key, if every output still exists."""

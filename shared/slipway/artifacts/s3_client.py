@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import random
@@ -64,19 +65,27 @@ class S3Bucket:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self.where = f"{self.url} at {options.endpoint}"
         self._patience = patience_seconds
+        self._on_wait: OnWait | None = None
         self.sdk = _connect(options)
 
     def key(self, name: str) -> str:
         """Full key of a name."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def call(self, doing: str, request: Callable[[], _T], *, on_wait: OnWait | None = None) -> _T:
+    def during(self, on_wait: OnWait) -> S3Bucket:
+        """The same bucket, for calls that somebody may want to stop: ``on_wait`` is called between attempts, and what it
+        raises ends them.
+        """
+        watched = copy.copy(self)
+        watched._on_wait = on_wait
+        return watched
+
+    def call(self, doing: str, request: Callable[[], _T]) -> _T:
         """Make a call, again and again while its failure is one that passes.
 
         Args:
             doing: What the call is for, for messages.
             request: The call; it must be safe to repeat.
-            on_wait: Called between attempts; what it raises ends them.
 
         Raises:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``, ``ARTIFACT_NOT_FOUND`` or ``DISK_FULL``.
@@ -93,7 +102,7 @@ class S3Bucket:
                 if not warned and pause > 1:  # a single refusal is everyday, a longer one is worth a word
                     warned = True
                     log.warning(f"{doing}: {self.where} does not answer, trying for {self._patience:.0f} s")
-            self._wait(min(pause * random.uniform(0.5, 1), max(deadline - now, 0.01)), on_wait)  # noqa: S311
+            self._wait(min(pause * random.uniform(0.5, 1), max(deadline - now, 0.01)))  # noqa: S311
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def get(self, name: str) -> bytes:
@@ -116,12 +125,11 @@ class S3Bucket:
 
         return self.call(f"reading {name}", request)
 
-    def put(self, name: str, data: bytes, *, on_wait: OnWait | None = None) -> None:
+    def put(self, name: str, data: bytes) -> None:
         """Write an object whole; others see all of it or nothing."""
         self.call(
             f"writing {name}",
             lambda: self.sdk.put_object(self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30),
-            on_wait=on_wait,
         )
 
     def find(self, name: str) -> StoredObject | None:
@@ -184,13 +192,12 @@ class S3Bucket:
             ),
         )
 
-    @staticmethod
-    def _wait(seconds: float, on_wait: OnWait | None) -> None:
+    def _wait(self, seconds: float) -> None:
         """Sleep in short pieces, so that a cancelled transfer ends soon."""
         end = time.monotonic() + seconds
         while True:
-            if on_wait is not None:
-                on_wait()
+            if self._on_wait is not None:
+                self._on_wait()
             left = end - time.monotonic()
             if left <= 0:
                 return

@@ -10,18 +10,21 @@ import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from minio.datatypes import Part
 from minio.error import MinioException, S3Error
 
-from slipway.artifacts.s3_client import S3Bucket
+from slipway.artifacts.s3_client import WORKERS, S3Bucket
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
+
+_I = TypeVar("_I")
+_T = TypeVar("_T")
 
 PART_BYTES = 64 << 20
 _MOST_PARTS = 10_000  # of the S3 protocol
@@ -39,7 +42,7 @@ def upload(
         file: Read at positions by several threads; its own position does not matter.
         size: Of the file, in bytes.
         pool: Workers; each holds one part in memory.
-        on_bytes: Gets the bytes of each part once it is there, and 0 while waiting for the service.
+        on_bytes: Gets the bytes of each part once it is there.
 
     Raises:
         ArtifactError: As :meth:`S3Bucket.call`.
@@ -57,7 +60,6 @@ def upload(
         etag = bucket.call(
             doing,
             lambda: bucket.sdk._upload_part(bucket.bucket, key, data, None, upload_id, number + 1),
-            on_wait=lambda: on_bytes(0),
         )
         on_bytes(len(data))
         return Part(number + 1, etag)
@@ -99,7 +101,13 @@ def download(
     return f"sha256:{sha.hexdigest()}"
 
 
-def gather(futures: list[Future[Part]]) -> list[Part]:
+def for_each(items: Iterable[_I], work: Callable[[_I], _T]) -> list[_T]:
+    """Results of some work on each item, a few at a time; the first failure ends it, and is raised when none runs any more."""
+    with ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-files") as files:
+        return gather([files.submit(work, item) for item in items])
+
+
+def gather(futures: list[Future[_T]]) -> list[_T]:
     """Results of all; the first failure stops those that have not begun, and is raised when none runs any more."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     failed = next((future for future in futures if future in done and future.exception()), None)
@@ -116,7 +124,7 @@ def _stop(futures: Sequence[Future[Any]]) -> None:
 
 
 def _put_whole(bucket: S3Bucket, name: str, file: BinaryIO, size: int, on_bytes: OnBytes) -> None:
-    bucket.put(name, _read_at(file, 0, size), on_wait=lambda: on_bytes(0))
+    bucket.put(name, _read_at(file, 0, size))
     on_bytes(size)
 
 
@@ -169,7 +177,7 @@ def _receive(bucket: S3Bucket, name: str, file: BinaryIO, span: range, on_bytes:
             response.close() if position < end else response.release_conn()
         return position > begin
 
-    while position < end and bucket.call(f"downloading {name}", request, on_wait=lambda: on_bytes(0)):
+    while position < end and bucket.call(f"downloading {name}", request):
         pass
     return span.start, position
 

@@ -1,0 +1,338 @@
+"""The S3 store against a real server: large files, faults on the way, several processes, collection, credentials."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, s3_server
+from slipway.artifacts import ActionResult, LocalStore
+from slipway.artifacts import s3_transfer as transfer
+from slipway.artifacts.cached import CachedStore
+from slipway.artifacts.s3 import S3Store, blob_name
+from slipway.artifacts.s3_client import S3Bucket
+from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
+from slipway.artifacts.s3_options import S3Options, parse_s3_url
+from slipway.errors import ArtifactError
+
+PART = 5 << 20  # the smallest the protocol allows
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> S3Bucket:
+    return S3Bucket(s3.options(), BUCKET, prefix=uuid.uuid4().hex)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multipart transfers of files that are small enough for a test."""
+    monkeypatch.setattr(transfer, "PART_BYTES", PART)
+
+
+def random_file(path: Path, size: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def through(proxy: FaultyProxy, s3: S3Server, *, patience: float = 30) -> S3Store:
+    options = s3.options(endpoint=proxy.endpoint)
+    return S3Store(S3Bucket(options, BUCKET, prefix=uuid.uuid4().hex, patience_seconds=patience))
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("size", [PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 17])
+def test_files_of_any_number_of_parts_come_back(bucket: S3Bucket, tmp_path: Path, size: int) -> None:
+    source = random_file(tmp_path / "weights", size)
+    counted = []
+    store = S3Store(bucket)
+    digest = store.put_files({"weights": source})
+    out = store.fetch(digest, tmp_path / "out", on_bytes=counted.append)
+    assert digest_of(out / "weights") == digest_of(source)
+    assert sum(counted) == size
+    assert oct((out / "weights").stat().st_mode)[-3:] == "444"
+
+
+def test_what_is_there_is_not_sent_again(bucket: S3Bucket, tmp_path: Path) -> None:
+    store = S3Store(bucket)
+    source = random_file(tmp_path / "weights", 1000)
+    store.put_files({"weights": source})
+    before = bucket.listing("blobs/")
+    time.sleep(1.1)  # the server's clock counts seconds
+    store.put_files({"other-name": source})
+    assert bucket.listing("blobs/") == before
+    assert len(store.digests()) == 2
+
+
+def test_a_file_that_changes_while_it_is_stored_is_refused(bucket: S3Bucket, tmp_path: Path) -> None:
+    source = random_file(tmp_path / "weights", 1000)
+
+    def change(count: int) -> None:
+        source.write_bytes(b"x" * (1000 + count))
+
+    with pytest.raises(ArtifactError, match="changed while it was being stored") as raised:
+        S3Store(bucket).put_files({"weights": source}, on_bytes=change)
+    assert raised.value.reason == "FILE_ERROR"
+    assert bucket.listing() == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_fifth_of_calls_refused_and_answers_cut_short(s3: S3Server, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    random_file(folder / "weights", 2 * PART + 3)
+    for number in range(8):
+        random_file(folder / f"shard-{number}", 3000)
+    expected = {path.name: digest_of(path) for path in folder.iterdir()}
+    with FaultyProxy(s3.endpoint, refuse=0.2, truncate=0.4, seed=7) as proxy:
+        store = through(proxy, s3)
+        digest = store.put(folder)
+        assert store.exists(digest)
+        store.record_action("0" * 64, ActionResult({"out": digest}))
+        assert store.action("0" * 64) == ActionResult({"out": digest})
+        out = store.fetch(digest, tmp_path / "out")
+        assert {path.name: digest_of(path) for path in out.iterdir()} == expected
+        assert proxy.refused > 5
+        assert proxy.truncated > 2
+
+
+def test_a_service_that_stays_away_is_unavailable(s3: S3Server, tmp_path: Path) -> None:
+    with FaultyProxy(s3.endpoint, refuse=1.0) as proxy:
+        store = through(proxy, s3, patience=0.5)
+        with pytest.raises(ArtifactError) as raised:
+            store.put_files({"x": random_file(tmp_path / "x", 10)})
+    assert (raised.value.reason, raised.value.retryable) == ("STORE_UNAVAILABLE", True)
+    with pytest.raises(ArtifactError) as raised:  # nobody listens there any more
+        store.exists("sha256:" + "0" * 64)
+    assert raised.value.reason == "STORE_UNAVAILABLE"
+
+
+def test_waiting_for_a_service_can_be_stopped(s3: S3Server, tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def check(_: int) -> None:
+        if stop.is_set():
+            raise KeyError("cancelled")
+
+    with FaultyProxy(s3.endpoint, refuse=1.0) as proxy:
+        store = through(proxy, s3, patience=60)
+        threading.Timer(0.5, stop.set).start()
+        begin = time.monotonic()
+        file = random_file(tmp_path / "x", 10)
+        with pytest.raises(KeyError):
+            store.put_files({"x": file}, on_bytes=check)
+        assert time.monotonic() - begin < 5
+
+
+def test_refused_credentials_are_named_and_never_shown(
+    s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "wrong-and-still-secret"
+    wrong = S3Store(S3Bucket(s3.options(secret_key=secret), BUCKET))
+    reader = S3Store(S3Bucket(s3.options(access_key=READER_KEY, secret_key=READER_SECRET), BUCKET))
+    for store in (wrong, reader):
+        with pytest.raises(ArtifactError) as raised:
+            store.put_files({"x": random_file(tmp_path / "x", 10)})
+        assert raised.value.reason == "STORE_DENIED"
+        assert not raised.value.retryable
+        assert secret not in str(raised.value)
+        assert READER_SECRET not in str(raised.value)
+    assert secret not in caplog.text
+    assert READER_SECRET not in caplog.text
+    assert READER_SECRET not in repr(s3.options(secret_key=READER_SECRET))
+
+
+def test_a_missing_bucket_and_missing_credentials(s3: S3Server) -> None:
+    with pytest.raises(ArtifactError) as raised:
+        S3Bucket(s3.options(), "no-such-bucket").listing()
+    assert raised.value.reason == "STORE_INVALID"
+    nobody = S3Options.from_environment(
+        {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    )
+    with pytest.raises(ArtifactError) as raised:
+        S3Bucket(nobody, BUCKET)
+    assert raised.value.reason == "STORE_DENIED"
+
+
+def test_credentials_are_read_from_a_file_again_for_every_request(s3: S3Server, tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = NOBODY\naws_secret_access_key = nothing\n")
+    options = S3Options.from_environment({"AWS_ENDPOINT_URL": s3.endpoint, "AWS_SHARED_CREDENTIALS_FILE": str(file)})
+    bucket = S3Bucket(options, BUCKET)
+    with pytest.raises(ArtifactError):
+        bucket.listing("nothing/")
+    file.write_text(f"[default]\naws_access_key_id = {READER_KEY}\naws_secret_access_key = {READER_SECRET}\n")
+    assert bucket.listing("nothing/") == []
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "http://bucket/x", "s3://user:secret@bucket/x", "s3://b/x?y"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ArtifactError) as raised:
+        parse_s3_url(url)
+    assert raised.value.reason == "STORE_INVALID"
+
+
+def test_a_full_disk_is_said(bucket: S3Bucket, small_disk: Path, tmp_path: Path) -> None:
+    store = S3Store(bucket)
+    digest = store.put_files({"weights": random_file(tmp_path / "weights", 16 << 20)})
+    with pytest.raises(ArtifactError) as raised:
+        store.fetch(digest, small_disk / "out")
+    assert raised.value.reason == "DISK_FULL"
+    with pytest.raises(ArtifactError) as raised:
+        CachedStore(store, LocalStore(small_disk / "cache")).fetch(digest, tmp_path / "out")
+    assert raised.value.reason == "DISK_FULL"
+    assert not any((small_disk / "cache" / "blobs").rglob("*.*"))
+
+
+def test_collection_leaves_what_is_young_named_or_kept(bucket: S3Bucket, tmp_path: Path) -> None:
+    patient = S3Store(bucket)
+    shared = random_file(tmp_path / "shared", 10)
+    old = patient.put_files({"shared": shared, "own": random_file(tmp_path / "own", 100)})
+    patient.record_action("0" * 64, ActionResult({"out": old}))
+    bucket.put(blob_name("sha256:" + "1" * 64), b"nobody names me")
+    time.sleep(2.1)
+    new = patient.put_files({"shared": shared})
+    assert collect_bucket(patient, max_bytes=0).artifacts == ()  # all of it is younger than a day
+    hasty = S3Store(bucket, grace_seconds=1.5)
+    assert collect_bucket(hasty, max_bytes=0, keep=[old]).blobs == 1  # the one that nobody names
+    planned = collect_bucket(hasty, max_bytes=0, dry_run=True)
+    assert (planned.artifacts, planned.blobs, planned.freed_bytes) == ((old,), 1, 100)
+    assert hasty.exists(old)
+    assert collect_bucket(hasty, max_bytes=0) == planned
+    assert hasty.digests() == [new]
+    assert hasty.exists(new)
+    assert patient.results() is not None
+    assert list(patient.results()) == []
+
+
+def test_a_blob_found_again_is_made_as_new(bucket: S3Bucket, tmp_path: Path) -> None:
+    """A collection that has listed it as old and unnamed must not remove what is about to be named."""
+    source = random_file(tmp_path / "weights", 100)
+    name = S3Store(bucket).manifest(S3Store(bucket).put_files({"weights": source})).files[0].digest
+    bucket.delete(entry.key for entry in bucket.listing("manifests/"))
+    time.sleep(2.1)
+    store = S3Store(bucket, grace_seconds=2)
+    store.put_files({"weights": source})
+    found = bucket.find(blob_name(name))
+    assert found is not None
+    assert time.time() - found.modified < 1.9
+    assert bucket.get(blob_name(name)) == source.read_bytes()
+
+
+def test_unfinished_uploads_expire_and_other_rules_stay(s3: S3Server) -> None:
+    first = S3Bucket(s3.options(), BUCKET, prefix="lifecycle/one")
+    second = S3Bucket(s3.options(), BUCKET, prefix="lifecycle/two")
+    assert expire_unfinished_uploads(first)
+    assert expire_unfinished_uploads(second)
+    assert expire_unfinished_uploads(first)
+    rules = s3.client().get_bucket_lifecycle(BUCKET).rules
+    assert sorted(rule.rule_filter.prefix for rule in rules) == ["lifecycle/one/blobs/", "lifecycle/two/blobs/"]
+
+
+def test_the_cache_fetches_once_and_repairs_itself(bucket: S3Bucket, tmp_path: Path) -> None:
+    remote = S3Store(bucket)
+    source = random_file(tmp_path / "weights", 1000)
+    digest = remote.put_files({"weights": source})
+    cache = CachedStore(remote, LocalStore(tmp_path / "cache"))
+    first = cache.fetch(digest, tmp_path / "a")
+    blob = cache.local.blob_path(remote.manifest(digest).files[0].digest)
+    assert (first / "weights").stat().st_ino == blob.stat().st_ino
+    name = bucket.listing("blobs/")[0].key
+    content = bucket.get(name)
+    bucket.delete([name])
+    cache.fetch(digest, tmp_path / "b")  # without the remote's help
+    bucket.put(name, content)
+    blob.unlink()
+    blob.write_bytes(b"y" * 1000)
+    fresh = CachedStore(remote, LocalStore(tmp_path / "cache"))
+    assert digest_of(fresh.fetch(digest, tmp_path / "c") / "weights") == digest_of(source)
+
+
+def test_the_cache_stays_within_its_limit(bucket: S3Bucket, tmp_path: Path) -> None:
+    cache = CachedStore(S3Store(bucket), LocalStore(tmp_path / "cache"), max_bytes=2500)
+    digests = []
+    for number in range(4):
+        folder = tmp_path / f"m{number}"
+        random_file(folder / "weights", 1000)
+        digests.append(cache.put(folder))
+        time.sleep(0.02)
+        assert cache.local.size_bytes() <= 2500
+    assert sorted(cache.local.digests()) == sorted(digests[2:])
+    huge = cache.put_files({"weights": random_file(tmp_path / "huge", 5000)})
+    assert (cache.fetch(huge, tmp_path / "out") / "weights").stat().st_size == 5000
+    assert cache.local.size_bytes() <= 2500
+    assert all(cache.exists(digest) for digest in [*digests, huge])
+
+
+FETCH = """
+import os, sys
+from pathlib import Path
+from slipway.artifacts.opening import open_store
+from slipway.settings import Settings
+store = open_store(Settings.from_environment(os.environ))
+for number, digest in enumerate(sys.argv[2:]):
+    store.fetch(digest, Path(sys.argv[1]) / str(number))
+"""
+
+
+def test_several_processes_share_a_cache(s3: S3Server, bucket: S3Bucket, tmp_path: Path) -> None:
+    remote = S3Store(bucket)
+    sources = [random_file(tmp_path / f"source-{number}", 300_000) for number in range(6)]
+    digests = [remote.put_files({"weights": source}) for source in sources]
+    environment = {
+        **os.environ, **s3.environment(), "SLIPWAY_HOME": str(tmp_path / "home"), "SLIPWAY_STORE": bucket.url,
+        "SLIPWAY_CACHE_SIZE": "1000000",
+    }  # fmt: skip
+    processes = [
+        subprocess.Popen([sys.executable, "-c", FETCH, str(tmp_path / f"out-{number}"), *digests], env=environment)
+        for number in range(3)
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    for number in range(3):
+        for index, source in enumerate(sources):
+            assert digest_of(tmp_path / f"out-{number}" / str(index) / "weights") == digest_of(source)
+    cache = LocalStore(tmp_path / "home" / "cache")
+    assert cache.size_bytes() <= 1_000_000
+    assert [path for path in (cache.root / "arriving").iterdir() if path.suffix != ".lock"] == []
+
+
+@pytest.mark.cluster
+def test_transfers_outlast_ten_seconds_without_a_server(tmp_path: Path) -> None:
+    with s3_server(tmp_path / "server") as server:
+        store = S3Store(S3Bucket(server.options(), BUCKET, prefix="p"))
+        before = random_file(tmp_path / "before", 40 << 20)
+        held = store.put_files({"weights": before})
+        results: dict[str, object] = {}
+
+        def put() -> None:
+            results["put"] = store.put_files({"weights": random_file(tmp_path / "after", 200 << 20)})
+
+        def fetch() -> None:
+            results["fetch"] = digest_of(store.fetch(held, tmp_path / "out") / "weights")
+
+        threads = [threading.Thread(target=work) for work in (put, fetch)]
+        threads[0].start()
+        time.sleep(1.0)  # in the middle of the upload
+        server.stop()
+        threads[1].start()
+        time.sleep(10)
+        server.start()
+        for thread in threads:
+            thread.join(90)
+        assert results["fetch"] == digest_of(before)
+        assert digest_of(store.fetch(str(results["put"]), tmp_path / "back") / "weights") == digest_of(
+            tmp_path / "after"
+        )
