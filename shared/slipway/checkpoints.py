@@ -20,23 +20,8 @@ from slipway.model_files import (
     ADAPTER_WEIGHTS,
     MODEL_INDEX,
     MODEL_WEIGHTS,
-    model_files,
-    resolve_base_model,
-    travelling_files,
 )
 from slipway.safetensors_file import read_safetensors
-
-__all__ = [
-    "Checkpoint",
-    "Problem",
-    "find_checkpoint",
-    "inspect_checkpoint",
-    "list_checkpoints",
-    "model_files",
-    "read_adapter_config",
-    "resolve_base_model",
-    "travelling_files",
-]
 
 TRAINER_STATE = "trainer_state.json"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
