@@ -6,6 +6,7 @@ states and pickles never travel.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
@@ -49,6 +50,20 @@ def tokenizer_files(folder: Path) -> list[Path]:
     """Tokenizer and chat-template files of a folder, sorted."""
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     return sorted([*found, *(folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja")])
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """What lies beside a model's weights: configuration, generation settings, tokenizer and chat templates, sorted."""
+    own = (CONFIG, GENERATION_CONFIG)
+    return sorted([*(folder / name for name in own if (folder / name).is_file()), *tokenizer_files(folder)])
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy :func:`companion_files` into an existing folder; contents only, because inputs may be read-only."""
+    for path in companion_files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def travelling_files(folder: Path) -> list[Path]:

@@ -135,11 +135,15 @@ def _prove(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Conte
         reason = "switched off" if params.parity == "never" else f"needs {needed} bytes of {ctx.max_memory_bytes}"
         ctx.warn(f"the ONNX model was not compared with PyTorch ({reason}); the validate stage still compares outputs")
         return {"parity": "skipped"}
-    ctx.progress("parity", done=0, total=1, unit="comparisons")
     report = check_parity(
-        source, path, tolerance=params.parity_tolerance, threads=ctx.threads, fixed_batch=not params.dynamic_axes
+        source,
+        path,
+        tolerance=params.parity_tolerance,
+        threads=ctx.threads,
+        fixed_batch=not params.dynamic_axes,
+        on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
-    ctx.progress("parity", done=1, total=1, unit="comparisons")
+    ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
     return {
         "parity": "passed",
         "parity_max_abs_diff": report.max_abs_diff,

@@ -8,35 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from slipway.model_files import copy_companions
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.stage import OnnxExportParams
 
-# Files of a transformers folder that say how to use a model; weights and training leftovers are not among them.
-COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 
 
 def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportParams, facts: dict[str, Any]) -> None:
     """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model."""
-    for name in COMPANIONS:
-        if (source.folder / name).is_file():
-            shutil.copyfile(source.folder / name, folder / name)
-    templates = source.folder / "additional_chat_templates"
-    if templates.is_dir():
-        shutil.copytree(templates, folder / templates.name)
+    copy_companions(source.folder, folder)
     shutil.copyfile(Path(__file__).with_name("example.py"), folder / "example.py")
     record = {
         **facts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from slipway.errors import ONNXExportError
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 Array = npt.NDArray[Any]
+OnCall = Callable[[int, int], None]
 
 # onnxruntime's exceptions share no base class of their own.
 ORT_ERRORS = (
@@ -95,7 +97,13 @@ class _Conversation:
 
 
 def check_parity(
-    source: ModelSource, model_path: Path, *, tolerance: float, threads: int = 1, fixed_batch: bool = False
+    source: ModelSource,
+    model_path: Path,
+    *,
+    tolerance: float,
+    threads: int = 1,
+    fixed_batch: bool = False,
+    on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Run PyTorch, then ONNX Runtime, on the same conversations and compare their logits.
 
@@ -107,17 +115,20 @@ def check_parity(
         tolerance: Largest allowed difference relative to the largest reference logit (at least 1).
         threads: Threads ONNX Runtime may use.
         fixed_batch: Whether the file takes batch 1 only.
+        on_call: Called before each call of a model with the calls made so far and in all.
 
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
     """
     conversations = _conversations(source, fixed_batch=fixed_batch)
-    _reference(source, conversations)
+    each = sum(len(conversation.case.calls) for conversation in conversations)
+    _reference(source, conversations, on_call=lambda done: on_call(done, 2 * each))
     session = _session(model_path, threads=threads)
     worst, where, scale, calls = 0.0, "", 1.0, 0
     for conversation in conversations:
         past: dict[str, Array] = _empty_past(session, batch=len(conversation.case.pads))
         for index, reference in enumerate(conversation.logits):
+            on_call(each + calls, 2 * each)
             logits, past = _run_onnx(session, conversation, index, past)
             diff = float(np.abs(conversation.real(index, logits) - reference).max())
             scale = max(scale, float(np.abs(reference).max()))
@@ -152,8 +163,10 @@ def _conversations(source: ModelSource, *, fixed_batch: bool) -> list[_Conversat
     return made
 
 
-def _reference(source: ModelSource, conversations: list[_Conversation]) -> None:
+def _reference(source: ModelSource, conversations: list[_Conversation], *, on_call: Callable[[int], None]) -> None:
     """Fill in PyTorch's logits."""
+    done = 0
+    on_call(done)
     transformers.utils.logging.disable_progress_bar()
     # Eager attention is the plainest implementation; fused ones differ among themselves in what padding rows yield.
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -163,6 +176,8 @@ def _reference(source: ModelSource, conversations: list[_Conversation]) -> None:
         for conversation in conversations:
             cache = transformers.DynamicCache(config=model.config)
             for index in range(len(conversation.case.calls)):
+                on_call(done)
+                done += 1
                 ids, mask, positions = (torch.from_numpy(array.copy()) for array in conversation.step(index))
                 out = model(
                     input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True

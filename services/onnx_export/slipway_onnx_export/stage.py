@@ -51,7 +51,7 @@ def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> d
 
 STAGE = Stage(
     name="onnx_export",
-    version=1,
+    version=2,
     inputs=("pytorch",),
     outputs=("onnx",),
     params=OnnxExportParams,

@@ -57,6 +57,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
         )
         groups = [_written(info, plan, level) for info in checkpoint.tensors.values()]
         total = sum(info.nbytes for info in checkpoint.tensors.values())
+        _require_smaller(total, sum(info.nbytes for group in groups for part in group for info in part), level)
         done = 0
         with WeightsFile(target, [g for group in groups for g in group], max_shard_bytes=max_shard_bytes) as weights:
             for info in checkpoint.tensors.values():
@@ -103,6 +104,18 @@ def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
     )
+
+
+def _require_smaller(before: int, after: int, level: IntLevel) -> None:
+    """Refuse a level that only adds a quantized lm_head to a tied embedding, or little more."""
+    if level.packed and after >= before:
+        raise QuantizationError(
+            f"{level.bits}-bit weights would make this model larger, {after} instead of {before} bytes: its tied lm_head gets "
+            "weights of its own, and few other weights are linear layers",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="use level fp16 or bf16, or the ONNX format, where embedding and lm_head share their quantized weights",
+            about={"size_before_bytes": before, "size_after_bytes": after},
+        )
 
 
 def _written(info: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorInfo]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import TensorRTBuildError
+from slipway.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
@@ -18,8 +18,6 @@ from slipway_tensorrt_build.profiles import InputProfile, plan_profile
 from slipway_tensorrt_build.stage import TensorRTBuildParams
 
 _GRAPH = "model.onnx"
-_NOT_COPIED = (".onnx", ".data", ".safetensors", ".py")
-_DESCRIPTIONS = ("onnx_export.json", "quantization.json")
 _SHOWN = 10
 
 
@@ -49,7 +47,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
         size = engine.stat().st_size
         engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": _digest(engine, ctx)})
-    _copy_companions(source, target)
+    copy_companions(source, target)
     description = {
         "builder": choice.library,
         "builder_version": choice.version,
@@ -192,10 +190,3 @@ def _digest(path: Path, ctx: Context) -> str:
             ctx.check_cancelled()
             digest.update(block)
     return digest.hexdigest()
-
-
-def _copy_companions(source: Path, target: Path) -> None:
-    """Copy config, tokenizer and chat template; the usage example and its description are of the ONNX model."""
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.endswith(_NOT_COPIED) and path.name not in _DESCRIPTIONS:
-            shutil.copyfile(path, target / path.name)

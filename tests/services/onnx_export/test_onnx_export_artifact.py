@@ -178,8 +178,11 @@ def test_progress_counts_bytes_to_the_end(family: Callable[[str], Path], tmp_pat
 
     seen = []
     context = Context(workdir=tmp_path, on_progress=seen.append)
-    STAGE.run({"pytorch": family("llama")}, OnnxExportParams(parity="never"), context)
+    STAGE.run({"pytorch": family("llama")}, OnnxExportParams(), context)
     weights = [progress for progress in seen if progress.phase == "weights"]
     assert len(weights) > 15
     assert [progress.done for progress in weights] == sorted(progress.done for progress in weights)
     assert weights[-1].done == weights[-1].total <= context.facts["data_bytes"]
+    parity = [progress for progress in seen if progress.phase == "parity"]
+    assert len(parity) == 2 * context.facts["parity_calls"] + 2  # every call of both, before loading and at the end
+    assert parity[-1].done == parity[-1].total

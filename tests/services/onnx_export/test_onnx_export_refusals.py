@@ -145,12 +145,13 @@ def test_quantized_model(damaged: Path, export: Callable[..., Exported]) -> None
     assert (error.reason, error.about["key"]) == ("DTYPE_UNSUPPORTED", "quantization_config")
 
 
-def test_cancelled_between_tensors(family: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", ["weights", "parity"])
+def test_cancelled_between_tensors_or_calls(family: Callable[[str], Path], tmp_path: Path, phase: str) -> None:
     context = Context(workdir=tmp_path)
     seen: list[int] = []
 
     def cancel_at_third(progress: Any) -> None:
-        if progress.phase == "weights":
+        if progress.phase == phase:
             seen.append(progress.done)
             if len(seen) == 3:
                 context.cancelled.set()

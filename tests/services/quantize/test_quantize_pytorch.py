@@ -80,7 +80,7 @@ def test_level_that_saves_nothing_says_so(quantize: Quantize, tmp_path: Path) ->
 
 
 def test_sharded_input_and_output_are_the_same_model(quantize: Quantize, tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source", vocab_size=16384)  # 4 MiB of embedding
+    source = save_tiny(tmp_path / "source", vocab_size=16384, tied=False)  # 4 MiB each of embedding and lm_head
     shards = tmp_path / "shards"
     shutil.copytree(source, shards)
     tensors = load_file(source / "model.safetensors")
@@ -230,6 +230,16 @@ def test_float8_is_refused(quantize: Quantize, tmp_path: Path) -> None:
     assert caught.value.reason == "DTYPE_UNSUPPORTED"
 
 
+def test_level_that_would_make_the_model_larger_is_refused(quantize: Quantize, tmp_path: Path) -> None:
+    settings = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=4, n_positions=64)  # Conv1D instead of Linear
+    GPT2LMHeadModel(settings).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(ModelExportError) as caught:
+        quantize(tmp_path / "gpt2", format="pytorch", level="int8")
+    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+    assert "larger" in caught.value.message
+    assert int(caught.value.about["size_after_bytes"]) > int(caught.value.about["size_before_bytes"])
+
+
 def test_model_without_a_fitting_linear_layer_is_refused(quantize: Quantize, tmp_path: Path) -> None:
     # GPT-2 stores its projections in a layer of its own; only lm_head is linear, and 24 is no multiple of 32.
     GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=24, n_layer=1, n_head=2)).save_pretrained(
@@ -277,6 +287,8 @@ def test_params_refuse_what_no_runtime_takes() -> None:
 def test_full_disk_is_reported_as_such(small_disk: Path, tmp_path: Path, level: str) -> None:
     from slipway_quantize.stage import STAGE, QuantizeParams
 
-    source = save_tiny(tmp_path / "source", vocab_size=65536)  # 16 MiB, on a disk of 8
+    source = save_tiny(
+        tmp_path / "source", vocab_size=65536, tied=False
+    )  # 16 MiB each of embedding and lm_head, on a disk of 8
     with pytest.raises(OSError, match="No space left"):
         STAGE.run({"model": source}, QuantizeParams(format="pytorch", level=level), Context(workdir=small_disk))

@@ -23,6 +23,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = OnnxExportParams(runtime="tensorrt", parity="never")
     exported = EXPORT.run({"pytorch": save_tiny(folder / "source")}, params, Context(workdir=folder))["onnx"]
     (exported / "tokenizer.json").write_text('{"version": "1.0"}')
+    (exported / "additional_chat_templates").mkdir()
+    (exported / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     return exported
 
 

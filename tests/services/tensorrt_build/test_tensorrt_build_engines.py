@@ -57,8 +57,9 @@ def test_one_engine_per_target_and_its_description(build: Build, decoder: Path) 
 
 def test_folder_is_complete_without_the_onnx_model(build: Build, decoder: Path) -> None:
     folder, _ = build(decoder, targets=("sm89",))
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json", "engine.json", "generation_config.json", "model.sm89.engine", "tokenizer.json",
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == [
+        "additional_chat_templates/tools.jinja", "config.json", "engine.json", "generation_config.json",
+        "model.sm89.engine", "tokenizer.json",
     ]  # fmt: skip
     assert (folder / "config.json").read_bytes() == (decoder / "config.json").read_bytes()
 
@@ -75,7 +76,7 @@ def test_profile_stays_within_the_positions_the_model_has(build: Build, decoder:
 def test_input_with_a_second_hard_link_is_fine(build: Build, decoder: Path, tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     linked.mkdir()
-    for path in decoder.iterdir():
+    for path in (path for path in decoder.iterdir() if path.is_file()):
         os.link(path, linked / path.name)
     folder, _ = build(linked, targets=("sm89",))
     assert (folder / "model.sm89.engine").is_file()
@@ -88,7 +89,7 @@ def test_parser_errors_name_node_and_operator(build: Build, decoder: Path, tmp_p
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     broken = tmp_path / "broken"
     broken.mkdir()
-    for path in decoder.iterdir():
+    for path in (path for path in decoder.iterdir() if path.is_file()):
         os.link(path, broken / path.name)
     (broken / "model.onnx").unlink()
     (broken / "model.onnx").write_bytes(model.SerializeToString())
@@ -111,7 +112,7 @@ def test_architecture_without_kernels_carries_the_builders_words(build: Build, d
 def test_damaged_input_has_its_reason(build: Build, decoder: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "damaged"
     folder.mkdir()
-    for path in decoder.iterdir():
+    for path in (path for path in decoder.iterdir() if path.is_file()):
         (folder / path.name).write_bytes(path.read_bytes())
     match damage:
         case "graph":
