@@ -43,5 +43,11 @@ protos: $(INSTALLED) ## Generate the Python code of the protos
 bench: $(INSTALLED) ## Measure against peers; prints ratios
 	$(BIN)/python tests/benchmarks/bench_merge.py
 
+images: ## Build the container images, with docker, podman or buildah
+	deploy/build.sh
+
+up: ## Start coordinators, workers and everything around them, with compose
+	deploy/up.sh
+
 clean: ## Remove the environment and the demo
 	rm -rf $(VENV) demo

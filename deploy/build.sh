@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Build the images: deploy/build.sh [NAME…], by default all that need no GPU. Uses docker, podman or buildah, whichever works.
+#
+#   BUILDER      one of them, in place of the first that works
+#   VERSION      tag; by default the project's version
+#   BASE         base image, in place of the Dockerfile's own
+#   TORCH_INDEX  package index with PyTorch's CPU builds; empty for none
+#   BUILD_FLAGS  more flags of the builder, such as --volume or --pull
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# name → Dockerfile and extras; what ends in -cuda is the same image's variant with the tag VERSION-cuda
+declare -A IMAGES=(
+    [coordinator]="cpu "
+    [merge]="cpu merge,s3"
+    [quantize]="cpu quantize,s3"
+    [onnx-export]="cpu onnx_export,s3"
+    [tensorrt-build]="cpu tensorrt_build,s3"
+    [validate]="cpu validate,s3"
+    [tensorrt-build-cuda]="cuda tensorrt_build,tensorrt,s3"
+    [validate-cuda]="cuda validate,tensorrt,s3"
+)
+ON_CPU=(coordinator merge quantize onnx-export tensorrt-build validate)
+
+builder() {
+    if command -v docker >/dev/null && docker info >/dev/null 2>&1; then echo docker
+    elif command -v podman >/dev/null; then echo podman
+    elif command -v buildah >/dev/null; then echo buildah
+    else
+        echo "make images needs docker with its daemon running, podman or buildah; none of them is here" >&2
+        exit 7
+    fi
+}
+
+BUILDER=${BUILDER:-$(builder)}
+VERSION=${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)}
+read -ra FLAGS <<<"${BUILD_FLAGS:-}"
+[[ -n ${BASE+set} ]] && FLAGS+=(--build-arg "BASE=$BASE")
+[[ -n ${TORCH_INDEX+set} ]] && FLAGS+=(--build-arg "TORCH_INDEX=$TORCH_INDEX")
+case $BUILDER in
+    buildah) COMMAND=(buildah --storage-driver "${STORAGE_DRIVER:-vfs}" bud --isolation "${BUILDAH_ISOLATION:-chroot}") ;;
+    *) COMMAND=("$BUILDER" build) ;;
+esac
+
+for name in "${@:-${ON_CPU[@]}}"; do
+    if [[ -z ${IMAGES[$name]+known} ]]; then
+        echo "there is no image $name; known are $(printf '%s\n' "${!IMAGES[@]}" | sort | paste -sd' ')" >&2
+        exit 2
+    fi
+    read -r dockerfile extras <<<"${IMAGES[$name]}"
+    image=slipway-${name%-cuda} tag=$VERSION
+    [[ $dockerfile == cpu ]] || tag+=-$dockerfile
+    echo "building $image:$tag with $BUILDER" >&2
+    "${COMMAND[@]}" --file "deploy/Dockerfile.$dockerfile" --tag "$image:$tag" \
+        --build-arg "EXTRAS=$extras" --build-arg "NAME=$image" --build-arg "VERSION=$VERSION" "${FLAGS[@]}" .
+done

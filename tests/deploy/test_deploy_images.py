@@ -1,0 +1,158 @@
+"""Dockerfiles, the compose file and the scripts around them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.registry import stage_names
+from slipway.worker.__main__ import _parser as worker_parser
+from slipway_coordinator.__main__ import _parser as coordinator_parser
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted(DEPLOY.glob("Dockerfile.*"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("slipway-")}
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+def images() -> dict[str, tuple[str, set[str]]]:
+    """Dockerfile and extras of each image, as the build script has them."""
+    script = (DEPLOY / "build.sh").read_text()
+    found = re.findall(r'^    \[([a-z-]+)\]="(\w+) ([a-z0-9_,]*)"$', script, re.MULTILINE)
+    return {name: (dockerfile, set(filter(None, extras.split(",")))) for name, dockerfile, extras in found}
+
+
+def test_there_are_dockerfiles() -> None:
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_has_nothing_to_say(path: Path) -> None:
+    done = subprocess.run([HADOLINT, "--failure-threshold", "style", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_images_are_not_root_and_have_fixed_bases(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER ")] == ["USER 10001:10001"]
+    (base,) = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"[a-z/]+:\d[\w.-]+", base), base
+
+
+def test_every_stage_has_an_image_with_its_extra_alone() -> None:
+    extras = set(PROJECT["optional-dependencies"])
+    stages = set(stage_names())
+    for name, (dockerfile, wanted) in images().items():
+        stage = name.removesuffix("-cuda").replace("-", "_")
+        assert wanted <= extras
+        assert wanted & stages == ({stage} if stage != "coordinator" else set())
+        assert (dockerfile == "cuda") == name.endswith("-cuda")
+    assert {name.replace("-", "_") for name in images()} >= stages | {"coordinator"}
+
+
+def test_images_of_the_compose_file_are_built_or_have_a_version() -> None:
+    for name, service in SERVICES.items():
+        image, _, tag = service["image"].partition(":")
+        if name in OURS:
+            assert image.removeprefix("slipway-") in images()
+            assert tag == f"${{SLIPWAY_VERSION:-{PROJECT['version']}}}"
+        else:
+            assert re.search(r"\d+\.\d+|\d{4}-\d\d-\d\d", tag), f"{name} has no fixed version: {tag}"
+        assert image.count("/") <= 1
+        assert "." not in image
+
+
+def test_references_of_the_compose_file_exist() -> None:
+    named = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", ())}
+    for volume in named:
+        if volume.startswith("./"):
+            assert (DEPLOY / volume).exists(), volume
+        else:
+            assert volume in COMPOSE["volumes"]
+    assert set(COMPOSE["volumes"]) <= named
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+    for host in re.findall(r"(?://|@)([a-z][a-z-]+):\d", (DEPLOY / "compose.yaml").read_text()):
+        assert host in SERVICES, host
+
+
+def test_ports_are_published_on_loopback_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert len(ports) >= 6
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_our_containers_are_confined_and_their_commands_are_understood() -> None:
+    stages = set()
+    for name, service in OURS.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"]
+        assert service["command"][:2] == ["python", "-m"]
+        arguments = service["command"][3:]
+        if service["command"][2] == "slipway.worker":
+            stages.add(worker_parser().parse_args(arguments).stage)
+        else:
+            coordinator_parser().parse_args([*arguments, "--state=x"])
+        secrets = {key: value for key, value in service["environment"].items() if re.search("PASSWORD|SECRET", key)}
+        assert secrets
+        assert all(str(value).startswith("${") for value in secrets.values()), "a secret is written down"
+    assert stages == set(stage_names())
+
+
+def test_prometheus_and_the_collector_look_where_the_parts_are() -> None:
+    prometheus = (DEPLOY / "prometheus" / "prometheus.yaml").read_text()
+    jobs = yaml.safe_load(prometheus)["scrape_configs"]
+    static = {target for job in jobs for config in job.get("static_configs", ()) for target in config["targets"]}
+    names = {name for job in jobs for config in job.get("dns_sd_configs", ()) for name in config["names"]}
+    assert {target.split(":")[0] for target in static} | names == set(OURS) - {"migrate"}
+    collector = yaml.safe_load((DEPLOY / "collector" / "config.yaml").read_text())
+    pipeline = collector["service"]["pipelines"]["traces"]
+    for kind in ("receivers", "processors", "exporters"):
+        assert set(pipeline[kind]) == set(collector[kind])
+    assert collector["exporters"]["otlp/jaeger"]["endpoint"].split(":")[0] in SERVICES
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_itself_takes_its_configuration() -> None:
+    command = ["promtool", "check", "config", str(DEPLOY / "prometheus" / "prometheus.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", sorted(DEPLOY.glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_parse(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_scripts_say_what_they_need(tmp_path: Path) -> None:
+    for tool in ("bash", "dirname", "sed", "env"):
+        found = shutil.which(tool)
+        assert found
+        (tmp_path / tool).symlink_to(found)
+    environment = {"PATH": str(tmp_path)}
+    build = subprocess.run([DEPLOY / "build.sh"], env=environment, capture_output=True, text=True)
+    assert build.returncode == 7
+    assert "docker" in build.stderr
+    assert "buildah" in build.stderr
+    test = subprocess.run([DEPLOY / "test-images.sh"], env=environment, capture_output=True, text=True)
+    assert (test.returncode, test.stdout.split(":")[0]) == (0, "skipped")
+
+
+def test_an_unknown_image_is_named() -> None:
+    environment = {"PATH": "/usr/bin:/bin", "BUILDER": "true"}
+    done = subprocess.run([DEPLOY / "build.sh", "nothing"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "onnx-export" in done.stderr
