@@ -1,0 +1,229 @@
+"""Every overlay renders, is what Kubernetes takes, and keeps every rule; and every rule notices when it is broken."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import k8s_pod_rules
+import k8s_wiring_rules
+from k8s_cluster import OVERLAYS, Cluster, Object, rendered
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+RULES = {rule.__name__: rule for rule in (*k8s_pod_rules.RULES, *k8s_wiring_rules.RULES)}
+OWN = ("Certificate", "Issuer", "ScaledObject", "TriggerAuthentication")
+
+
+def test_the_overlays_are_there() -> None:
+    assert OVERLAYS == ["gpu", "production", "single-node"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubernetes_takes_every_object(overlay: str) -> None:
+    known = [thing for thing in rendered(overlay) if thing["kind"] not in OWN]
+    assert len(known) > 20
+    for thing in known:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a kind without a schema would pass unseen
+            kubernetes_validate.validate(thing, "1.33", strict=True)
+
+
+def test_validation_is_strict() -> None:
+    deployment = Cluster(rendered("production")).named("Deployment", "slipway-merge")
+    deployment["spec"]["template"]["spec"]["containers"][0]["livenessPorbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, "1.33", strict=True)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_overlay_keeps_the_rule(overlay: str, rule: str) -> None:
+    assert list(RULES[rule](Cluster(rendered(overlay)))) == []
+
+
+def deployment(cluster: Cluster, name: str = "slipway-merge") -> Object:
+    return cluster.named("Deployment", name)
+
+
+def pod(cluster: Cluster, name: str = "slipway-merge") -> Any:
+    return deployment(cluster, name)["spec"]["template"]["spec"]
+
+
+def container(cluster: Cluster, name: str = "slipway-merge") -> Any:
+    return pod(cluster, name)["containers"][0]
+
+
+def policy(cluster: Cluster, name: str) -> Any:
+    return cluster.named("NetworkPolicy", name)["spec"]
+
+
+def remove(cluster: Cluster, kind: str, name: str) -> None:
+    cluster.objects.remove(cluster.named(kind, name))
+
+
+def trigger(cluster: Cluster, name: str = "slipway-merge") -> Any:
+    return cluster.named("ScaledObject", name)["spec"]["triggers"][0]
+
+
+def argument(cluster: Cluster, old: str, new: str, *, name: str = "slipway-merge") -> None:
+    arguments = container(cluster, name)["args"]
+    arguments[arguments.index(old)] = new
+
+
+def settings(cluster: Cluster) -> Any:
+    return next(one for one in cluster.of("ConfigMap") if "SLIPWAY_LOG_LEVEL" in one["data"])["data"]
+
+
+def access_file(cluster: Cluster) -> Any:
+    return next(one for one in cluster.of("ConfigMap") if "access.yaml" in one["data"])["data"]
+
+
+COORDINATOR = "slipway-coordinator"
+EVERYWHERE: list[Object] = [{}]
+
+# What is broken, and the rule that has to notice. All on the overlay gpu, which has everything.
+BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
+    ("restricted_pods", lambda c: pod(c)["securityContext"].update(runAsNonRoot=False)),
+    ("restricted_pods", lambda c: pod(c)["securityContext"].update(runAsUser=0)),
+    ("restricted_pods", lambda c: container(c)["securityContext"].update(runAsUser=0)),
+    ("restricted_pods", lambda c: pod(c)["securityContext"].pop("seccompProfile")),
+    ("restricted_pods", lambda c: container(c)["securityContext"].pop("readOnlyRootFilesystem")),
+    ("restricted_pods", lambda c: container(c)["securityContext"].pop("allowPrivilegeEscalation")),
+    ("restricted_pods", lambda c: container(c)["securityContext"]["capabilities"].update(drop=["NET_RAW"])),
+    ("restricted_pods", lambda c: container(c)["securityContext"]["capabilities"].update(add=["SYS_PTRACE"])),
+    ("restricted_pods", lambda c: pod(c).update(hostNetwork=True)),
+    ("restricted_pods", lambda c: pod(c)["volumes"].append({"name": "h", "hostPath": {"path": "/"}})),
+    ("restricted_pods", lambda c: c.named("Namespace", "slipway")["metadata"]["labels"].clear()),
+    ("images", lambda c: container(c).update(image="slipway-merge:latest")),
+    ("images", lambda c: container(c).update(image="slipway-merge")),
+    ("images", lambda c: container(c).update(image="registry.example.org/slipway-merge:0.1.0")),
+    ("images", lambda c: container(c).update(image="slipway-quantize:0.1.0")),
+    ("images", lambda c: container(c, COORDINATOR).update(image="slipway-console:0.1.0")),
+    ("resources", lambda c: container(c)["resources"]["limits"].pop("memory")),
+    ("resources", lambda c: container(c)["resources"]["requests"].pop("cpu")),
+    ("resources", lambda c: container(c)["resources"]["limits"].update(memory="1Gi")),
+    ("resources", lambda c: pod(c)["volumes"][0]["emptyDir"].clear()),
+    ("probes", lambda c: container(c).pop("readinessProbe")),
+    ("probes", lambda c: container(c).pop("startupProbe")),
+    ("probes", lambda c: container(c)["readinessProbe"]["grpc"].update(port=7070)),
+    ("probes", lambda c: container(c)["livenessProbe"]["tcpSocket"].update(port="grpc")),
+    ("probes", lambda c: container(c, COORDINATOR)["readinessProbe"]["grpc"].update(service="slipway.v1.StageService")),
+    ("default_deny", lambda c: remove(c, "NetworkPolicy", "default-deny")),
+    ("default_deny", lambda c: policy(c, "default-deny").update(policyTypes=["Ingress"])),
+    ("default_deny", lambda c: policy(c, "default-deny").update(egress=EVERYWHERE)),
+    ("edges", lambda c: remove(c, "NetworkPolicy", "scaling")),
+    ("edges", lambda c: remove(c, "NetworkPolicy", "worker")),
+    ("edges", lambda c: policy(c, "worker").update(podSelector={})),
+    ("edges", lambda c: policy(c, "state").update(podSelector={})),
+    ("edges", lambda c: policy(c, "artifacts").update(egress=EVERYWHERE)),
+    ("edges", lambda c: policy(c, "artifacts")["egress"][0]["ports"].append({"port": 443, "protocol": "TCP"})),
+    ("edges", lambda c: policy(c, "worker")["podSelector"]["matchLabels"].update(nobody="here")),
+    ("edges", lambda c: policy(c, "coordinator")["ingress"][0]["from"][0].update(podSelector={})),
+    ("edges", lambda c: settings(c).update(AWS_ENDPOINT_URL_S3="http://minio.minio.svc:9001")),
+    ("edges", lambda c: settings(c).pop("SLIPWAY_TRACING")),
+    ("service_accounts", lambda c: pod(c).pop("automountServiceAccountToken")),
+    ("service_accounts", lambda c: pod(c).update(serviceAccountName="slipway-quantize")),
+    ("service_accounts", lambda c: remove(c, "ServiceAccount", "slipway-merge")),
+    ("service_accounts", lambda c: c.named("ServiceAccount", "slipway-merge").pop("automountServiceAccountToken")),
+    ("references", lambda c: remove(c, "Certificate", "slipway-worker")),
+    ("references", lambda c: remove(c, "Issuer", "slipway")),
+    ("references", lambda c: remove(c, "PriorityClass", "slipway-worker")),
+    ("references", lambda c: remove(c, "TriggerAuthentication", "slipway-scaler")),
+    ("references", lambda c: c.named("ScaledObject", "slipway-merge")["spec"]["scaleTargetRef"].update(name="merge")),
+    ("references", lambda c: container(c)["envFrom"][0]["configMapRef"].update(name="slipway-settings")),
+    ("references", lambda c: container(c)["env"][3]["valueFrom"]["secretKeyRef"].update(key="user")),
+    ("references", lambda c: c.objects.remove(next(o for o in c.of("ConfigMap") if "access.yaml" in o["data"]))),
+    (
+        "references",
+        lambda c: pod(c)["volumes"].append({"name": "x", "persistentVolumeClaim": {"claimName": "nowhere"}}),
+    ),
+    (
+        "references",
+        lambda c: c.named("TriggerAuthentication", "slipway-scaler")["spec"]["secretTargetRef"][0].update(key="ca"),
+    ),
+    ("secrets_by_reference", lambda c: c.objects.append({"kind": "Secret", "metadata": {"name": "s"}})),
+    ("secrets_by_reference", lambda c: container(c)["env"].append({"name": "SLIPWAY_TOKEN", "value": "abc"})),
+    ("secrets_by_reference", lambda c: settings(c).update(SLIPWAY_STATE="postgresql://a:b@c/d")),
+    ("secrets_by_reference", lambda c: container(c, COORDINATOR)["args"].append("--state=postgresql://a:b@c/d")),
+    ("mounts", lambda c: pod(c)["volumes"].pop()),
+    ("mounts", lambda c: container(c)["env"].append({"name": "SLIPWAY_HOME", "value": "/var/slipway"})),
+    ("mounts", lambda c: container(c)["env"].append({"name": "SLIPWAY_TLS_CA_FILE", "value": "/tls/ca.pem"})),
+    ("flags", lambda c: container(c)["args"].append("--stages=merge")),
+    ("flags", lambda c: argument(c, "--slots=1", "--slots=one")),
+    ("flags", lambda c: argument(c, "--stage=merge", "--stage=mergee")),
+    ("flags", lambda c: container(c, COORDINATOR)["env"].pop()),
+    ("flags", lambda c: container(c, COORDINATOR)["args"].__setitem__(0, "run")),
+    ("flags", lambda c: container(c).update(env=container(c)["env"][:3])),
+    ("environment", lambda c: container(c)["env"].append({"name": "SLIPWAY_HOMME", "value": "x"})),
+    ("environment", lambda c: settings(c).update(AWS_ENDPOINT="x")),
+    ("ports", lambda c: argument(c, "--listen=0.0.0.0:7070", "--listen=0.0.0.0:7077")),
+    ("ports", lambda c: argument(c, "--metrics=0.0.0.0:9464", "--metrics=0.0.0.0:9090")),
+    (
+        "ports",
+        lambda c: argument(c, "--coordinator=slipway-coordinator:7070", "--coordinator=slipway-coordinator:7071"),
+    ),
+    ("ports", lambda c: argument(c, "--coordinator=slipway-coordinator:7070", "--coordinator=coordinator:7070")),
+    ("ports", lambda c: c.named("Service", COORDINATOR)["spec"]["ports"][0].update(targetPort="http")),
+    ("ports", lambda c: c.named("Service", COORDINATOR)["spec"]["selector"].update(nobody="here")),
+    ("ports", lambda c: trigger(c)["metadata"].update(scalerAddress="slipway-coordinator.default.svc:7070")),
+    ("ports", lambda c: c.named("Certificate", COORDINATOR)["spec"].update(dnsNames=["slipway-coordinator"])),
+    ("access", lambda c: c.named("Certificate", "slipway-worker")["spec"].update(dnsNames=["workers.slipway"])),
+    ("access", lambda c: c.named("Certificate", "slipway-keda")["spec"].update(usages=["server auth"])),
+    ("access", lambda c: access_file(c).update({"access.yaml": "principals: []"})),
+    ("scaling", lambda c: remove(c, "ScaledObject", "slipway-merge")),
+    ("scaling", lambda c: trigger(c)["metadata"].update(stage="quantize")),
+    ("scaling", lambda c: trigger(c)["metadata"].update(gpuArchitecture="sm89")),
+    ("scaling", lambda c: trigger(c, "slipway-validate")["metadata"].update(gpuArchitecture="sm90")),
+    ("scaling", lambda c: pod(c, "slipway-validate").pop("tolerations")),
+    ("scaling", lambda c: pod(c, "slipway-validate").pop("nodeSelector")),
+    ("scaling", lambda c: deployment(c)["spec"].update(replicas=1)),
+    ("scaling", lambda c: c.named("ScaledObject", "slipway-merge")["spec"].update(minReplicaCount=1)),
+    ("disruptions", lambda c: remove(c, "PodDisruptionBudget", "slipway-merge")),
+    ("disruptions", lambda c: c.named("PodDisruptionBudget", "slipway-merge")["spec"].update(maxUnavailable=0)),
+    (
+        "disruptions",
+        lambda c: c.named("PodDisruptionBudget", "slipway-merge")["spec"]["selector"]["matchLabels"].pop(
+            "slipway.dev/stage"
+        ),
+    ),
+    ("disruptions", lambda c: pod(c).update(terminationGracePeriodSeconds=30)),
+    ("disruptions", lambda c: pod(c, COORDINATOR).pop("topologySpreadConstraints")),
+    ("state", lambda c: deployment(c, COORDINATOR)["spec"].update(replicas=1)),
+    ("state", lambda c: deployment(c, COORDINATOR)["spec"].update(replicas=3)),
+    ("state", lambda c: remove(c, "Job", "slipway-migrate")),
+    ("state", lambda c: deployment(c, COORDINATOR)["spec"]["strategy"].pop("rollingUpdate")),
+    ("state", lambda c: deployment(c, COORDINATOR)["spec"].pop("progressDeadlineSeconds")),
+    ("selectors", lambda c: deployment(c)["spec"]["selector"]["matchLabels"].pop("slipway.dev/stage")),
+    ("selectors", lambda c: deployment(c)["metadata"].pop("namespace")),
+    ("custom_resources", lambda c: c.named("Certificate", "slipway-keda")["spec"].update(dnsName="keda.slipway")),
+    ("custom_resources", lambda c: c.named("Certificate", "slipway-keda")["spec"].pop("issuerRef")),
+    ("custom_resources", lambda c: c.named("Certificate", "slipway-keda")["spec"].update(renewBefore="2000h")),
+    ("custom_resources", lambda c: c.named("Certificate", "slipway-keda")["spec"].update(usages=[])),
+    ("custom_resources", lambda c: c.named("ScaledObject", "slipway-merge").update(apiVersion="keda.sh/v1")),
+    ("custom_resources", lambda c: trigger(c).pop("authenticationRef")),
+    ("custom_resources", lambda c: trigger(c)["metadata"].update(target=1)),
+]
+
+
+@pytest.mark.parametrize(
+    "number", range(len(BREAKS)), ids=[f"{number}-{rule}" for number, (rule, _) in enumerate(BREAKS)]
+)
+def test_the_rule_notices(number: int) -> None:
+    rule, break_it = BREAKS[number]
+    cluster = Cluster(rendered("gpu"))
+    break_it(cluster)
+    assert list(RULES[rule](cluster))
+
+
+def test_every_rule_was_broken() -> None:
+    assert {rule for rule, _ in BREAKS} == set(RULES)
+
+
+def test_a_file_of_state_is_replaced_only_after_its_coordinator_ended() -> None:
+    cluster = Cluster(rendered("single-node"))
+    deployment(cluster, COORDINATOR)["spec"]["strategy"] = {"type": "RollingUpdate"}
+    assert list(RULES["state"](cluster))

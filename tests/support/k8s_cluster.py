@@ -1,0 +1,172 @@
+"""What an overlay renders to, as objects that rules can ask."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+OVERLAYS = sorted(path.parent.name for path in (ROOT / "k8s" / "overlays").glob("*/kustomization.yaml"))
+
+NAMESPACE = "slipway"
+CERTIFICATE_KEYS = {"ca.crt", "tls.crt", "tls.key"}
+
+Object = dict[str, Any]
+
+
+@cache
+def _objects(overlay: str) -> list[Object]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl renders the overlays, and is not on this machine")
+    command = ["kubectl", "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return list(yaml.safe_load_all(text))
+
+
+def rendered(overlay: str) -> list[Object]:
+    """The objects of an overlay, anew for every call."""
+    return copy.deepcopy(_objects(overlay))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Something that makes pods of one container."""
+
+    object: Object
+    settings: dict[str, str]
+
+    @property
+    def kind(self) -> str:
+        return str(self.object["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.object["spec"]["template"]["metadata"]["labels"])
+
+    @property
+    def pod(self) -> Object:
+        return dict(self.object["spec"]["template"]["spec"])
+
+    @property
+    def container(self) -> Object:
+        (container,) = self.pod["containers"]
+        return dict(container)
+
+    @property
+    def program(self) -> str:
+        """The Python module that runs."""
+        python, flag, module = self.container["command"]
+        assert (python, flag) == ("python", "-m")
+        return str(module)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container.get("ports", ())}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables; a reference to a secret is written ``secret:NAME/KEY``."""
+        found = dict(self.settings)
+        for variable in self.container.get("env", ()):
+            reference = variable.get("valueFrom", {}).get("secretKeyRef")
+            value = f"secret:{reference['name']}/{reference['key']}" if reference else variable["value"]
+            found[variable["name"]] = value
+        return found
+
+    def arguments(self) -> argparse.Namespace:
+        """The arguments as the program itself reads them; SystemExit when it does not take them."""
+        from slipway.worker import __main__ as worker
+        from slipway_coordinator import __main__ as coordinator
+
+        programs = {"slipway.worker": worker, "slipway_coordinator": coordinator}
+        # Parsers take defaults from the environment, and this one is not the pod's.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
+        with mock.patch.dict(os.environ, {**kept, **self.environment}, clear=True):
+            return programs[self.program]._parser().parse_args(self.container.get("args", []))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All objects of an overlay."""
+
+    objects: list[Object]
+
+    def of(self, kind: str) -> list[Object]:
+        return [thing for thing in self.objects if thing["kind"] == kind]
+
+    def names(self, kind: str) -> set[str]:
+        return {thing["metadata"]["name"] for thing in self.of(kind)}
+
+    def named(self, kind: str, name: str) -> Object:
+        return next(thing for thing in self.of(kind) if thing["metadata"]["name"] == name)
+
+    def workloads(self) -> list[Workload]:
+        made = [*self.of("Deployment"), *self.of("Job")]
+        return [Workload(thing, self._settings(thing["spec"]["template"]["spec"])) for thing in made]
+
+    def workers(self) -> list[Workload]:
+        return [one for one in self.workloads() if one.program == "slipway.worker"]
+
+    def selected(self, selector: Object) -> list[Workload]:
+        return [one for one in self.workloads() if matches(selector, one.labels)]
+
+    def _settings(self, pod: Object) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for source in pod["containers"][0].get("envFrom", ()):
+            name = source["configMapRef"]["name"]
+            if name in self.names("ConfigMap"):
+                found.update(self.named("ConfigMap", name)["data"])
+        return found
+
+
+def matches(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a label selector selects; an empty one selects everything."""
+    wanted = selector.get("matchLabels", {})
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    for expression in selector.get("matchExpressions", ()):
+        assert expression["operator"] == "In"
+        if labels.get(expression["key"]) not in expression["values"]:
+            return False
+    return True
+
+
+def walk(value: Any) -> Iterator[Object]:
+    """Every mapping within."""
+    if isinstance(value, dict):
+        yield value
+        for inner in value.values():
+            yield from walk(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from walk(inner)
+
+
+def port_of(address: str) -> int:
+    """Port of ``HOST:PORT`` or a URL."""
+    return int(address.rpartition(":")[2].partition("/")[0])
+
+
+def host_of(address: str) -> str:
+    return address.rpartition(":")[0].rpartition("/")[2]
+
+
+def stage_of(one: Workload) -> str:
+    (argument,) = (text for text in one.container["args"] if text.startswith("--stage="))
+    return str(argument).removeprefix("--stage=")

@@ -1,0 +1,226 @@
+"""Rules about pods and the programs in them: each gives the sentences that say what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from k8s_cluster import CERTIFICATE_KEYS, NAMESPACE, ROOT, Cluster, Workload, port_of, stage_of
+
+Rule = Callable[[Cluster], Iterator[str]]
+
+
+def restricted_pods(cluster: Cluster) -> Iterator[str]:
+    for namespace in cluster.of("Namespace"):
+        if namespace["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
+            yield f"namespace {namespace['metadata']['name']} does not enforce restricted pods"
+    if cluster.names("Namespace") != {NAMESPACE}:
+        yield f"namespaces are {cluster.names('Namespace')}"
+    for one in cluster.workloads():
+        pod, own = one.pod.get("securityContext", {}), one.container.get("securityContext", {})
+        good = {
+            "runs as root": pod.get("runAsNonRoot") is True and pod.get("runAsUser", 0) > 0 and "runAsUser" not in own,
+            "has no seccomp profile": pod.get("seccompProfile") == {"type": "RuntimeDefault"},
+            "may gain privileges": own.get("allowPrivilegeEscalation") is False and not own.get("privileged"),
+            "keeps capabilities": own.get("capabilities") == {"drop": ["ALL"]},
+            "writes to its image": own.get("readOnlyRootFilesystem") is True,
+            "shares the host": not any(one.pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")),
+            "has a volume that restricted pods may not have": all(
+                set(volume) - {"name"}
+                <= {"emptyDir", "configMap", "secret", "ephemeral", "persistentVolumeClaim", "projected"}
+                for volume in one.pod.get("volumes", ())
+            ),
+            "has nowhere to write": any(mount["mountPath"] == "/tmp" for mount in one.container["volumeMounts"]),
+            "has other containers": not one.pod.get("initContainers"),
+        }
+        yield from (f"{one.name} {problem}" for problem, fine in good.items() if not fine)
+
+
+def images(cluster: Cluster) -> Iterator[str]:
+    services = {path.name.replace("_", "-") for path in (ROOT / "services").iterdir() if path.is_dir()}
+    for one in cluster.workloads():
+        image = one.container["image"]
+        found = re.fullmatch(r"slipway-([a-z-]+):(0\.1\.0(?:-[a-z0-9]+)?)", image)
+        if found is None:
+            yield f"{one.name}: image {image} is not slipway-SERVICE:VERSION"
+        elif found[1] not in services:
+            yield f"{one.name}: there is no service {found[1]}"
+        elif one.program == "slipway.worker" and found[1].replace("-", "_") != stage_of(one):
+            yield f"{one.name}: image {image} does not have the stage {stage_of(one)}"
+
+
+def resources(cluster: Cluster) -> Iterator[str]:
+    for one in cluster.workloads():
+        given = one.container.get("resources", {})
+        for kind in ("cpu", "memory", "ephemeral-storage"):
+            request, limit = (given.get(side, {}).get(kind) for side in ("requests", "limits"))
+            if request is None or limit is None:
+                yield f"{one.name}: no request or no limit of {kind}"
+            elif quantity(request) > quantity(limit):
+                yield f"{one.name}: more {kind} requested than allowed"
+        for volume in one.pod.get("volumes", ()):
+            if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
+                yield f"{one.name}: volume {volume['name']} has no limit"
+
+
+def probes(cluster: Cluster) -> Iterator[str]:
+    for one in cluster.workloads():
+        if one.kind != "Deployment":
+            continue
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            probe = one.container.get(kind)
+            if probe is None:
+                yield f"{one.name} has no {kind}"
+                continue
+            port = probe["grpc"]["port"] if "grpc" in probe else probe.get("tcpSocket", {}).get("port")
+            arguments = one.arguments()
+            plain = port_of(arguments.health_listen or arguments.listen)
+            if one.ports.get(port, port) != plain:
+                yield f"{one.name}: {kind} asks port {port}, health is answered on {plain}"
+        ready = one.container.get("readinessProbe", {}).get("grpc", {}).get("service")
+        if ready not in _services(one.program):
+            yield f"{one.name}: readinessProbe asks for {ready}, which its program does not serve"
+
+
+def service_accounts(cluster: Cluster) -> Iterator[str]:
+    used: list[str] = []
+    for one in cluster.workloads():
+        account = one.pod.get("serviceAccountName", "default")
+        used.append(account)
+        if one.pod.get("automountServiceAccountToken") is not False:
+            yield f"{one.name} mounts a token"
+        if account not in cluster.names("ServiceAccount"):
+            yield f"{one.name}: there is no ServiceAccount {account}"
+    for account in cluster.of("ServiceAccount"):
+        name = account["metadata"]["name"]
+        if account.get("automountServiceAccountToken") is not False:
+            yield f"ServiceAccount {name} mounts its token"
+        if used.count(name) != 1:
+            yield f"ServiceAccount {name} is used by {used.count(name)} workloads"
+
+
+def mounts(cluster: Cluster) -> Iterator[str]:
+    """Every volume is mounted, and every file or folder that a variable names lies in one."""
+    for one in cluster.workloads():
+        volumes = {volume["name"] for volume in one.pod.get("volumes", ())}
+        mounted = {mount["name"]: mount["mountPath"] for mount in one.container.get("volumeMounts", ())}
+        if volumes != set(mounted):
+            yield f"{one.name}: volumes {sorted(volumes)}, mounts {sorted(mounted)}"
+        for name, value in one.environment.items():
+            inside = [path for path in mounted.values() if value == path or value.startswith(path + "/")]
+            if value.startswith("/") and not inside:
+                yield f"{one.name}: {name} is {value}, which nobody can write or read"
+        yield from _mounted_files(cluster, one, mounted)
+
+
+def _mounted_files(cluster: Cluster, one: Workload, mounted: dict[str, str]) -> Iterator[str]:
+    for volume in one.pod.get("volumes", ()):
+        if "secret" in volume:
+            keys = CERTIFICATE_KEYS
+        elif "configMap" in volume and volume["configMap"]["name"] in cluster.names("ConfigMap"):
+            keys = set(cluster.named("ConfigMap", volume["configMap"]["name"])["data"])
+        else:
+            continue
+        folder = mounted.get(volume["name"], "")
+        named = {value for name, value in one.environment.items() if value.startswith(f"{folder}/")}
+        if not named or named - {f"{folder}/{key}" for key in keys}:
+            yield f"{one.name}: of volume {volume['name']} the files {sorted(named)} are used, there are {sorted(keys)}"
+
+
+def flags(cluster: Cluster) -> Iterator[str]:
+    """Every program takes its arguments; the parser is the program's own."""
+    for one in cluster.workloads():
+        try:
+            arguments = one.arguments()
+        except SystemExit:
+            yield f"{one.name}: {one.program} does not take {one.container['args']}"
+            continue
+        if one.program == "slipway.worker":
+            if not set(arguments.stage.split(",")) <= _stages():
+                yield f"{one.name}: there is no stage {arguments.stage}"
+        elif arguments.command == "serve" and not (
+            arguments.allow_anonymous or "SLIPWAY_ACCESS_FILE" in one.environment
+        ):
+            yield f"{one.name} lets nobody in"
+        if getattr(arguments, "health_listen", "") and "SLIPWAY_TLS_CERT_FILE" not in one.environment:
+            yield f"{one.name}: a port for health checks is refused without TLS"
+
+
+def environment(cluster: Cluster) -> Iterator[str]:
+    """Every variable is one that something reads."""
+    for one in cluster.workloads():
+        unknown = set(one.environment) - _variables()
+        yield from (f"{one.name}: nothing reads {name}" for name in sorted(unknown))
+
+
+def disruptions(cluster: Cluster) -> Iterator[str]:
+    """Workers end one at a time and have time to; nothing stops a drain for ever."""
+    protected: list[str] = []
+    for budget in cluster.of("PodDisruptionBudget"):
+        selected = [one.name for one in cluster.selected(budget["spec"]["selector"])]
+        protected += selected
+        name = budget["metadata"]["name"]
+        if len(selected) != 1:
+            yield f"budget {name} is for {selected}"
+        if budget["spec"].get("maxUnavailable", 0) == 0 or "minAvailable" in budget["spec"]:
+            yield f"budget {name} can stop a drain for ever"
+    for one in cluster.workloads():
+        if one.program == "slipway.worker":
+            if one.name not in protected:
+                yield f"{one.name} has no budget"
+            if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 60:
+                yield f"{one.name} is killed before it has drained"
+        elif one.name in protected:
+            yield f"{one.name}: only the active pod is ready, so its budget stops every drain"
+        replicas = one.object["spec"].get("replicas", 1)
+        if replicas > 1 and not one.pod.get("topologySpreadConstraints"):
+            yield f"{one.name}: its pods may all be on one node"
+
+
+def quantity(value: str | int) -> float:
+    """A Kubernetes quantity in units."""
+    found = re.fullmatch(r"(\d+)(m|Ki|Mi|Gi|Ti)?", str(value))
+    assert found is not None, value
+    scale = {"m": 1e-3, None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    return int(found[1]) * scale[found[2]]
+
+
+@cache
+def _stages() -> frozenset[str]:
+    from slipway.registry import stage_names
+
+    return frozenset(stage_names())
+
+
+def _services(program: str) -> tuple[str, ...]:
+    if program == "slipway.worker":
+        from slipway.worker.__main__ import SERVICE
+
+        return (SERVICE,)
+    from slipway_coordinator.server import SERVICES
+
+    return SERVICES
+
+
+@cache
+def _variables() -> frozenset[str]:
+    """Every variable that the sources name, and HOME, which libraries read."""
+    from slipway.security.settings import Security
+
+    sources = [path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py")]
+    words = {word for path in sources for word in re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", path.read_text())}
+    return frozenset({"HOME", *(f"SLIPWAY_{name.upper()}" for name in Security.model_fields), *words})
+
+
+RULES: tuple[Rule, ...] = (
+    restricted_pods,
+    images,
+    resources,
+    probes,
+    service_accounts,
+    mounts,
+    flags,
+    environment,
+    disruptions,
+)
