@@ -69,6 +69,8 @@ class AsyncClient:
         export_id: str = "",
         project: str = "",
         validate_only: bool = False,
+        request_id: str = "",
+        priority: int = 0,
     ) -> pb.Export:
         """Create an export; see :meth:`slipway.client.Client.create_export`."""
         request = create_request(
@@ -78,6 +80,8 @@ class AsyncClient:
             export_id=export_id,
             project=project or self.project,
             validate_only=validate_only,
+            request_id=request_id,
+            priority=priority,
         )
         export: pb.Export = await self._call("CreateExport", request)
         return export
@@ -87,9 +91,12 @@ class AsyncClient:
         export: pb.Export = await self._call("GetExport", pb.GetExportRequest(name=self._name(name)))
         return export
 
-    async def list_exports(self, *, project: str = "", page_size: int = 0) -> AsyncIterator[pb.Export]:
-        """All exports of a project, newest first, fetched page by page."""
-        request = pb.ListExportsRequest(parent=f"projects/{project or self.project}", page_size=page_size)
+    async def list_exports(
+        self, *, project: str = "", page_size: int = 0, filter: str = ""
+    ) -> AsyncIterator[pb.Export]:
+        """Exports of a project that the filter takes, newest first, fetched page by page."""
+        parent = f"projects/{project or self.project}"
+        request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=filter)
         while True:
             response: pb.ListExportsResponse = await self._call("ListExports", request)
             for export in response.exports:
@@ -98,19 +105,19 @@ class AsyncClient:
             if not request.page_token:
                 return
 
-    async def cancel_export(self, name: str) -> pb.Export:
-        """Ask an export to end."""
-        export: pb.Export = await self._call("CancelExport", pb.CancelExportRequest(name=self._name(name)))
+    async def cancel_export(self, name: str, *, etag: str = "") -> pb.Export:
+        """Ask an export to end; with ``etag``, only if it has not changed since."""
+        export: pb.Export = await self._call("CancelExport", pb.CancelExportRequest(name=self._name(name), etag=etag))
         return export
 
-    async def retry_export(self, name: str) -> pb.Export:
+    async def retry_export(self, name: str, *, etag: str = "") -> pb.Export:
         """Run an unsuccessful export again."""
-        export: pb.Export = await self._call("RetryExport", pb.RetryExportRequest(name=self._name(name)))
+        export: pb.Export = await self._call("RetryExport", pb.RetryExportRequest(name=self._name(name), etag=etag))
         return export
 
-    async def delete_export(self, name: str) -> None:
+    async def delete_export(self, name: str, *, etag: str = "") -> None:
         """Forget an ended export."""
-        await self._call("DeleteExport", pb.DeleteExportRequest(name=self._name(name)))
+        await self._call("DeleteExport", pb.DeleteExportRequest(name=self._name(name), etag=etag))
 
     async def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0

@@ -72,6 +72,8 @@ class Client:
         export_id: str = "",
         project: str = "",
         validate_only: bool = False,
+        request_id: str = "",
+        priority: int = 0,
     ) -> pb.Export:
         """Create an export; the same request again answers with the export it made before.
 
@@ -82,6 +84,8 @@ class Client:
             export_id: Last part of the name; chosen by the coordinator when empty.
             project: Who it belongs to; the client's project when empty.
             validate_only: Plan and check only.
+            request_id: Makes a repeated request known, even without an ``export_id``.
+            priority: Of several exports that wait, the higher goes first; -100 to 100.
         """
         request = create_request(
             configuration,
@@ -90,6 +94,8 @@ class Client:
             export_id=export_id,
             project=project or self.project,
             validate_only=validate_only,
+            request_id=request_id,
+            priority=priority,
         )
         return self._call(self._stub.CreateExport, request)
 
@@ -97,9 +103,16 @@ class Client:
         """One export."""
         return self._call(self._stub.GetExport, pb.GetExportRequest(name=self._name(name)))
 
-    def list_exports(self, *, project: str = "", page_size: int = 0) -> Iterator[pb.Export]:
-        """All exports of a project, newest first, fetched page by page."""
-        request = pb.ListExportsRequest(parent=f"projects/{project or self.project}", page_size=page_size)
+    def list_exports(
+        self,
+        *,
+        project: str = "",
+        page_size: int = 0,
+        filter: str = "",  # noqa: A002 - the field's name everywhere
+    ) -> Iterator[pb.Export]:
+        """Exports of a project that the filter takes, newest first, fetched page by page."""
+        parent = f"projects/{project or self.project}"
+        request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=filter)
         while True:
             response = self._call(self._stub.ListExports, request)
             yield from response.exports
@@ -107,17 +120,17 @@ class Client:
             if not request.page_token:
                 return
 
-    def cancel_export(self, name: str) -> pb.Export:
-        """Ask an export to end."""
-        return self._call(self._stub.CancelExport, pb.CancelExportRequest(name=self._name(name)))
+    def cancel_export(self, name: str, *, etag: str = "") -> pb.Export:
+        """Ask an export to end; with ``etag``, only if it has not changed since."""
+        return self._call(self._stub.CancelExport, pb.CancelExportRequest(name=self._name(name), etag=etag))
 
-    def retry_export(self, name: str) -> pb.Export:
+    def retry_export(self, name: str, *, etag: str = "") -> pb.Export:
         """Run an unsuccessful export again."""
-        return self._call(self._stub.RetryExport, pb.RetryExportRequest(name=self._name(name)))
+        return self._call(self._stub.RetryExport, pb.RetryExportRequest(name=self._name(name), etag=etag))
 
-    def delete_export(self, name: str) -> None:
+    def delete_export(self, name: str, *, etag: str = "") -> None:
         """Forget an ended export."""
-        self._call(self._stub.DeleteExport, pb.DeleteExportRequest(name=self._name(name)))
+        self._call(self._stub.DeleteExport, pb.DeleteExportRequest(name=self._name(name), etag=etag))
 
     def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0

@@ -28,6 +28,8 @@ def create_request(
     export_id: str,
     project: str,
     validate_only: bool,
+    request_id: str,
+    priority: int,
 ) -> pb.CreateExportRequest:
     """The request of ``create_export``."""
     return pb.CreateExportRequest(
@@ -37,6 +39,8 @@ def create_request(
         sources=dict(sources),
         labels=dict(labels or {}),
         validate_only=validate_only,
+        request_id=request_id,
+        priority=priority,
     )
 
 

@@ -1,11 +1,12 @@
 """Stages of the real names that do next to nothing, found before the real ones where this folder leads the Python path.
 
 What they do besides is in ``SLIPWAY_TEST_STAGES``, a folder: each run is one line of ``runs``, and a stage waits while a file
-``hold-{stage}`` is there.
+``hold-{stage}`` is there. ``SLIPWAY_TEST_SECONDS`` is how long each takes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -25,14 +26,26 @@ def _stage(name: str, output: str) -> Stage[AnyParams]:
         folder = Path(os.environ["SLIPWAY_TEST_STAGES"])
         with (folder / "runs").open("a") as file:
             file.write(f"{name}\n")
-        while (folder / f"hold-{name}").exists():
+        until = time.monotonic() + float(os.environ.get("SLIPWAY_TEST_SECONDS", "0"))
+        while time.monotonic() < until or (folder / f"hold-{name}").exists():
             ctx.progress("holding", done=0)
             time.sleep(0.05)
         (ctx.workdir / output).mkdir()
         (ctx.workdir / output / "made").write_text(f"{name} {sorted(inputs)} {sorted(params.model_extra or {})}")
+        (ctx.workdir / output / "from").write_text(_digest(inputs))
         return {output: ctx.workdir / output}
 
     return Stage(name, version=1, inputs=(), outputs=(output,), params=AnyParams, run=run, more_inputs=True)
+
+
+def _digest(inputs: Mapping[str, Path]) -> str:
+    """What everything that came in has in common with nothing else."""
+    digest = hashlib.sha256()
+    for name, folder in sorted(inputs.items()):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                digest.update(f"{name}/{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 MERGE = _stage("merge", "pytorch")

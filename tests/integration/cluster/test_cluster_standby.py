@@ -1,0 +1,91 @@
+"""Who is active: one at a time, the standby at once when the other is gone, nobody without a database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psycopg
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster import Cluster
+from coordinator_harness import state, wait_for
+from postgres_server import PostgresServer
+from s3_server import S3Server
+from slipway.client import Client
+from slipway.errors import ModelExportError
+from slipway_coordinator.advisory_lock import LOCK_KEY
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+TAKE_OVER_SECONDS = 10.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, postgres: PostgresServer, s3: S3Server) -> Iterator[Cluster]:
+    with Cluster(tmp_path, postgres, s3, workers=1) as running:
+        yield running
+
+
+def test_a_standby_answers_that_it_does_not_serve(cluster: Cluster) -> None:
+    address = f"127.0.0.1:{cluster.standby().port}"
+    wait_for(lambda: "standing by" in cluster.standby().log())
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with Client(address) as client:
+        for call in (
+            lambda: client.get_export("x"),
+            lambda: list(client.list_exports()),
+            lambda: list(client.watch_export("x", patience_seconds=0)),
+        ):
+            with pytest.raises(ModelExportError, match="standby") as caught:
+                call()
+            assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
+
+
+@pytest.mark.parametrize("end", ["kill", "stop", "lose-lock"])
+def test_the_standby_takes_over(cluster: Cluster, end: str) -> None:
+    name = cluster.create(f"over-{end}")
+    first = cluster.active()
+    assert first is not None
+    standby = cluster.standby()
+    wait_for(lambda: "standing by" in standby.log())
+    began = time.monotonic()
+    match end:
+        case "kill":
+            first.kill()
+        case "stop":
+            first.stop()
+        case _:
+            with psycopg.connect(cluster.database) as connection:
+                ended = connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = %s"
+                    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+                    (LOCK_KEY,),
+                ).fetchall()
+            assert len(ended) == 1
+    wait_for(lambda: cluster.active() is standby, seconds=30)
+    took = time.monotonic() - began
+    print(f"take-over after {end}: {took:.2f} s")
+    assert took < TAKE_OVER_SECONDS
+    if end == "lose-lock":
+        assert first.process is not None
+        assert "the lock is lost" in first.log()
+    export = cluster.finished(name)
+    assert state(export) == "succeeded", cluster.logs()
+    assert set(cluster.commits(name).values()) == {1}
+
+
+def test_a_database_that_was_not_migrated_is_refused(tmp_path: Path, postgres: PostgresServer) -> None:
+    database = postgres.create("never_migrated")
+    command = [sys.executable, "-m", "slipway_coordinator", "--listen", "127.0.0.1:0", "--state", database]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 3
+    assert "STATE_SCHEMA" in done.stderr
+    assert "migrate" in done.stderr

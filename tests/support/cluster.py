@@ -1,0 +1,316 @@
+"""A whole cluster on this machine: two coordinators, workers, PostgreSQL and S3, each a process that may be killed.
+
+Processes that end are started again, as Kubernetes does, and the coordinators have one address, which leads to whichever says
+that it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+import psycopg
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator_harness import state, wait_for
+from postgres_server import PostgresServer, free_port
+from s3_server import BUCKET, S3Server
+from slipway.artifacts import ArtifactStore
+from slipway.artifacts.opening import open_store
+from slipway.client import Client
+from slipway.configuration import parse
+from slipway.errors import ModelExportError
+from slipway.settings import Settings
+from slipway_protos.v1 import export_pb2
+from tcp_proxy import Target, TcpProxy
+
+SUPPORT = Path(__file__).parent
+TINY_STAGES = SUPPORT / "tiny_stages"
+CONFIGURATION = parse({"optimization": {"quantization": "int8"}})
+_RESTART_SECONDS = 0.3
+
+
+@dataclass
+class Member:
+    """A process that is started again when it ends, unless it was stopped.
+
+    Attributes:
+        name: Also of its log.
+        command: How it is started.
+        environment: Beside this process's own.
+        folder: Where its log lies.
+        port: Where it serves; 0 when nobody needs to know.
+    """
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    folder: Path
+    port: int = 0
+    wanted: bool = False
+    starts: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, env={**os.environ, **self.environment}, cwd=self.folder, stdout=log, stderr=log
+            )
+        self.wanted = True
+        self.starts += 1
+
+    def signal(self, number: int) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once; it comes back by itself."""
+        self.signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it in order, for good."""
+        self.wanted = False
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def children(self) -> list[psutil.Process]:
+        """Processes it started: stages."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True) if self.process else []
+            return [child for child in found if "slipway.executor.child" in child.cmdline()]
+        except psutil.Error:
+            return []
+
+    def log(self) -> str:
+        path = self.folder / f"{self.name}.log"
+        return path.read_text() if path.exists() else ""
+
+
+@dataclass
+class Cluster:
+    """Everything; a context in which it runs.
+
+    Args:
+        folder: Empty.
+        postgres: A running server.
+        s3: A running server.
+        tiny: Whether the stages are those of ``tiny_stages``.
+        seconds: How long each of these takes.
+        workers: How many there are.
+        lease_seconds: Silence after which a worker is given up.
+    """
+
+    folder: Path
+    postgres: PostgresServer
+    s3: S3Server
+    tiny: bool = True
+    seconds: float = 0.3
+    workers: int = 3
+    lease_seconds: float = 3.0
+    coordinators: list[Member] = field(default_factory=list)
+    running: list[Member] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _active: Member | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Cluster:
+        self.database = self.postgres.create(f"c{os.getpid()}_{time.monotonic_ns()}")
+        migration = [sys.executable, "-m", "slipway_coordinator", "migrate", "--state", self.database]
+        subprocess.run(migration, check=True, capture_output=True, cwd=self.folder)
+        with ExitStack() as stack:
+            self.coordinators = [self._coordinator(f"coordinator-{name}") for name in "ab"]
+            for member in self.coordinators:
+                stack.callback(member.stop)
+                member.start()
+            self.service = stack.enter_context(TcpProxy(self._target))
+            watching = threading.Thread(target=self._look_after, daemon=True)
+            watching.start()
+            stack.callback(watching.join)
+            stack.callback(self._ended.set)
+            for number in range(self.workers):
+                stack.callback(self.worker(f"worker-{number}", self.service.address).stop)
+            self.client = stack.enter_context(Client(self.service.address))
+            wait_for(self.active, seconds=30)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._stack.close()
+
+    # Parts
+
+    def worker(self, name: str, coordinator: str, *, prefix: tuple[str, ...] = (), **environment: str) -> Member:
+        """Start a worker."""
+        command = [*prefix, sys.executable, "-m", "slipway.worker", "--coordinator", coordinator, "--slots", "1"]
+        command += ["--drain-seconds", "5", "--stage", "merge,quantize,onnx_export,validate"]
+        member = Member(name, command, {**self.environment(name), **environment}, self.folder)
+        self.running.append(member)
+        member.start()
+        return member
+
+    def environment(self, name: str) -> dict[str, str]:
+        """That of a worker or a command of this name: the common store, and a home of its own."""
+        environment = {
+            **self.s3.environment(),
+            "SLIPWAY_STORE": f"s3://{BUCKET}/{self.folder.name}",
+            "SLIPWAY_HOME": str(self.folder / name),
+        }
+        if self.tiny:
+            environment |= {
+                "PYTHONPATH": os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]]),
+                "SLIPWAY_TEST_STAGES": str(self.folder),
+                "SLIPWAY_TEST_SECONDS": str(self.seconds),
+            }
+        return environment
+
+    def store(self) -> ArtifactStore:
+        """The common store, without what is kept of it on this machine."""
+        name = f"reader-{time.monotonic_ns()}"
+        return open_store(Settings.from_environment(self.environment(name)))
+
+    def active(self) -> Member | None:
+        """The coordinator that serves."""
+        return self._active
+
+    def standby(self) -> Member:
+        """The other one."""
+        return next(member for member in self.coordinators if member is not self._active)
+
+    def working(self) -> list[Member]:
+        """Workers that run a stage now."""
+        return [member for member in self.running if member.children()]
+
+    # Exports
+
+    def create(self, text: str) -> str:
+        """Start an export of a base of this content; answers its name."""
+        digest = self._put(text)
+        return self.client.create_export(
+            CONFIGURATION, sources={"base": digest, "adapter": digest}, request_id=text, export_id=text
+        ).name
+
+    def finished(self, name: str, *, seconds: float = 90.0) -> export_pb2.Export:
+        """The export when it has ended, whatever happens to the coordinator meanwhile."""
+
+        def ended() -> export_pb2.Export | None:
+            try:
+                export = self.client.get_export(name)
+            except ModelExportError as error:
+                assert error.reason == "COORDINATOR_UNAVAILABLE", error
+                return None
+            return export if state(export) in {"succeeded", "failed", "cancelled"} else None
+
+        return wait_for(ended, seconds=seconds)
+
+    def commits(self, name: str) -> dict[str, int]:
+        """How often a result of each task was taken in."""
+        query = "SELECT message FROM dbos.notifications WHERE destination_uuid LIKE %s"
+        counts: dict[str, int] = {}
+        with psycopg.connect(self.database) as connection:
+            for (message,) in connection.execute(query, (f"{name}#%",)):
+                event = json.loads(message)
+                if event["kind"] == "succeeded":
+                    counts[event["task"]] = counts.get(event["task"], 0) + 1
+        return counts
+
+    def logs(self) -> str:
+        """The end of everybody's log."""
+        return "\n".join(f"--- {m.name}\n{m.log()[-3000:]}" for m in [*self.coordinators, *self.running])
+
+    def _put(self, text: str) -> str:
+        source = self.folder / f"base-{text}"
+        source.write_text(text)
+        return self.store().put_files({"text": source})
+
+    def _coordinator(self, name: str) -> Member:
+        port = free_port()
+        command = [sys.executable, "-m", "slipway_coordinator", "--listen", f"127.0.0.1:{port}"]
+        command += ["--state", self.database, "--lease-seconds", str(self.lease_seconds)]
+        return Member(name, command, {}, self.folder, port=port)
+
+    def _target(self) -> Target | None:
+        return ("127.0.0.1", self._active.port) if self._active else None
+
+    def _look_after(self) -> None:
+        """Start again what ended, and find out which coordinator serves."""
+        ended: dict[str, float] = {}
+        with ExitStack() as stack:
+            checks = {}
+            for member in self.coordinators:
+                options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.use_local_subchannel_pool", 1)]
+                channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{member.port}", options=options))
+                checks[member.name] = health_pb2_grpc.HealthStub(channel)
+            while not self._ended.wait(0.05):
+                for member in [*self.coordinators, *self.running]:
+                    if member.wanted and member.process is not None and member.process.poll() is not None:
+                        since = ended.setdefault(member.name, time.monotonic())
+                        if time.monotonic() - since > _RESTART_SECONDS:
+                            del ended[member.name]
+                            member.start()
+                serving = next((m for m in self.coordinators if _serves(checks[m.name])), None)
+                if serving is not self._active:
+                    self._active = serving
+                    self.service.cut(unless=self._target())
+
+
+def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
+    with contextlib.suppress(grpc.RpcError):
+        answer = stub.Check(health_pb2.HealthCheckRequest(service="slipway.v1.ExportService"), timeout=0.5)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    return False
+
+
+def reference(folder: Path, texts: list[str]) -> dict[str, dict[str, str]]:
+    """Outputs by format of the same exports, undisturbed and inside one process."""
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]]),
+        "SLIPWAY_TEST_STAGES": str(folder),
+        "SLIPWAY_HOME": str(folder),
+    }
+    command = [sys.executable, SUPPORT / "cluster_reference.py", *texts]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return found
+
+
+@contextlib.contextmanager
+def namespace(name: str, *, net: int) -> Iterator[str]:
+    """A network namespace joined to this machine by one cable; answers the address of this end."""
+    here, there = f"{name}a", f"{name}b"
+    commands = [
+        f"ip netns add {name}",
+        f"ip link add {here} type veth peer name {there} netns {name}",
+        f"ip addr add 10.231.{net}.1/24 dev {here}",
+        f"ip link set {here} up",
+        f"ip -n {name} addr add 10.231.{net}.2/24 dev {there}",
+        f"ip -n {name} link set {there} up",
+        f"ip -n {name} link set lo up",
+    ]
+    try:
+        for command in commands:
+            subprocess.run(command.split(), check=True, capture_output=True)
+        yield f"10.231.{net}.1"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", here], capture_output=True)

@@ -1,0 +1,102 @@
+"""A TCP proxy whose target changes and whose traffic can be held up: a service's address, and a network that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+Target = tuple[str, int]
+
+
+class TcpProxy:
+    """Passes connections on to what ``target`` answers; without one they are closed.
+
+    Args:
+        target: Where a new connection goes.
+        host: Address to listen on.
+    """
+
+    def __init__(self, target: Callable[[], Target | None], *, host: str = "127.0.0.1") -> None:
+        self._target = target
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._pairs: dict[int, tuple[Target, socket.socket, socket.socket]] = {}
+        self._lock = threading.Lock()
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._ended = False
+
+    def hold(self) -> None:
+        """Let nothing through from now on, without a word to either side."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """Let everything through again."""
+        self._flowing.set()
+
+    def cut(self, *, unless: Target | None = None) -> None:
+        """Close the connections to every other target."""
+        with self._lock:
+            pairs = [pair for pair in self._pairs.values() if pair[0] != unless]
+        for _, near, far in pairs:
+            for each in (near, far):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        self._flowing.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while not self._ended:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        self._flowing.wait()
+        target = self._target()
+        with near:
+            if target is None:
+                time.sleep(0.05)
+                return
+            try:
+                far = socket.create_connection(target, timeout=2)
+            except OSError:
+                return
+            with far:
+                far.settimeout(None)
+                with self._lock:
+                    self._pairs[id(near)] = (target, near, far)
+                back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+                back.start()
+                self._pump(near, far)
+                back.join()
+                with self._lock:
+                    del self._pairs[id(near)]
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flowing.wait()
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
