@@ -9,11 +9,12 @@ from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from slipway.errors import ModelExportError, ServiceError
 from slipway.security.access_file import unauthenticated
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
-from slipway.security.principals import OWNER, Principal, Role
+from slipway.security.principals import OWNER, Principal
 from slipway.security.rules import RULES, Rule
 from slipway.wire import STATUS_KEY, call_status
 
@@ -28,6 +29,7 @@ current_principal: ContextVar[Principal] = ContextVar("slipway_principal", defau
 """Who makes the call that is being answered."""
 
 Context = grpc.aio.ServicerContext
+Parse = Callable[[bytes], Any]
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -76,18 +78,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         metadata = tuple(handler_call_details.invocation_metadata or ())
         make, behaviour = _parts(handler)
         wrap = self._streaming if handler.response_streaming else self._answering
+        # A request is read by the checks, so that nobody unknown has the server parse anything.
+        parse = None if handler.request_streaming else handler.request_deserializer
         return make(
-            wrap(method, metadata, behaviour, whole=not handler.request_streaming),
-            request_deserializer=handler.request_deserializer,
+            wrap(method, metadata, behaviour, parse),
+            request_deserializer=handler.request_deserializer if parse is None else None,
             response_serializer=handler.response_serializer,
         )
 
-    def _answering(self, method: str, metadata: Metadata, behaviour: Any, *, whole: bool) -> Any:
+    def _answering(self, method: str, metadata: Metadata, behaviour: Any, parse: Parse | None) -> Any:
         async def call(request: Any, context: Context) -> Any:
             try:
                 rule, principal = self._admit(method, metadata, context)
-                if whole:
-                    self._check(rule, principal, method, request)
+                if parse is not None:
+                    request = self._read(rule, principal, request, parse)
                 current_principal.set(principal)
                 try:
                     async with asyncio.timeout(rule.seconds):
@@ -101,12 +105,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, method: str, metadata: Metadata, behaviour: Any, *, whole: bool) -> Any:
+    def _streaming(self, method: str, metadata: Metadata, behaviour: Any, parse: Parse | None) -> Any:
         async def call(request: Any, context: Context) -> None:
             try:
                 rule, principal = self._admit(method, metadata, context)
-                if whole:
-                    self._check(rule, principal, method, request)
+                if parse is not None:
+                    request = self._read(rule, principal, request, parse)
                 current_principal.set(principal)
                 client = principal.name if principal.roles else _host(context)
                 with self._streams.one(client):
@@ -158,14 +162,24 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
         return rule, principal
 
-    def _check(self, rule: Rule, principal: Principal, method: str, request: Any) -> None:
-        check_size(request, rule.max_bytes)
+    def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse) -> Any:
+        """The request, when it is within limits and about what the caller may see.
+
+        Raises:
+            ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or ``EXPORT_NOT_FOUND``.
+        """
+        check_size(data, rule.max_bytes)
+        try:
+            request = parse(data)
+        except DecodeError as error:
+            raise ServiceError(
+                f"the request is not a message of this call: {error}", reason="REQUEST_INVALID"
+            ) from error
         if rule.plain:
             check_request(request, self._limits)
         if rule.resource:
             check_project(principal, rule.resource, str(getattr(request, rule.resource)))
-        if principal.roles - {Role.WORKER}:
-            log.debug(f"{principal.name} calls {method}")
+        return request
 
 
 def check_project(principal: Principal, field: str, resource: str) -> None:

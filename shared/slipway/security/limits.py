@@ -49,15 +49,14 @@ def check_request(request: Any, limits: Limits) -> None:
         _check(request, limits, path="")
 
 
-def check_size(request: Any, max_bytes: int) -> None:
+def check_size(request: bytes, max_bytes: int) -> None:
     """Refuse a request that is larger than its RPC takes.
 
     Raises:
         ServiceError: reason ``LIMIT_EXCEEDED``.
     """
-    size = request.ByteSize() if isinstance(request, Message) else 0
-    if size > max_bytes:
-        raise exceeded(f"the request has {size} bytes, this call takes {max_bytes}", field="")
+    if len(request) > max_bytes:
+        raise exceeded(f"the request has {len(request)} bytes, this call takes {max_bytes}", field="")
 
 
 def _check(message: Message, limits: Limits, *, path: str) -> None:
