@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway.artifacts import ArtifactStore
 from slipway.checkpoints import Checkpoint, find_checkpoint
+from slipway.cli.base_names import other_base
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.model_files import CONFIG, model_files, resolve_base_model, travelling_files
@@ -102,7 +103,7 @@ def find_sources(configuration: ExportConfiguration) -> Sources:
         base_name=name,
         checkpoint=checkpoint,
         heldout=heldout if configuration.validation.enabled else None,
-        warnings=checkpoint.warnings,
+        warnings=(*checkpoint.warnings, *other_base(name, checkpoint.base_model)),
     )
 
 
