@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build images for real, without any registry, and run `slipway doctor` in each as an unprivileged user on a read-only root:
-# deploy/test-images.sh [NAME…], by default coordinator and merge. Needs root, buildah and debootstrap; says so and ends
+# Build images for real, without any registry, and run `slipway doctor` in each as their user: their stage runs, nothing is
+# written outside the volume. deploy/test-images.sh [NAME…], by default coordinator and merge. Needs root, buildah and debootstrap; says so and ends
 # with 0 where they are not there. The base is made from Debian's packages and takes the place of python:…-slim.
 #
 #   WORK         folder for base, layers and images, removed at the end; by default a temporary one (several GB)
@@ -54,6 +54,14 @@ for name in "${@:-coordinator merge}"; do
         echo "== slipway-$image:$version, $size MB unpacked"
         # What the container writes to is listed before and after: nothing may change outside the volume and /tmp.
         buildah run --isolation chroot --user 10001:10001 "$container" -- slipway doctor
+        check='import json, sys; print(*[s["name"] for s in json.load(sys.stdin)["stages"] if s["available"]])'
+        runs=$(buildah run --isolation chroot --user 10001:10001 "$container" -- \
+            sh -c 'slipway doctor --json 2>/dev/null | python -c "$1"' sh "$check")
+        stage=${image//-/_}
+        if [[ $stage != coordinator && " $runs " != *" $stage "* ]] || [[ $stage == coordinator && -n $runs ]]; then
+            echo "slipway-$image runs the stages: ${runs:-none}"
+            exit 1
+        fi
         written=$(find "$root" -xdev -newer "$WORK/$image.log" -type f \
             ! -path "$root/var/lib/slipway/*" ! -path "$root/tmp/*" ! -path "$root/proc/*" ! -path "$root/run/*" ! -path "$root/etc/*")
         [[ -z $written ]] || { echo "slipway-$image wrote outside its volume: $written"; exit 1; }
