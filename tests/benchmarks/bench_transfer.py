@@ -58,18 +58,25 @@ def rclone_environment(server: S3Server) -> dict[str, str]:
     return {f"RCLONE_CONFIG_BENCH_{name}": value for name, value in remote.items()}
 
 
-def round_of(server: S3Server, root: Path, *, compare: bool) -> dict[str, Measured]:
-    """One put and get of each, with fresh names; what was written is removed before the next."""
-    prefix, found = uuid.uuid4().hex, {}
+def round_of(server: S3Server, root: Path, order: list[str]) -> dict[str, Measured]:
+    """One put and get of each, in this order, with fresh names; what was written is removed before the next round."""
+    prefix = uuid.uuid4().hex
+    found: dict[str, Measured] = {}
     source, mine = root / "source" / "weights", server.environment()
-    found["slipway put"] = measure(ours("put", prefix, source, root / "digest"), environment=mine)
-    found["slipway get"] = measure(ours("get", prefix, root / "digest", root / "out"), environment=mine)
-    shutil.rmtree(root / "out")
-    if compare:
-        theirs = rclone_environment(server)
-        found["rclone put"] = measure(rclone(source, f"bench:{BUCKET}/{prefix}-rclone"), environment=theirs)
-        found["rclone get"] = measure(rclone(f"bench:{BUCKET}/{prefix}-rclone", root / "out"), environment=theirs)
-        shutil.rmtree(root / "out")
+    theirs = rclone_environment(server)
+    remote = f"bench:{BUCKET}/{prefix}-rclone"
+    runs = {
+        "slipway put": (ours("put", prefix, source, root / "digest"), mine),
+        "slipway get": (ours("get", prefix, root / "digest", root / "out"), mine),
+        "rclone put": (rclone(source, remote), theirs),
+        "rclone get": (rclone(remote, root / "out"), theirs),
+    }
+    for name in order:
+        os.sync()  # what was written before is not part of this measurement
+        command, environment = runs[name]
+        found[name] = measure(command, environment=environment)
+        if name.endswith("get"):
+            shutil.rmtree(root / "out")
     client = server.client()
     for entry in client.list_objects(BUCKET, prefix=prefix, recursive=True):
         client.remove_object(BUCKET, str(entry.object_name))
@@ -107,7 +114,13 @@ def main() -> None:
             for start in range(0, size, CHUNK):
                 file.write(os.urandom(min(CHUNK, size - start)))
         with s3_server(root / "server") as server:
-            found = figures([round_of(server, root, compare=compare) for _ in range(arguments.runs)], size)
+            rounds = []
+            for number in range(arguments.runs):
+                who = ["slipway", "rclone"][: 2 if compare else 1]
+                who = who if number % 2 else who[::-1]  # a drift of the machine, or of the server, meets both
+                order = [f"{name} {verb}" for verb in ("put", "get") for name in who]
+                rounds.append(round_of(server, root, order))
+            found = figures(rounds, size)
     for name, value in found.items():
         print(f"{name:28} {value:10.3f}")
     RESULTS.mkdir(exist_ok=True)

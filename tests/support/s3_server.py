@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -73,7 +75,7 @@ class S3Server:
                  "-master.telemetry=false", "-master.electionTimeout=1s",
                  "-master.volumeSizeLimitMB=1024", "-volume.max=100", "-volume.preStopSeconds=0",
                  *(f"-{name}={port}" for name, port in zip(names, self.ports, strict=True))],
-                stdout=log, stderr=log,
+                stdout=log, stderr=log, preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call
             )  # fmt: skip
         self._wait_until_ready()
 
@@ -172,6 +174,11 @@ class FaultyProxy:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _die_with_parent() -> None:
+    """No server outlives tests that were killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _identity(name: str, access_key: str, secret_key: str, actions: list[str]) -> dict[str, object]:

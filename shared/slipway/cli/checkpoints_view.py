@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -10,8 +10,8 @@ from rich.text import Text
 from slipway.checkpoints import Checkpoint
 
 
-def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
-    """One row per checkpoint; the one an export would take is marked."""
+def checkpoints_table(checkpoints: Sequence[Checkpoint], *, show: Callable[[str], str] = str) -> Table:
+    """One row per checkpoint; the one an export would take is marked. ``show`` turns paths in messages into names."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "checkpoint", "step", "loss", "eval loss", "rank", "base model", "health"):
         table.add_column(name, overflow="fold")
@@ -19,7 +19,7 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
     for checkpoint in checkpoints:
         health = Text("usable", style="green")
         if not checkpoint.healthy:
-            health = Text("; ".join(f"{p.reason}: {p.message}" for p in checkpoint.problems), style="red")
+            health = Text(show("; ".join(f"{p.reason}: {p.message}" for p in checkpoint.problems)), style="red")
         table.add_row(
             Text("→" if checkpoint is latest else "", style="bold"),
             Text(checkpoint.path.name),

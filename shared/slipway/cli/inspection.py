@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,9 @@ import typer
 from slipway.cli.options import Debug, Json, examples
 
 DOCTOR_EXAMPLES = examples("slipway doctor", "slipway doctor --json")
-CHECKPOINTS_EXAMPLES = examples("slipway checkpoints outputs/qwen3-finetuned", "slipway checkpoints run --json")
+CHECKPOINTS_EXAMPLES = examples(
+    "slipway checkpoints outputs/qwen3-finetuned", "slipway checkpoints s3://bucket/runs/a --json"
+)
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
@@ -30,32 +31,40 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
 
 
 def checkpoints(
-    directory: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    directory: Annotated[str, typer.Argument(help="Folder of a training run, or s3://bucket/prefix.")],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """List the checkpoints of a training run, newest first, and say which can be used."""
+    import os
+
     from slipway.checkpoints import list_checkpoints
     from slipway.cli.checkpoints_view import checkpoints_table
     from slipway.cli.console import answers, print_json
-    from slipway.errors import CheckpointValidationError
+    from slipway.errors import CheckpointValidationError, ModelExportError
+    from slipway.settings import Settings
+    from slipway.sources import SourceFolders
 
-    found = list_checkpoints(directory)
-    if not found:
-        raise CheckpointValidationError(
-            f"no checkpoint in {directory}",
-            reason="CHECKPOINT_NOT_FOUND",
-            remedy="name a folder with checkpoint-<step> folders, or one with adapter_config.json",
-            about={"checkpoint": directory},
-        )
-    if as_json:
+    with SourceFolders(Settings.from_environment(os.environ)) as folders:
+        try:
+            found = list_checkpoints(folders.find(directory))
+        except ModelExportError as error:
+            raise folders.named(error) from error
+        if not found:
+            raise CheckpointValidationError(
+                f"no checkpoint in {directory}",
+                reason="CHECKPOINT_NOT_FOUND",
+                remedy="name a folder with checkpoint-<step> folders, or one with adapter_config.json",
+                about={"checkpoint": directory},
+            )
         latest = next((checkpoint for checkpoint in found if checkpoint.healthy), None)
-        print_json(
-            {
-                "directory": str(directory),
-                "latest": str(latest.path) if latest else None,
-                "checkpoints": [checkpoint.to_json() for checkpoint in found],
-            }
-        )
+        document = {
+            "directory": directory,
+            "latest": folders.show(str(latest.path)) if latest else None,
+            "checkpoints": [folders.show_all(checkpoint.to_json()) for checkpoint in found],
+        }
+        table = checkpoints_table(found, show=folders.show)
+    if as_json:
+        print_json(document)
     else:
-        answers.print(checkpoints_table(found))
+        answers.print(table)

@@ -26,6 +26,7 @@ from slipway.preflight import Verdict, preflight
 from slipway.report import write_report
 from slipway.result import ExportResult
 from slipway.settings import Settings
+from slipway.sources import SourceFolders
 from slipway.telemetry import span
 from slipway.validation import FILE_NAME, ValidationReport
 from slipway_coordinator.plan import plan
@@ -59,8 +60,9 @@ class ExportJob:
             ModelExportError: Whatever prevents an answer; an export that failed is an answer.
         """
         configuration = self.configuration
-        with self.display, span("export", attributes={"slipway.checkpoint": configuration.checkpoint.path}):
-            sources = find_sources(configuration)
+        attributes = {"slipway.checkpoint": configuration.checkpoint.path}
+        with self.display, span("export", attributes=attributes), SourceFolders(self.settings) as folders:
+            sources = find_sources(configuration, folders)
             warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
             for warning in warnings:
                 _log.warning(warning)

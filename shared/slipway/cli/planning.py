@@ -17,6 +17,7 @@ from slipway.configuration import LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
 from slipway.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
+from slipway.sources import SourceFolders
 from slipway_coordinator.plan import PlannedTask, plan
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
@@ -41,10 +42,11 @@ def examine(
     names = {"base", "adapter"} | ({"heldout"} if configuration.validation.heldout else set())
     tasks = plan(configuration, names)
     try:
-        sources = find_sources(configuration)
-        checked = preflight(
-            tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
-        )
+        with SourceFolders(settings) as folders:
+            sources = find_sources(configuration, folders)
+            checked = preflight(
+                tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
+            )
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
         return None, Preflight((finding,)), tasks
@@ -61,9 +63,9 @@ def _document(
         "sources": None
         if sources is None
         else {
-            "base": str(sources.base),
-            "checkpoint": str(sources.checkpoint.path),
-            "heldout": str(sources.heldout) if sources.heldout else None,
+            "base": sources.folders.show(str(sources.base)),
+            "checkpoint": sources.folders.show(str(sources.checkpoint.path)),
+            "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
         },
         "tasks": [asdict(task) for task in tasks],
         "preflight": checked.to_json(),

@@ -36,10 +36,11 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.identity import export_identity
     from slipway.cli.remote_view import answer_export
     from slipway.cli.sources import find_sources, store_sources
+    from slipway.sources import SourceFolders
 
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
-    with connection.client() as client:
-        sources = find_sources(loaded.configuration)
+    with connection.client() as client, SourceFolders(connection.settings()) as folders:
+        sources = find_sources(loaded.configuration, folders)
         store = open_store(connection.settings())
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
         identity = export_identity(loaded.configuration, digests)

@@ -1,18 +1,19 @@
-"""What an export starts from: base model, checkpoint and held-out text, found on disk and put into the store."""
+"""What an export starts from: base model, checkpoint and held-out text, found where they are and put into the store."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.artifacts import ArtifactStore
 from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.cli.base_names import other_base
 from slipway.configuration import ExportConfiguration
-from slipway.errors import ArtifactError, ConfigurationError
+from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.sources import SourceFolders
 
 _TRAINING_FOLDERS = 3
 """Folders above a checkpoint in which a base model named by a relative path is looked for."""
@@ -31,6 +32,7 @@ class Sources:
         checkpoint: The checkpoint that was chosen.
         heldout: Folder of held-out text, or None.
         warnings: What was odd in finding them.
+        folders: Knows which of them are in a bucket, and what they are called.
     """
 
     base: Path
@@ -38,6 +40,7 @@ class Sources:
     checkpoint: Checkpoint
     heldout: Path | None
     warnings: tuple[str, ...]
+    folders: SourceFolders
 
     def files(self) -> dict[str, dict[str, Path]]:
         """Files that travel, by source and path inside the artifact; training leftovers are not among them."""
@@ -74,15 +77,24 @@ class Sources:
         }
 
 
-def find_sources(configuration: ExportConfiguration) -> Sources:
-    """Find what the configuration names.
+def find_sources(configuration: ExportConfiguration, folders: SourceFolders) -> Sources:
+    """Find what the configuration names; it can be used while ``folders`` is open.
 
     Raises:
+        ArtifactError: An address in a bucket, or a digest, under which there is nothing.
         CheckpointValidationError: No usable checkpoint or base model.
         ConfigurationError: No base model is named anywhere, or the held-out text is not there.
     """
+    try:
+        found = _find(configuration, folders)
+    except ModelExportError as error:
+        raise folders.named(error) from error
+    return replace(found, warnings=tuple(folders.show(warning) for warning in found.warnings))
+
+
+def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources:
     checkpoint = find_checkpoint(
-        configuration.checkpoint.path, auto_detect_latest=configuration.checkpoint.auto_detect_latest
+        folders.find(configuration.checkpoint.path), auto_detect_latest=configuration.checkpoint.auto_detect_latest
     )
     name = configuration.base_model.name or _adapters_base(checkpoint)
     if not name:
@@ -91,7 +103,7 @@ def find_sources(configuration: ExportConfiguration) -> Sources:
             remedy="set base_model.name, EXPORT_BASE_MODEL or --base-model",
             about={"key": "base_model.name"},
         )
-    heldout = Path(configuration.validation.heldout) if configuration.validation.heldout else None
+    heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
     if heldout is not None and not (heldout.is_dir() and any(heldout.rglob("*.txt"))):
         raise ConfigurationError(
             f"validation.heldout: {heldout} is not a folder with .txt files",
@@ -99,11 +111,12 @@ def find_sources(configuration: ExportConfiguration) -> Sources:
             about={"key": "validation.heldout"},
         )
     return Sources(
-        base=resolve_base_model(name),
+        base=resolve_base_model(str(folders.find(name))),
         base_name=name,
         checkpoint=checkpoint,
         heldout=heldout if configuration.validation.enabled else None,
         warnings=(*checkpoint.warnings, *other_base(name, checkpoint.base_model)),
+        folders=folders,
     )
 
 
@@ -133,7 +146,7 @@ def store_sources(
     for name, files in sources.files().items():
         total = sum(path.stat().st_size for path in files.values())
         counter = _Counter(name, total, on_bytes)
-        digests[name] = store.put_files(files, on_bytes=counter.add)
+        digests[name] = sources.folders.put(files, store, on_bytes=counter.add)
     return digests
 
 

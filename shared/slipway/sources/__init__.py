@@ -1,0 +1,5 @@
+"""Where models and checkpoints come from: folders, buckets, artifacts, and the Hugging Face hub."""
+
+from slipway.sources.folders import SourceFolders
+
+__all__ = ["SourceFolders"]

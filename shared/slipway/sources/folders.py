@@ -1,0 +1,121 @@
+"""Whatever an export names as a source, as a folder to look at, and its way into the store."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from slipway.artifacts import ArtifactStore
+from slipway.artifacts.opening import open_store
+from slipway.artifacts.s3_options import SCHEME, parse_s3_url
+from slipway.artifacts.store import OnBytes
+from slipway.errors import ModelExportError
+from slipway.settings import Settings
+from slipway.sources import hub
+
+if TYPE_CHECKING:
+    from slipway.sources.mirror import BucketMirror
+
+
+class SourceFolders:
+    """Folders of sources, while the context lasts: a path as it is, and ``s3://bucket/prefix``, ``sha256:…``, ``hf://…``.
+
+    Args:
+        settings: Where scratch space is, and which S3 service and store are used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._scratch = settings.scratch / f"sources-{uuid.uuid4().hex}"
+        self._stack = ExitStack()
+        self._mirrors: dict[str, BucketMirror] = {}
+        self._names: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def find(self, source: str) -> Path:
+        """The folder of a source. Of a bucket, only what describes its files has content.
+
+        Raises:
+            ArtifactError: ``SOURCE_NOT_FOUND``, ``ARTIFACT_NOT_FOUND``, and what the store raises.
+            CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
+        """
+        if source.startswith(hub.SCHEME):
+            return hub.hub_folder(source)
+        if source.startswith(SCHEME):
+            return self._mirror(source)
+        if source.startswith("sha256:"):
+            folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
+            self._names[str(folder)] = source
+            return open_store(self._settings).fetch(source, folder)
+        return Path(source).expanduser()
+
+    def put(self, files: Mapping[str, Path], store: ArtifactStore, *, on_bytes: OnBytes) -> str:
+        """Store files of a folder that :meth:`find` gave; answers the digest."""
+        some = next(iter(files.values()))
+        for mirror in self._mirrors.values():
+            if some.is_relative_to(mirror.folder):
+                return mirror.put(files, store, scratch=self._new(), on_bytes=on_bytes)
+        return store.put_files(files, on_bytes=on_bytes)
+
+    def show(self, text: str) -> str:
+        """A text for people: sources under their own names."""
+        for folder, name in self._names.items():
+            text = text.replace(folder, name)
+        return text
+
+    def show_all(self, document: Any) -> Any:
+        """JSON-ready data for people: as :meth:`show` in every text of it."""
+        match document:
+            case str():
+                return self.show(document)
+            case dict():
+                return {key: self.show_all(value) for key, value in document.items()}
+            case list() | tuple():
+                return [self.show_all(value) for value in document]
+        return document
+
+    def named(self, error: ModelExportError) -> ModelExportError:
+        """An error that names sources as the user does."""
+        return type(error)(
+            self.show(error.message),
+            reason=error.reason,
+            remedy=self.show(error.remedy),
+            about={key: self.show(value) for key, value in error.about.items()},
+            retryable=error.retryable,
+        )
+
+    def _mirror(self, url: str) -> Path:
+        from slipway.artifacts.s3_client import S3Bucket
+        from slipway.sources.mirror import BucketMirror
+
+        if url not in self._mirrors:
+            name, prefix = parse_s3_url(url)
+            # The folder ends as the address does: a run's name is that of its folder.
+            folder = self._new() / name / prefix
+            mirror = BucketMirror(S3Bucket(self._settings.s3, name, prefix=prefix), folder)
+            self._mirrors[url] = mirror
+            self._names[str(folder)] = url.rstrip("/")
+        return self._mirrors[url].folder
+
+    def _new(self) -> Path:
+        """A new folder, gone with the context; after a crash, the next process removes it by its lock."""
+        if not self._scratch.exists():
+            self._scratch.mkdir(parents=True)
+            self._stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            fcntl.flock(self._stack.enter_context((self._scratch / "lock").open("wb")), fcntl.LOCK_EX)
+        folder = self._scratch / uuid.uuid4().hex[:8]
+        folder.mkdir()
+        return folder

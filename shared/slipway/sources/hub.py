@@ -1,0 +1,43 @@
+"""Models of the Hugging Face hub: ``hf://owner/name@revision``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway.errors import CheckpointValidationError
+
+SCHEME = "hf://"
+#: Pickles, other frameworks' weights and code of the repository are never downloaded.
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
+
+
+def hub_folder(url: str) -> Path:
+    """Folder of a repository's snapshot: from the local cache, else downloaded.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
+    """
+    name, _, revision = url.removeprefix(SCHEME).partition("@")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise _not_found(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
+    try:
+        return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+    except HFValidationError as error:
+        raise _not_found(url, "this is no repository's name", "write hf://owner/name@revision") from error
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_WANTED)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        what = f"it is not in the local cache, and it cannot be downloaded ({type(error).__name__})"
+        remedy = f"on a machine with access: hf download {name}" + (f" --revision {revision}" if revision else "")
+        raise _not_found(url, what, f"{remedy}; then name its folder, or copy the cache") from error
+
+
+def _not_found(url: str, what: str, remedy: str) -> CheckpointValidationError:
+    return CheckpointValidationError(
+        f"{url}: {what}", reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"source": url}
+    )
