@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -12,6 +14,10 @@ from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.errors import ArtifactError
 
 MANIFEST_VERSION = 1
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255
+_SHOWN = 100
+_DRIVE = re.compile(r"[A-Za-z]:")
 _MEDIA_TYPES = {
     ".safetensors": "application/vnd.safetensors",
     ".onnx": "application/vnd.onnx",
@@ -60,13 +66,12 @@ class Manifest:
             ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice.
         """
         ordered = tuple(sorted(files))
-        seen: set[str] = set()
         for file in ordered:
             check_path(file.path)
             parse_digest(file.digest)
-            if file.path in seen:
-                raise _invalid(f"the path {file.path!r} stands twice in a manifest", file.path)
-            seen.add(file.path)
+            if file.size_bytes < 0:
+                raise _invalid(f"{file.path!r} has a size of {file.size_bytes}", file.path)
+        _check_apart(file.path for file in ordered)
         return cls(ordered)
 
     @classmethod
@@ -118,13 +123,42 @@ def check_path(path: str) -> None:
     parts = path.split("/")
     if (
         not path
-        or "\0" in path
         or "\\" in path
-        or path.startswith("/")
+        or _DRIVE.match(path)
+        or not _encodable(path)
+        or any(unicodedata.category(character) == "Cc" for character in path)
         or any(part in ("", ".", "..") for part in parts)
     ):
-        raise _invalid(f"{path!r} is not a safe path inside an artifact", path)
+        raise _invalid(f"{path[:_SHOWN]!r} is not a safe path inside an artifact", path)
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        raise _invalid(f"{path[:_SHOWN]!r}… is longer than file systems take", path)
+
+
+def _check_apart(paths: Iterable[str]) -> None:
+    """Refuse paths that would be one file on some machine, or a file and a folder at once."""
+    seen: dict[str, str] = {}
+    folders: set[str] = set()
+    for path in paths:
+        plain = unicodedata.normalize("NFC", path)
+        if plain in seen:
+            raise _invalid(f"the path {path!r} stands twice in a manifest", path)
+        seen[plain] = path
+        folders.update(str(folder) for folder in PurePosixPath(plain).parents)
+    for path in sorted(folders & seen.keys()):
+        raise _invalid(f"{path!r} is a file and a folder in a manifest", path)
+
+
+def _encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False  # half of a surrogate pair, which JSON can carry
+    return True
 
 
 def _invalid(message: str, path: str) -> ArtifactError:
-    return ArtifactError(message, reason="ARTIFACT_INVALID", about={"path": path} if path else None)
+    return ArtifactError(
+        message,
+        reason="ARTIFACT_INVALID",
+        about={"path": path[:_SHOWN].encode(errors="replace").decode()} if path else None,
+    )
