@@ -26,13 +26,18 @@ CERTIFICATE_KEYS = {"ca.crt", "tls.crt", "tls.key"}
 Object = dict[str, Any]
 
 
-@cache
-def _objects(overlay: str) -> list[Object]:
+def render(folder: Path) -> list[Object]:
+    """The objects of a kustomization."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl renders the overlays, and is not on this machine")
-    command = ["kubectl", "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
+    command = ["kubectl", "kustomize", str(folder)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return list(yaml.safe_load_all(text))
+
+
+@cache
+def _objects(overlay: str) -> list[Object]:
+    return render(ROOT / "k8s" / "overlays" / overlay)
 
 
 def rendered(overlay: str) -> list[Object]:

@@ -150,7 +150,7 @@ def flags(cluster: Cluster) -> Iterator[str]:
 def environment(cluster: Cluster) -> Iterator[str]:
     """Every variable is one that something reads."""
     for one in cluster.workloads():
-        unknown = set(one.environment) - _variables()
+        unknown = set(one.environment) - known_variables()
         yield from (f"{one.name}: nothing reads {name}" for name in sorted(unknown))
 
 
@@ -204,7 +204,7 @@ def _services(program: str) -> tuple[str, ...]:
 
 
 @cache
-def _variables() -> frozenset[str]:
+def known_variables() -> frozenset[str]:
     """Every variable that the sources name, and HOME, which libraries read."""
     from slipway.security.settings import Security
 
