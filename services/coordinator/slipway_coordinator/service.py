@@ -149,7 +149,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> export_pb2.DeleteExportResponse:
         """Forget an ended export."""
-        record = await self._existing(request.name)
+        record = await self._existing(request.name, etag=request.etag)
         if not record.state.ended:
             raise _wrong_state(record, "has to end before it can be deleted: cancel it first")
         await self._coordinator.delete(record)

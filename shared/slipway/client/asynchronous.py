@@ -92,7 +92,11 @@ class AsyncClient:
         return export
 
     async def list_exports(
-        self, *, project: str = "", page_size: int = 0, filter: str = ""
+        self,
+        *,
+        project: str = "",
+        page_size: int = 0,
+        filter: str = "",  # noqa: A002 - the field's name everywhere
     ) -> AsyncIterator[pb.Export]:
         """Exports of a project that the filter takes, newest first, fetched page by page."""
         parent = f"projects/{project or self.project}"

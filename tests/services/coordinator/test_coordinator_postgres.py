@@ -1,0 +1,189 @@
+"""The state in a real PostgreSQL: migrations, the lock, and the same tables as in SQLite."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from coordinator_harness import tiny_export, tiny_task
+from postgres_server import PostgresServer, postgres_server
+from slipway.errors import ModelExportError
+from slipway_coordinator import schema
+from slipway_coordinator.advisory_lock import AdvisoryLock
+from slipway_coordinator.database import Database
+from slipway_coordinator.leases import LeaseState
+from slipway_coordinator.migration import migrate
+from slipway_coordinator.records import ExportRecord
+from slipway_coordinator.state import PostgresState, state_at
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> str:
+    """An empty state of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'state.db'}"
+    return state_at(server.create(f"d{time.monotonic_ns()}")).url
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    database = Database(url)
+    database.migrate()
+    database.prepare()
+    yield database
+    database.close()
+
+
+def export(name: str, **more: object) -> ExportRecord:
+    return tiny_export(name, tiny_task("m")).with_(**more)
+
+
+def test_the_migrations_lead_to_the_tables_the_program_uses(url: str) -> None:
+    engine = sa.create_engine(url)
+    assert schema.migrate(engine) == len(schema.MIGRATIONS)
+    assert schema.migrate(engine) == 0
+    schema.check(engine)
+    inspector = sa.inspect(engine)
+    for table in schema.metadata.sorted_tables:
+        there = {column["name"]: bool(column["nullable"]) for column in inspector.get_columns(table.name)}
+        keys = [column.name for column in table.primary_key]
+        assert inspector.get_pk_constraint(table.name)["constrained_columns"] == keys
+        there |= dict.fromkeys(keys, False)  # SQLite calls them nullable
+        assert there == {column.name: bool(column.nullable) for column in table.columns}, table.name
+    engine.dispose()
+
+
+def test_exports_of_the_first_version_are_taken_over(url: str) -> None:
+    engine = sa.create_engine(url)
+    schema.migrate(engine, schema.MIGRATIONS[:1])
+    old = export("old", labels={"team": "speech"})
+    insert = "INSERT INTO slipway_exports VALUES (:name, 'default', 1.5, false, 1, 0, :record)"
+    with engine.begin() as connection:
+        connection.execute(sa.text(insert), {"name": old.name, "record": old.model_dump_json()})
+    assert schema.migrate(engine) == len(schema.MIGRATIONS) - 1
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(schema.exports.c.state)).scalar() == "queued"
+        assert connection.execute(sa.select(schema.labels.c.value)).scalar() == "speech"
+    engine.dispose()
+
+
+def test_a_migration_that_fails_changes_nothing(url: str) -> None:
+    def broken(connection: sa.Connection) -> None:
+        connection.execute(sa.text("ALTER TABLE slipway_exports ADD COLUMN half INTEGER"))
+        raise RuntimeError("in the middle")
+
+    engine = sa.create_engine(url)
+    schema.migrate(engine)
+    with pytest.raises(RuntimeError, match="middle"):
+        schema.migrate(engine, [*schema.MIGRATIONS, broken])
+    schema.check(engine)
+    assert "half" not in [column["name"] for column in sa.inspect(engine).get_columns("slipway_exports")]
+    engine.dispose()
+
+
+def test_a_program_refuses_tables_of_another_version(url: str) -> None:
+    engine = sa.create_engine(url)
+    with pytest.raises(ModelExportError, match="migrate") as caught:
+        schema.check(engine)
+    assert caught.value.reason == "STATE_SCHEMA"
+    schema.migrate(engine, [*schema.MIGRATIONS, lambda connection: None])
+    with pytest.raises(ModelExportError, match="newer"):
+        schema.check(engine)
+    engine.dispose()
+
+
+def test_migrating_twice_at_once_is_migrating_once(server: PostgresServer) -> None:
+    state = state_at(server.create("twice"))
+    applied: list[int] = []
+    threads = [threading.Thread(target=lambda: applied.append(migrate(state))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(applied) == [0, 0, len(schema.MIGRATIONS)]
+
+
+def test_an_export_and_its_revisions(database: Database) -> None:
+    first = export("x", request_id="r1")
+    assert database.insert(first)
+    assert not database.insert(first)
+    assert not database.insert(export("y", request_id="r1"))
+    assert database.insert(export("z"))
+    assert database.insert(export("z2"))  # without a request_id, any number
+    assert database.of_request("default", "r1") == first
+    newer = first.with_(revision=3)
+    assert database.save(newer)
+    assert database.save(newer)  # harmless to repeat
+    assert not database.save(first.with_(revision=2))
+    assert database.get(first.name) == newer
+    assert database.count_unended() == 3
+    assert database.reserve_sequences(first.name) == 0
+    assert database.reserve_sequences(first.name) == 10_000
+    database.delete(first.name)
+    assert database.get(first.name) is None
+
+
+def test_leases_have_growing_epochs(database: Database) -> None:
+    leases = database.leases
+    assert [leases.grant("t", export="e", worker=w) for w in "ab"] == [1, 2]
+    leases.set_state("t", LeaseState.EXPIRED)
+    assert leases.get("t").state is LeaseState.EXPIRED  # type: ignore[union-attr]
+    leases.end("e", keep=[])
+    assert leases.get("t").state is LeaseState.ENDED  # type: ignore[union-attr]
+
+
+def test_one_of_two_holds_the_lock(server: PostgresServer) -> None:
+    state = state_at(server.create("locked"))
+    first, second = state.lock(), state.lock()
+    assert first.acquire()
+    assert not second.acquire()
+    assert second.refusal().reason == "COORDINATOR_LOCKED"
+    first.release()
+    deadline = time.monotonic() + 5
+    while not second.acquire():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    second.release()
+
+
+def test_losing_the_connection_is_noticed_at_once(server: PostgresServer) -> None:
+    state = state_at(server.create("losing"))
+    assert isinstance(state, PostgresState)
+    lost: list[Exception] = []
+    noticed = threading.Event()
+    lock = AdvisoryLock(state.address, on_lost=lambda error: (lost.append(error), noticed.set()))  # type: ignore[func-returns-value, arg-type]
+    assert lock.acquire()
+    with psycopg.connect(server.database("losing")) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'slipway-coordinator-lock' AND datname = 'losing'"
+        )
+    assert noticed.wait(2)
+    assert "terminat" in str(lost[0])
+    lock.release()
+
+
+def test_a_database_that_is_not_there_is_waited_for() -> None:
+    lock = state_at("postgresql://nobody@127.0.0.1:1/none").lock()
+    assert not lock.acquire()
+    assert "does not answer" in str(lock.refusal())
+
+
+def test_what_a_state_is_called() -> None:
+    state = state_at("postgresql://user:secret@host/db?passfile=/run/pass")
+    assert "secret" in state.url
+    assert "secret" not in str(state)
+    with pytest.raises(ModelExportError, match="mysql"):
+        state_at("mysql://host/db")
