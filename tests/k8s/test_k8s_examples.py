@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from k8s_cluster import NAMESPACE, ROOT, Cluster, host_of, port_of, rendered
-from k8s_pod_rules import known_variables
+from k8s_pod_rules import built_images, known_variables
 from k8s_wiring_rules import EXTERNAL_SECRETS
 
 EXAMPLES = ROOT / "k8s" / "examples"
@@ -159,6 +159,11 @@ def test_pods_of_the_examples_are_restricted_and_let_through() -> None:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert set(container["resources"]) == {"requests", "limits"}
-        assert container["image"] == "slipway-coordinator:0.1.0"
     secrets = {source["secretRef"]["name"] for source in template("submit")["container"]["envFrom"]}
     assert secrets == {"slipway-s3"} <= set(EXTERNAL_SECRETS)
+
+
+def test_the_images_can_read_and_write_s3() -> None:
+    images = [template(name)["container"]["image"] for name in ("submit", "watch")]
+    for image in [*images, kubeflow()["implementation"]["container"]["image"]]:
+        assert "s3" in built_images()[image]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -38,16 +39,26 @@ def restricted_pods(cluster: Cluster) -> Iterator[str]:
 
 
 def images(cluster: Cluster) -> Iterator[str]:
-    services = {path.name.replace("_", "-") for path in (ROOT / "services").iterdir() if path.is_dir()}
+    """Images are ones that deploy/build.sh makes, by a tag of their version, and hold the stage that runs in them."""
     for one in cluster.workloads():
         image = one.container["image"]
-        found = re.fullmatch(r"slipway-([a-z-]+):(0\.1\.0(?:-[a-z0-9]+)?)", image)
-        if found is None:
-            yield f"{one.name}: image {image} is not slipway-SERVICE:VERSION"
-        elif found[1] not in services:
-            yield f"{one.name}: there is no service {found[1]}"
-        elif one.program == "slipway.worker" and found[1].replace("-", "_") != stage_of(one):
+        if image not in built_images():
+            yield f"{one.name}: {image} is not one of {', '.join(sorted(built_images()))}"
+        elif one.program == "slipway.worker" and stage_of(one) not in built_images()[image]:
             yield f"{one.name}: image {image} does not have the stage {stage_of(one)}"
+
+
+@cache
+def built_images() -> dict[str, tuple[str, ...]]:
+    """Images that can be built, each with the extras that are installed in it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    rows = re.findall(
+        r"^    \[([a-z-]+)\]=\"(cpu|cuda) (.*)\"$", (ROOT / "deploy" / "build.sh").read_text(), re.MULTILINE
+    )
+    return {
+        f"slipway-{name.removesuffix('-cuda')}:{version}{'-cuda' * (base == 'cuda')}": tuple(extras.split(","))
+        for name, base, extras in rows
+    }
 
 
 def resources(cluster: Cluster) -> Iterator[str]:
