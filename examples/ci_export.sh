@@ -1,0 +1,31 @@
+#!/bin/sh
+# A CI job: export a finished training run at a coordinator, fail the job when a model is not as good as it should be,
+# keep the report. Works in any CI that runs a shell.
+#
+#   SLIPWAY_COORDINATOR  HOST:PORT
+#   SLIPWAY_PROJECT      project of this repository
+#   SLIPWAY_TOKEN        token of a submitter, from the CI's secrets; SLIPWAY_TOKEN_FILE where it can mount files
+#   SLIPWAY_TLS_CA_FILE  authority of the coordinator's certificate
+set -eu
+
+configuration=${1:-export.yaml}
+reports=${2:-reports}
+mkdir -p "$reports"
+
+code=0
+slipway export -c "$configuration" --json > "$reports/result.json" || code=$?
+
+case $code in
+    0) echo "exported; every output behaves like the fine-tuned model" ;;
+    4) echo "an output differs from the fine-tuned model: see report.html" >&2 ;;
+    7) echo "the coordinator does not answer; the same job again goes on where this one stopped" >&2 ;;
+    *) echo "the export failed with exit code $code: see result.json" >&2 ;;
+esac
+
+# The report lies beside the models whenever there is one.
+report=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("validation_report_path") or "")' \
+    "$reports/result.json" 2>/dev/null || true)
+if [ -n "$report" ] && [ -e "$report" ]; then
+    cp "$(dirname "$report")"/report.* "$reports/"
+fi
+exit "$code"

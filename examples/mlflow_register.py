@@ -1,0 +1,85 @@
+"""Register the result of an export with MLflow: the delivered model as a version, with its figures, lineage and report.
+
+    slipway export -c export.yaml
+    python examples/mlflow_register.py exported_models/qwen3_20261121_020758 --format onnx-int8 --name qwen3-support
+
+Needs ``pip install mlflow``; the tracking server is the one MLFLOW_TRACKING_URI names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+EXIT_INVALID, EXIT_UNSUPPORTED = 3, 6
+
+
+def figures(report: dict[str, Any], model: str) -> dict[str, float]:
+    """Numbers of one format, by metric name."""
+    formats = report["result"]["formats"]
+    return {
+        key: float(value)
+        for key, value in sorted(formats[model].items())
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def tags(report: dict[str, Any], model: str) -> dict[str, str]:
+    """What to find the version by: the export, the artifact, the sources."""
+    result = report["result"]
+    found = {
+        "slipway.export_id": result["export_id"],
+        "slipway.format": model,
+        "slipway.digest": result["formats"][model]["digest"],
+        "slipway.validation": result["formats"][model]["status"],
+    }
+    for name, digest in sorted(report["lineage"].get("sources", {}).items()):
+        found[f"slipway.source.{name}"] = str(digest)
+    return found
+
+
+def register(folder: Path, *, model: str, name: str) -> str:
+    """Log the model's folder and the report in a run, and make the model a version; answers the version."""
+    import mlflow  # noqa: PLC0415 - only this function needs it, and says so when it is absent
+
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    if not report["result"]["success"]:
+        raise ValueError(f"the export in {folder} is no success: {report['result']['error_message']}")
+    if model not in report["result"]["formats"]:
+        raise ValueError(f"{folder} has no {model}; it has {', '.join(sorted(report['result']['formats']))}")
+    with mlflow.start_run(run_name=report["result"]["export_id"]) as run:
+        mlflow.set_tags(tags(report, model))
+        mlflow.log_metrics(figures(report, model))
+        mlflow.log_artifacts(str(folder / model), artifact_path=model)
+        for document in ("report.html", "report.json", "lineage.json", "MANIFEST.sha256"):
+            mlflow.log_artifact(str(folder / document))
+        version = mlflow.register_model(f"runs:/{run.info.run_id}/{model}", name, tags=tags(report, model))
+    return str(version.version)
+
+
+def main() -> int:
+    """Register, and print the version."""
+    parser = argparse.ArgumentParser(description="Registers the result of an export with MLflow.")
+    parser.add_argument("folder", type=Path, help="output directory of an export")
+    parser.add_argument("--format", default="pytorch", dest="model", help="delivered format to register")
+    parser.add_argument("--name", required=True, help="registered model")
+    arguments = parser.parse_args()
+    try:
+        version = register(arguments.folder, model=arguments.model, name=arguments.name)
+    except ModuleNotFoundError as error:
+        if error.name != "mlflow":
+            raise
+        print("mlflow is not installed: pip install mlflow", file=sys.stderr)
+        return EXIT_UNSUPPORTED
+    except (OSError, ValueError) as error:
+        print(f"cannot register {arguments.folder}: {error}", file=sys.stderr)
+        return EXIT_INVALID
+    print(f"{arguments.name} version {version}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

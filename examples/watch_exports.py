@@ -1,0 +1,40 @@
+"""Watch several exports at once with the asynchronous client: ``python examples/watch_exports.py EXPORT…``.
+
+Address, project, token and certificates come from SLIPWAY_COORDINATOR, SLIPWAY_PROJECT, SLIPWAY_TOKEN_FILE and SLIPWAY_TLS_*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import slipway
+from slipway.settings import Settings
+from slipway_protos.v1 import export_pb2 as pb
+
+
+async def follow(client: slipway.AsyncClient, name: str) -> str:
+    """Print what happens to an export; answers its last state."""
+    state = ""
+    async for event in client.watch_export(name):  # goes on by itself when the coordinator restarts
+        if event.HasField("progress"):
+            print(f"{name}: {event.progress.task} {event.progress.phase}")
+        elif event.HasField("export"):
+            state = pb.ExportState.Name(event.export.state)
+            print(f"{name}: {state}")
+    return state
+
+
+async def main(names: list[str]) -> int:
+    """Watch until all have ended; 0 when all succeeded."""
+    settings = Settings.from_environment(os.environ)
+    async with slipway.AsyncClient(
+        settings.coordinator, security=settings.security, project=settings.project
+    ) as client:
+        states = await asyncio.gather(*(follow(client, name) for name in names))
+    return int(any(state != "EXPORT_STATE_SUCCEEDED" for state in states))
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main(sys.argv[1:])))
