@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from slipway.validation import (
     Check,
     Engine,
