@@ -14,13 +14,14 @@ import pytest
 from cli import slipway
 from s3_server import BUCKET, S3Server
 from slipway.artifacts.opening import open_store
-from slipway.artifacts.s3_client import S3Bucket
+from slipway.artifacts.s3_client import S3Bucket, StoredObject
 from slipway.checkpoints import find_checkpoint, list_checkpoints
 from slipway.errors import ModelExportError
 from slipway.model_files import travelling_files
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources import mirror as mirrors
+from slipway.sources.mirror import BucketMirror
 
 
 def safetensors(path: Path, size: int, *, cut: int = 0) -> None:
@@ -142,11 +143,19 @@ def test_what_is_not_there_is_said(
     assert raised.value.remedy or reason == "ARTIFACT_NOT_FOUND"
 
 
-def test_keys_that_would_leave_the_folder_are_refused(bucket: S3Bucket, settings: Settings) -> None:
-    bucket.put("a\\evil", b"x")
-    with SourceFolders(settings) as folders, pytest.raises(ModelExportError) as raised:
-        folders.find(bucket.url)
+@pytest.mark.parametrize("key", ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil"])
+def test_keys_that_would_leave_the_folder_are_refused(bucket: S3Bucket, tmp_path: Path, key: str) -> None:
+    class Listing(S3Bucket):
+        """This server stores no such key; others do."""
+
+        def listing(self, below: str = "") -> list[StoredObject]:
+            return [StoredObject(key, 1, "", 0.0)]
+
+    bucket.__class__ = Listing
+    with pytest.raises(ModelExportError) as raised:
+        BucketMirror(bucket, tmp_path / "mirror")
     assert raised.value.reason == "ARTIFACT_INVALID"
+    assert not (tmp_path / "mirror").exists()
 
 
 def test_a_hub_snapshot_of_the_cache_is_found_by_revision(

@@ -13,10 +13,16 @@ Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with the export's settings.")
 ]
 BaseModel = Annotated[
-    str | None, typer.Option("--base-model", metavar="DIR|ID", help="Base model: folder, or id in the local cache.")
+    str | None,
+    typer.Option(
+        "--base-model",
+        metavar="DIR|ID|URL",
+        help="Base model: folder, id in the local cache, s3://…, hf://…, or digest.",
+    ),
 ]
 Checkpoint = Annotated[
-    str | None, typer.Option("--checkpoint", metavar="DIR", help="Folder of a training run or of one checkpoint.")
+    str | None,
+    typer.Option("--checkpoint", metavar="DIR|URL", help="Training run or one checkpoint: folder, s3://…, or digest."),
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder that receives the export's own folder.")]
 Assignments = Annotated[

@@ -114,11 +114,17 @@ def _flatten(
             problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
 
 
+_ADDRESSES = ("s3://", "hf://", "sha256:")
+"""Sources that are no paths."""
+
+
 def _anchor(layer: Layer, folder: Path) -> None:
     """Make a layer's relative paths absolute; a base model is one only when it looks like a path or exists as one."""
     for key in PATH_KEYS:
         setting = layer.settings.get(key)
         if setting is not None and isinstance(setting.value, str) and setting.value:
+            if setting.value.startswith(_ADDRESSES) and not key.startswith("output."):
+                continue
             layer.settings[key] = Setting(str(_absolute(setting.value, folder)), setting.source)
     base = layer.settings.get("base_model.name")
     if base is None or not isinstance(base.value, str) or not base.value:

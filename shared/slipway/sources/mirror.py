@@ -48,6 +48,7 @@ class BucketMirror:
             )
         for key in self._objects:
             check_path(key)
+        for key in self._objects:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
         for_each(self._objects.values(), self._look)
 
