@@ -83,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         "--max-exports", type=int, default=10_000, help="exports that may be under way; more are refused"
     )
     parser.add_argument("--retain-days", type=float, help="forget exports this long after their end; never by default")
-    parser.add_argument("--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default")
+    parser.add_argument(
+        "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
+    )
     add_log_options(parser)
     add_flags(parser)
     parser.add_argument("--allow-anonymous", action="store_true", help="let everybody in who reaches the address")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from slipway_coordinator.database import Database, answering
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.leases import LeaseState
 from slipway_coordinator.offers import Answer, Granted, Held, Load, Offer, WorkerReport, memory_limit
+from slipway_coordinator.waiting import Waiting
 
 log = logging.getLogger("slipway.coordinator.broker")
 
@@ -65,7 +67,7 @@ class Broker:
     ttl: float = 30.0
     clock: Callable[[], float] = time.monotonic
     executor: Executor | None = None
-    _offers: dict[str, Offer] = field(default_factory=dict)
+    _offers: Waiting = field(default_factory=Waiting)
     _held: dict[str, _Lease] = field(default_factory=dict)
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _offered_since: dict[str, float] = field(default_factory=dict)
@@ -112,7 +114,7 @@ class Broker:
             return
         if row is not None:
             await self._tell(offer, EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost")
-        self._offers[key] = offer
+        self._offers.add(offer)
         self._offered_since[key] = self.clock()
 
     async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
@@ -137,15 +139,11 @@ class Broker:
         granted = list(await self._unknown_to(report))
         free = 0 if report.draining else report.free_slots - len(granted)
         busy = len(report.running) + len(granted)
-        for key in list(self._offers):
-            if free <= 0 or self._has_exclusive(report.worker):
-                break
-            offer = self._offers[key]
-            if offer.stage not in report.stages:
-                continue
-            if offer.exclusive and busy:
-                break  # let the worker become idle, or this one would wait for ever
-            granted.append(await self._grant(key, offer, report))
+        while free > 0 and not self._has_exclusive(report.worker):
+            offer = self._offers.first(report.stages, running=self._running_by_project())
+            if offer is None or (offer.exclusive and busy):
+                break  # an exclusive one waits for the worker to become idle, or it would wait for ever
+            granted.append(await self._grant(offer.key, offer, report))
             free, busy = free - 1, busy + 1
         return Answer(granted=tuple(granted), cancel=tuple(cancel))
 
@@ -240,7 +238,7 @@ class Broker:
                     await self._tell(lease.offer, EventKind.CANCELLED, key=f"{key}#revoked")
                     continue
                 await self._tell(lease.offer, EventKind.LEASE_LOST, key=f"{key}#{lease.epoch}#lost")
-                self._offers[key] = lease.offer
+                self._offers.add(lease.offer)
                 self._offered_since[key] = now
             for worker in [name for name, known in self._workers.items() if known.seen + 2 * self.ttl < now]:
                 del self._workers[worker]
@@ -285,6 +283,9 @@ class Broker:
             if offer.stage not in served and self._offered_since[key] + longer_than < now
         ]
 
+    def _running_by_project(self) -> Counter[str]:
+        return Counter(lease.offer.project for lease in self._held.values() if lease.offer is not None)
+
     def _has_exclusive(self, worker: str) -> bool:
         return any(
             lease.offer is not None and lease.offer.exclusive for lease in self._held.values() if lease.worker == worker
@@ -292,7 +293,7 @@ class Broker:
 
     def _withdraw(self, key: str) -> Offer | None:
         self._offered_since.pop(key, None)
-        return self._offers.pop(key, None)
+        return self._offers.remove(key)
 
     async def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "", epoch: int = 0) -> None:
         event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker, epoch=epoch)

@@ -279,4 +279,5 @@ def offer_of(record: ExportRecord, task: TaskRecord) -> Offer:
         threads=resources.threads or settings.get("threads", 0),
         exclusive=resources.exclusive,
         traceparent=record.traceparent,
+        priority=record.priority,
     )

@@ -23,6 +23,12 @@ class Offer:
     threads: int = 0
     exclusive: bool = False
     traceparent: str = ""
+    priority: int = 0
+
+    @property
+    def project(self) -> str:
+        """Whose export it is."""
+        return self.export.split("/")[1]
 
     @property
     def key(self) -> str:

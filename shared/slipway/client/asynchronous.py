@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from slipway.client.requests import DEFAULT_PROJECT, TIMEOUT_SECONDS, create_request, export_name, with_trace
-from slipway.client.resumption import Resumption, cut_off
+from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.channels import AsyncChannel
@@ -148,8 +148,9 @@ class AsyncClient:
         except grpc.aio.AioRpcError as error:
             yield failure_of_call(error, address=self.address)
         else:
-            if not watch.ended:
-                yield cut_off(self.address)
+            watch.ended = (
+                True  # a server that goes away cancels the stream; one that ends it in order has no more to say
+            )
         finally:
             call.cancel()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from slipway.errors import REASONS, Category, Failure, ServiceError
+from slipway.errors import REASONS, Category, Failure
 from slipway_protos.v1 import export_pb2 as pb
 
 ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
@@ -60,10 +60,3 @@ def _is_disconnect(failure: Failure) -> bool:
     if failure.reason == "CANCELLED":
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
-
-
-def cut_off(address: str) -> Failure:
-    """What it is when a stream ends in order before the export does."""
-    return ServiceError(
-        f"the coordinator at {address} ended the watch before the export ended", reason="COORDINATOR_UNAVAILABLE"
-    ).failure()

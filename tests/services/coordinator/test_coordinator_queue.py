@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,56 @@ from google.rpc import error_details_pb2, status_pb2
 from coordinator_harness import DIGEST, Harness, state
 from slipway.configuration import ExportConfiguration
 from slipway.wire import STATUS_KEY
+from slipway_coordinator.offers import Offer
+from slipway_coordinator.waiting import Waiting
 from slipway_protos.v1 import export_pb2
+
+
+def offer(export: str, *, project: str = "p", stage: str = "merge", priority: int = 0) -> Offer:
+    return Offer(f"projects/{project}/exports/{export}", "m", 1, stage, params={}, inputs={}, priority=priority)
+
+
+def order(waiting: Waiting, *stages: str) -> list[str]:
+    """Exports in the order in which one worker after another gets them, none of which ends."""
+    running: Counter[str] = Counter()
+    taken = []
+    while (first := waiting.first(stages or ("merge",), running=running)) is not None:
+        waiting.remove(first.key)
+        running[first.project] += 1
+        taken.append(first.export.rpartition("/")[2])
+    return taken
+
+
+def filled(*offers: Offer) -> Waiting:
+    waiting = Waiting()
+    for each in offers:
+        waiting.add(each)
+    return waiting
+
+
+def test_the_oldest_goes_first() -> None:
+    assert order(filled(*(offer(name) for name in "bca"))) == ["b", "c", "a"]
+
+
+def test_the_higher_priority_goes_first() -> None:
+    waiting = filled(offer("low", priority=-1), offer("usual"), offer("urgent", priority=9, project="q"), offer("also"))
+    assert order(waiting) == ["urgent", "usual", "also", "low"]
+
+
+def test_projects_take_turns() -> None:
+    waiting = filled(
+        *(offer(f"a{n}", project="a") for n in range(3)), offer("b0", project="b"), offer("b1", project="b")
+    )
+    assert order(waiting) == ["a0", "b0", "a1", "b1", "a2"]
+
+
+def test_a_worker_gets_what_it_runs() -> None:
+    waiting = filled(offer("x", stage="merge"), offer("y", stage="validate"))
+    assert order(waiting, "validate", "quantize") == ["y"]
+    assert list(waiting) == ["projects/p/exports/x:m:1"]
+    assert order(waiting) == ["x"]
+    assert len(waiting) == 0
+
 
 SOURCES = {"base": DIGEST, "adapter": DIGEST}
 DEFAULTS = ExportConfiguration()
@@ -22,7 +72,7 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
         client = harness.client
         first = client.create_export(DEFAULTS, sources=SOURCES, export_id="a")
         client.create_export(DEFAULTS, sources=SOURCES, export_id="b")
-        assert client.create_export(DEFAULTS, sources=SOURCES, export_id="a") == client.get_export("a")
+        assert client.create_export(DEFAULTS, sources=SOURCES, export_id="a").name == first.name
         request = export_pb2.CreateExportRequest(parent="projects/default", sources=SOURCES)
         with pytest.raises(grpc.RpcError) as caught:
             client._stub.CreateExport(request)
