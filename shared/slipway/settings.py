@@ -23,7 +23,7 @@ class Settings(BaseModel):
         home: Folder of the artifact store and of embedded exports' state (``SLIPWAY_HOME``).
         store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home`` (``SLIPWAY_STORE``).
         s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
-        cache_bytes: What this machine keeps at most of an S3 store; empty is no limit (``SLIPWAY_CACHE_SIZE``, 50GB).
+        cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB`` (``SLIPWAY_CACHE_SIZE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
