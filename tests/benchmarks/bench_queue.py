@@ -1,0 +1,193 @@
+"""A long queue on a coordinator with PostgreSQL: exports of one task that does nothing, workers, and watchers.
+
+Prints how long creating takes, what the coordinator adds to every stage, how much memory it needs, and whether anything was
+lost or run twice. ``python tests/benchmarks/bench_queue.py --exports 2000 --workers 20 --watchers 200``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+from google.protobuf.duration_pb2 import Duration
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from postgres_server import free_port, postgres_server
+from slipway.configuration import parse
+from slipway.wire import configuration_message
+from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+DIGEST = "sha256:" + hashlib.sha256(b"nothing").hexdigest()
+CONFIGURATION = configuration_message(
+    parse({"formats": {"onnx": {"enabled": False}}, "validation": {"enabled": False}})
+)
+CREATING = 8
+
+
+@dataclass
+class Load:
+    """What happened."""
+
+    exports: int
+    creation: list[float] = field(default_factory=list)
+    added: list[float] = field(default_factory=list)
+    runs: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    peak_bytes: int = 0
+
+
+async def create(load: Load, address: str, numbers: list[int]) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = export_pb2_grpc.ExportServiceStub(channel)
+        for number in numbers:
+            request = export_pb2.CreateExportRequest(
+                parent=f"projects/p{number % 4}", export_id=f"e{number}", configuration=CONFIGURATION,
+                sources={"base": DIGEST, "adapter": DIGEST}, request_id=f"r{number}",
+            )  # fmt: skip
+            began = time.monotonic()
+            await stub.CreateExport(request)
+            load.creation.append(time.monotonic() - began)
+
+
+async def work(load: Load, address: str, name: str) -> None:
+    """Lease, hand in at once, lease again; what passes between these is what the coordinator adds to a stage."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        done: float | None = None
+        while sum(load.ended.values()) < load.exports:
+            request = worker_pb2.SynchronizeRequest(
+                worker_id=name, stages=["merge"], free_slots=1, max_wait=Duration(seconds=1)
+            )
+            response = await stub.Synchronize(request)
+            if not response.leases:
+                done = None
+                continue
+            if done is not None:
+                load.added.append(time.monotonic() - done)
+            (lease,) = response.leases
+            load.runs[lease.task] += 1
+            done = time.monotonic()
+            await stub.CompleteTask(
+                worker_pb2.CompleteTaskRequest(
+                    worker_id=name, task=lease.task, lease_epoch=lease.lease_epoch,
+                    output=worker_pb2.TaskOutput(outputs={"pytorch": DIGEST}),
+                )
+            )  # fmt: skip
+
+
+async def watch(seen: Counter[str], address: str, name: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = export_pb2_grpc.ExportServiceStub(channel)
+        async for event in stub.WatchExport(export_pb2.WatchExportRequest(name=name)):
+            if event.export.state == export_pb2.EXPORT_STATE_SUCCEEDED:
+                seen[name] += 1
+
+
+async def observe(load: Load, address: str, process: psutil.Process) -> None:
+    """Memory, and which exports have ended, until all have."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = export_pb2_grpc.ExportServiceStub(channel)
+        while sum(load.ended.values()) < load.exports:
+            load.peak_bytes = max(load.peak_bytes, process.memory_info().rss)
+            await asyncio.sleep(0.5)
+            if sum(load.runs.values()) < load.exports:
+                continue
+            ended: Counter[str] = Counter()
+            token = ""
+            while True:
+                request = export_pb2.ListExportsRequest(
+                    parent="projects/-", page_size=1000, page_token=token, filter="state=succeeded"
+                )
+                page = await stub.ListExports(request)
+                ended.update(export.name for export in page.exports)
+                token = page.next_page_token
+                if not token:
+                    break
+            load.ended = ended
+
+
+async def measure(load: Load, address: str, process: psutil.Process, *, workers: int, watchers: int) -> None:
+    share = [list(range(load.exports))[start::CREATING] for start in range(CREATING)]
+    began = time.monotonic()
+    await asyncio.gather(*(create(load, address, numbers) for numbers in share))
+    print(f"created {load.exports} exports in {time.monotonic() - began:.1f} s from {CREATING} clients")
+    print(
+        f"creation: median {1e3 * statistics.median(load.creation):.0f} ms, p99 {1e3 * quantile(load.creation):.0f} ms"
+    )
+    seen: Counter[str] = Counter()
+    names = [f"projects/p{number % 4}/exports/e{number}" for number in range(watchers)]
+    watching = [asyncio.create_task(watch(seen, address, name)) for name in names]
+    began = time.monotonic()
+    await asyncio.gather(
+        observe(load, address, process), *(work(load, address, f"worker-{number}") for number in range(workers))
+    )
+    took = time.monotonic() - began
+    async with asyncio.timeout(30):
+        await asyncio.gather(*watching)
+    print(f"carried out in {took:.1f} s, {load.exports / took:.0f} exports/s with {workers} workers")
+    print(
+        f"added per stage: median {1e3 * statistics.median(load.added):.0f} ms, p99 {1e3 * quantile(load.added):.0f} ms"
+    )
+    print(f"coordinator: {load.peak_bytes / 1e6:.0f} MB resident at most")
+    print(f"lost: {load.exports - len(load.ended)}, run twice: {sum(count > 1 for count in load.runs.values())}")
+    print(f"watchers that saw the end: {sum(count == 1 for count in seen.values())} of {watchers}")
+
+
+def quantile(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--exports", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=20)
+    parser.add_argument("--watchers", type=int, default=200)
+    arguments = parser.parse_args()
+    with postgres_server(durable=True) as server, tempfile.TemporaryDirectory() as folder:
+        database = server.create("load")
+        command = [sys.executable, "-m", "slipway_coordinator"]
+        subprocess.run([*command, "migrate", "--state", database], check=True, capture_output=True)
+        address = f"127.0.0.1:{free_port()}"
+        with Path(folder, "log").open("w") as log:
+            options = ["--listen", address, "--state", database, "--log-level", "WARNING"]
+            process = subprocess.Popen([*command, *options], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            asyncio.run(ready(address))
+            load = Load(arguments.exports)
+            asyncio.run(measure(load, address, psutil.Process(process.pid), workers=arguments.workers,
+                                watchers=arguments.watchers))  # fmt: skip
+        finally:
+            process.terminate()
+            process.wait(20)
+            sys.stderr.write(Path(folder, "log").read_text()[-3000:])
+
+
+async def ready(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = export_pb2_grpc.ExportServiceStub(channel)
+        for _ in range(200):
+            try:
+                await stub.ListExports(export_pb2.ListExportsRequest(parent="projects/-"), timeout=2)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+    raise SystemExit("the coordinator does not answer")
+
+
+if __name__ == "__main__":
+    main()
