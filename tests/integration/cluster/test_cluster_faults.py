@@ -91,8 +91,13 @@ def test_postgresql_is_away_for_a_while(
     all_back(cluster)
     name = cluster.create("database")
     wait_for(cluster.working)
+    active = cluster.active()
+    assert active is not None
+    starts = active.starts
     postgres.stop()
     time.sleep(OUTAGE_SECONDS)
+    assert active.starts > starts, "without its lock a coordinator ends"
+    assert cluster.active() is None
     began = time.monotonic()
     postgres.start()
     all_back(cluster)
