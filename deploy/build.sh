@@ -9,15 +9,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# name → Dockerfile and extras; what ends in -cuda is the same image's variant with the tag VERSION-cuda
+# name → Dockerfile and extras, with hyphens: to pip before 23.3 an extra with an underscore is another one, and no error; what ends in -cuda is the same image's variant with the tag VERSION-cuda
 declare -A IMAGES=(
     [coordinator]="cpu "
     [merge]="cpu merge,s3"
     [quantize]="cpu quantize,s3"
-    [onnx-export]="cpu onnx_export,s3"
-    [tensorrt-build]="cpu tensorrt_build,s3"
+    [onnx-export]="cpu onnx-export,s3"
+    [tensorrt-build]="cpu tensorrt-build,s3"
     [validate]="cpu validate,s3"
-    [tensorrt-build-cuda]="cuda tensorrt_build,tensorrt,s3"
+    [tensorrt-build-cuda]="cuda tensorrt-build,tensorrt,s3"
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
 ON_CPU=(coordinator merge quantize onnx-export tensorrt-build validate)

@@ -30,8 +30,13 @@ HADOLINT = Path(sys.executable).with_name("hadolint")
 def images() -> dict[str, tuple[str, set[str]]]:
     """Dockerfile and extras of each image, as the build script has them."""
     script = (DEPLOY / "build.sh").read_text()
-    found = re.findall(r'^    \[([a-z-]+)\]="(\w+) ([a-z0-9_,]*)"$', script, re.MULTILINE)
-    return {name: (dockerfile, set(filter(None, extras.split(",")))) for name, dockerfile, extras in found}
+    found = re.findall(r'^    \[([a-z-]+)\]="(\w+) ([a-z0-9_,-]*)"$', script, re.MULTILINE)
+    named = {name: (dockerfile, set(filter(None, extras.split(",")))) for name, dockerfile, extras in found}
+    assert not any("_" in extra for _, extras in named.values() for extra in extras), "older pip ignores these silently"
+    return {
+        name: (dockerfile, {extra.replace("-", "_") for extra in extras})
+        for name, (dockerfile, extras) in named.items()
+    }
 
 
 def test_there_are_dockerfiles() -> None:

@@ -102,9 +102,9 @@ class Parts:
     def log(self, module: str) -> list[dict[str, str]]:
         return [json.loads(line) for line in (self.home / f"{module}.log").read_text().splitlines()]
 
-    def metrics_port(self, module: str) -> int:
+    def metrics_ports(self, module: str) -> list[int]:
         messages = [line["message"] for line in self.log(module)]
-        return int([found[1] for text in messages if (found := re.fullmatch(r"metrics on port (\d+)", text))][-1])
+        return [int(found[1]) for text in messages if (found := re.fullmatch(r"metrics on port (\d+)", text))]
 
     def connect(self) -> Client:
         client = self.stack.enter_context(Client(self.address))
@@ -138,15 +138,19 @@ def test_processes_share_a_trace_and_show_their_metrics_over_a_crash(
             configuration = parse({"formats": {"onnx": {"enabled": False}}})
             export = client.create_export(configuration, sources={"base": digest, "adapter": digest}, export_id="x")
         wait_for((tmp_path / "runs").exists)
-        held = page(parts.metrics_port("slipway_coordinator"))
+        held = page(parts.metrics_ports("slipway_coordinator")[0])
         first.send_signal(signal.SIGKILL)  # spans of the last half second are not sent yet
         first.wait()
         parts.coordinator()
-        wait_for(lambda: any("adopted" in line["message"] for line in parts.log("slipway_coordinator")))
+        wait_for(lambda: len(parts.metrics_ports("slipway_coordinator")) == 2)
+        port = parts.metrics_ports("slipway_coordinator")[1]
+        wait_for(lambda: page(port).get(("slipway_leased_tasks", (("stage", "merge"),))) == 1)
         hold.unlink()
         wait_for(lambda: answers(client, export.name) == "succeeded")
-        coordinator = page(parts.metrics_port("slipway_coordinator"))
-        worker = page(parts.metrics_port("slipway.worker"))
+        ended = ("slipway_exports_ended_total", (("state", "succeeded"),))
+        wait_for(lambda: ended in page(port))  # counted just after it can be seen
+        coordinator = page(port)
+        worker = page(parts.metrics_ports("slipway.worker")[0])
         logs = parts.log("slipway_coordinator") + parts.log("slipway.worker")
     _check_trace(kept)
     assert export.trace_id == kept.spans[0].trace_id.hex()

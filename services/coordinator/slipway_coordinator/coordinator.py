@@ -161,17 +161,19 @@ class Coordinator:
             self._workflows.add(task)
             task.add_done_callback(self._workflows.discard)
 
-    async def show(self, record: ExportRecord) -> bool:
-        """Store a new revision, tell those who watch, and offer what shall run; False for revisions that are replayed."""
-        if not await self.call(lambda: self.database.save(record)):
-            return False
+    async def show(self, record: ExportRecord, *, before: ExportRecord | None, at: float) -> None:
+        """Store a new revision, tell those who watch, and offer what shall run; only spans for revisions that are replayed."""
+        news = await self.call(lambda: self.database.save(record))
+        # Before anybody hears of it: who does may end this process.
+        observe(before, record, at=at, news=news)
+        if not news:
+            return
         await self.hub.publish(record.name, record)
         offers = [offer_of(record, task) for task in record.tasks if _wanted(task)]
         stopping = record.state is ExportState.CANCELLING
         await self._outside(
             self.broker.set_offers(record.name, offers, revoked=[offer.key for offer in offers] if stopping else ())
         )
-        return True
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that the coordinator itself cannot go on with."""

@@ -20,7 +20,6 @@ from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.telemetry import within
 from slipway_coordinator import graph
 from slipway_coordinator.graph import Event
-from slipway_coordinator.observation import observe
 from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
 from slipway_coordinator.states import ExportState
@@ -42,9 +41,13 @@ class Surroundings(Protocol):
     async def load(self, name: str) -> ExportRecord | None:
         """The stored export."""
 
-    async def show(self, record: ExportRecord) -> bool:
-        """Store a new revision, tell those who watch, and offer what shall run; False for one that is replayed. Harmless to
-        repeat.
+    async def show(self, record: ExportRecord, *, before: ExportRecord | None, at: float) -> None:
+        """Store a new revision, tell those who watch, and offer what shall run. Harmless to repeat.
+
+        Args:
+            record: The new revision.
+            before: The one shown before it in this run, if any.
+            at: When it changed, in seconds since the epoch.
         """
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
@@ -101,8 +104,7 @@ async def _carry_out(record: ExportRecord) -> str:
         for task in graph.undecided(record):
             record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
         record = record.with_(revision=record.revision + 1)
-        news = await _surroundings().show(record)
-        observe(shown, record, at=at, news=news)
+        await _surroundings().show(record, before=shown, at=at)
         shown = record
         if record.state.ended:
             return record.state.value
