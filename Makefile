@@ -22,7 +22,7 @@ demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the wh
 	$(BIN)/slipway export -c demo/export.yaml
 
 test: $(INSTALLED) ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-cluster: $(INSTALLED) ## Run the tests of a cluster: real S3, real PostgreSQL, processes that are killed
 	$(BIN)/python -m pytest -m cluster

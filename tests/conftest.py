@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -29,8 +30,11 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(made)
     from slipway.sample import make_sample
 
-    folder = tmp_path_factory.mktemp("sample")
-    make_sample(folder)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "sample"
+    with (folder.parent / "sample.lock").open("wb") as lock:  # whoever comes second takes what the first one trained
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_sample(folder)
     return folder
 
 
