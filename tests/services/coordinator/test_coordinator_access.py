@@ -167,7 +167,9 @@ def test_odd_names_of_projects_open_nothing(place: Place, parent: str) -> None:
         }
 
 
-@pytest.mark.parametrize("token", ["", new_token(), "short-but-long-enough-for-one"])
+@pytest.mark.parametrize(
+    "token", ["", new_token(), "short-but-long-enough-for-one"], ids=["none", "unknown", "made up"]
+)
 def test_without_a_known_token_nothing_is_answered(place: Place, token: str) -> None:
     with place.client(token) as client, pytest.raises(ModelExportError) as caught:
         client.get_export("ours")
