@@ -56,7 +56,9 @@ def built_images() -> dict[str, tuple[str, ...]]:
         r"^    \[([a-z-]+)\]=\"(cpu|cuda) (.*)\"$", (ROOT / "deploy" / "build.sh").read_text(), re.MULTILINE
     )
     return {
-        f"slipway-{name.removesuffix('-cuda')}:{version}{'-cuda' * (base == 'cuda')}": tuple(extras.split(","))
+        f"slipway-{name.removesuffix('-cuda')}:{version}{'-cuda' * (base == 'cuda')}": tuple(
+            extras.replace("-", "_").split(",")
+        )
         for name, base, extras in rows
     }
 
