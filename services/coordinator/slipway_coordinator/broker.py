@@ -114,7 +114,7 @@ class Broker:
             return
         if row is not None:
             await self._tell(offer, EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost")
-        self._offers.add(offer)
+        self._offers.add(offer, now=time.time())
         self._offered_since[key] = self.clock()
 
     async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
@@ -140,7 +140,9 @@ class Broker:
         free = 0 if report.draining else report.free_slots - len(granted)
         busy = len(report.running) + len(granted)
         while free > 0 and not self._has_exclusive(report.worker):
-            offer = self._offers.first(report.stages, running=self._running_by_project())
+            known = {name: worker.stages for name, worker in self._workers.items()}
+            running = self._running_by_project()
+            offer = self._offers.first(report.stages, running=running, worker=report.worker, known=known)
             if offer is None or (offer.exclusive and busy):
                 break  # an exclusive one waits for the worker to become idle, or it would wait for ever
             granted.append(await self._grant(offer.key, offer, report))
@@ -223,9 +225,10 @@ class Broker:
         await self._wake()
 
     async def expire(self) -> None:
-        """Take back leases whose workers were silent for too long; called about once a second."""
+        """Take back leases whose workers were silent for too long, and let go on what was postponed; called about once a second."""
         async with self._lock:
             now = self.clock()
+            self._offers.release(now=time.time())
             for key in [key for key, lease in self._held.items() if lease.expires < now]:
                 lease = self._held.pop(key)
                 with within(lease.offer.traceparent if lease.offer is not None else ""):
@@ -238,7 +241,7 @@ class Broker:
                     await self._tell(lease.offer, EventKind.CANCELLED, key=f"{key}#revoked")
                     continue
                 await self._tell(lease.offer, EventKind.LEASE_LOST, key=f"{key}#{lease.epoch}#lost")
-                self._offers.add(lease.offer)
+                self._offers.add(lease.offer, now=time.time())
                 self._offered_since[key] = now
             for worker in [name for name, known in self._workers.items() if known.seen + 2 * self.ttl < now]:
                 del self._workers[worker]

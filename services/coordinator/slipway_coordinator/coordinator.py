@@ -67,6 +67,7 @@ class Coordinator:
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
         self.rules = options.rules
+        self.alone = options.workers_gone
         # One thread: SQLite takes a single writer anyway, and calls keep their order.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="slipway-state")
         self.database = database = Database(options.state.url)
@@ -282,4 +283,6 @@ def offer_of(record: ExportRecord, task: TaskRecord) -> Offer:
         exclusive=resources.exclusive,
         traceparent=record.traceparent,
         priority=record.priority,
+        not_before=attempt.not_before,
+        avoid=attempt.avoid,
     )

@@ -102,20 +102,20 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
             record = record.replacing(_queued(record, producer, rule=following.rule, note=following.note))
         if producers:
             return record.replacing(task.moved(TaskState.WAITING))
-    return advance(
-        record.replacing(
-            _queued(
-                record,
-                task,
-                params=following.params,
-                inputs=task.attempt.inputs,
-                resources=following.resources,
-                rule=following.rule,
-                note=following.note,
-            )
-        ),
-        now=now,
+    queued = _queued(
+        record,
+        task,
+        params=following.params,
+        inputs=task.attempt.inputs,
+        resources=following.resources,
+        rule=following.rule,
+        note=following.note,
     )
+    queued = queued.with_attempt(
+        not_before=now + following.wait_seconds if following.wait_seconds else 0.0,
+        avoid=_failed_on(record, task) if following.elsewhere else (),
+    )
+    return advance(record.replacing(queued), now=now)
 
 
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
@@ -238,6 +238,14 @@ def _cancelled(task: TaskRecord, now: float) -> TaskRecord:
     if task.state is TaskState.QUEUED:
         changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
     return changed
+
+
+def _failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
+    """Workers on which the task failed in this run for the reason of its latest failure."""
+    failed = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.failure is not None]
+    reason = failed[-1].failure.reason if failed and failed[-1].failure else ""
+    same = [attempt.worker for attempt in failed if attempt.failure is not None and attempt.failure.reason == reason]
+    return tuple(sorted({worker for worker in same if worker}))
 
 
 def _producer_ids(task: TaskRecord) -> tuple[str, ...]:

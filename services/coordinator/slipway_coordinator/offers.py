@@ -9,7 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well."""
+    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well.
+
+    Nobody begins it before ``not_before``, in seconds since the epoch. Given workers to ``avoid``, the others need not wait, and
+    those begin it only when there are no others.
+    """
 
     export: str
     task: str
@@ -24,6 +28,8 @@ class Offer:
     exclusive: bool = False
     traceparent: str = ""
     priority: int = 0
+    not_before: float = 0.0
+    avoid: tuple[str, ...] = ()
 
     @property
     def project(self) -> str:

@@ -41,7 +41,7 @@ class Resources(_Record):
 
 class AttemptRecord(_Record):
     """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
-    lease it runs.
+    lease it runs. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
     """
 
     number: int
@@ -55,6 +55,8 @@ class AttemptRecord(_Record):
     failure: Failure | None = None
     rule: str = ""
     note: str = ""
+    not_before: float = 0.0
+    avoid: tuple[str, ...] = ()
     reused: bool = False
     start_time: float | None = None
     end_time: float | None = None

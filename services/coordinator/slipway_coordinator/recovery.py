@@ -83,6 +83,9 @@ class Rule(_Model):
         set: Parameters the next attempt changes.
         resources: How the next attempt runs.
         repeat: The same attempt again is a new try, because the reason may pass by itself.
+        wait_seconds: How long nobody begins the next attempt; twice as long each time the rule is applied to a task again.
+        elsewhere: Workers on which the task failed for this reason leave the next attempt to the others, and take it themselves,
+            after ``wait_seconds``, when there are no others. Passed over inside one process.
         remake_inputs: Make the inputs again first.
         limit: How often it is applied to one task.
         say: What it does, for people.
@@ -97,6 +100,8 @@ class Rule(_Model):
     set: dict[str, Any] = Field(default_factory=dict)
     resources: ResourceChange = ResourceChange()
     repeat: bool = False
+    wait_seconds: float = Field(default=0.0, ge=0)
+    elsewhere: bool = False
     remake_inputs: bool = False
     limit: int = Field(default=1, ge=1)
     say: str
@@ -146,6 +151,8 @@ class NextAttempt(_Model):
     note: str
     params: dict[str, Any]
     resources: Resources
+    wait_seconds: float = 0.0
+    elsewhere: bool = False
     remake_inputs: bool = False
     warning: str = ""
 
@@ -206,6 +213,7 @@ def recover(
     profile: Profile,
     facts: Mapping[str, Any],
     max_attempts: int,
+    alone: bool = False,
     table: RuleTable | None = None,
 ) -> NextAttempt | None:
     """The next attempt of a task, or None when its failure is final.
@@ -218,6 +226,7 @@ def recover(
         profile: How cautious to be.
         facts: What is known about the model (``model_bytes``, ``architecture`` …).
         max_attempts: Attempts the task may have in all.
+        alone: There is one worker, and there never will be another.
         table: Rules; the built-in ones when not given.
     """
     table = table or default_rules()
@@ -225,13 +234,14 @@ def recover(
         return None
     values = {"params": params, "about": failure.about, "facts": facts}
     for rule in table.rules:
-        if not _applies(rule, failure, stage, profile=profile, values=values):
+        if not _applies(rule, failure, stage, profile=profile, values=values) or (rule.elsewhere and alone):
             continue
-        if sum(attempt.rule == rule.name for attempt in history) >= rule.limit:
+        applied = sum(attempt.rule == rule.name for attempt in history)
+        if applied >= rule.limit:
             continue
-        found = _attempt(rule, params, history[-1].resources if history else Resources())
+        found = _attempt(rule, params, history[-1].resources if history else Resources(), applied=applied)
         tried = any(attempt.params == found.params and attempt.resources == found.resources for attempt in history)
-        if rule.repeat or rule.remake_inputs or not tried:
+        if rule.repeat or rule.elsewhere or rule.remake_inputs or not tried:
             return found
     return None
 
@@ -248,7 +258,7 @@ def _applies(
     return True
 
 
-def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources) -> NextAttempt:
+def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applied: int) -> NextAttempt:
     change = rule.resources
     resources = Resources(
         memory_factor=before.memory_factor * change.memory_factor,
@@ -261,6 +271,8 @@ def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources) -> NextAt
         note=rule.say,
         params={**params, **rule.set},
         resources=resources,
+        wait_seconds=rule.wait_seconds * 2**applied,
+        elsewhere=rule.elsewhere,
         remake_inputs=rule.remake_inputs,
         warning=rule.warn,
     )

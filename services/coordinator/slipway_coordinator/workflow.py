@@ -34,6 +34,7 @@ class Surroundings(Protocol):
     """What a workflow needs from the process it runs in."""
 
     rules: RuleTable
+    alone: bool
 
     def entered(self, task: asyncio.Task[Any] | None) -> None:
         """Note the asyncio task that carries out a workflow, so that it can be stopped with the process."""
@@ -125,11 +126,11 @@ async def _begin(name: str, run: int) -> dict[str, Any]:
 
 @DBOS.step(name="slipway.decide")
 async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
-    record = ExportRecord.from_json(record_json)
-    return decide(record, record.task(task_id), rules=_surroundings().rules) | {"time": time.time()}
+    record, around = ExportRecord.from_json(record_json), _surroundings()
+    return decide(record, record.task(task_id), rules=around.rules, alone=around.alone) | {"time": time.time()}
 
 
-def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable) -> dict[str, Any]:
+def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: bool) -> dict[str, Any]:
     """What to do about a failed attempt: ``next`` attempt or None, and the final ``failure`` with guidance."""
     failure = task.attempt.failure
     assert failure is not None
@@ -150,6 +151,7 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable) -> dict[
             profile=profile,
             facts=facts,
             max_attempts=settings.get("max_attempts", 5),
+            alone=alone,
             table=rules,
         )
     final = with_guidance(failure, attempts=len(history), table=rules)

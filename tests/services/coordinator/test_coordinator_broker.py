@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,6 +84,30 @@ def test_workers_get_only_their_stages_and_as_many_as_they_have_room_for(setup: 
         assert (await broker.synchronize(replace(A, stages=frozenset({"other"})))).granted == ()
         assert (await broker.synchronize(replace(A, draining=True))).granted == ()
         assert len((await broker.synchronize(replace(A, free_slots=2))).granted) == 2
+
+    asyncio.run(story())
+
+
+def test_an_attempt_that_failed_on_a_worker_is_left_to_another(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        await broker.synchronize(A)
+        await broker.synchronize(replace(B, free_slots=0))
+        await broker.set_offers(EXPORT, [offer(not_before=time.time() - 1, avoid=("a",))])
+        assert (await broker.synchronize(A)).granted == (), "the other one is there, though it is busy"
+        assert len((await broker.synchronize(B)).granted) == 1
+
+    asyncio.run(story())
+
+
+def test_an_attempt_that_waits_is_leased_when_its_time_has_come(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        await broker.set_offers(EXPORT, [offer(not_before=time.time() + 0.1)])
+        assert (await broker.synchronize(A)).granted == ()
+        await asyncio.sleep(0.11)
+        await broker.expire()
+        assert len((await broker.synchronize(A)).granted) == 1
 
     asyncio.run(story())
 

@@ -99,6 +99,20 @@ def test_another_attempt_has_its_parameters_and_rule() -> None:
     assert record.warnings == ("mind",)
 
 
+def test_an_attempt_elsewhere_avoids_every_worker_that_failed_for_this_reason() -> None:
+    record = diamond()
+    full, other = Failure(reason="DISK_FULL", message="full"), Failure(reason="STAGE_KILLED", message="killed")
+    following = NextAttempt(rule="r", note="", params={}, resources={}, elsewhere=True, wait_seconds=30.0)
+    for worker, failure in (("w1", full), ("w2", other), ("w3", full)):
+        record = happens(record, EventKind.LEASED, "m", worker=worker)
+        record = graph.retry(happens(record, EventKind.FAILED, "m", failure=failure), "m", following, now=3.0)
+    attempt = record.task("m").attempt
+    assert (attempt.avoid, attempt.not_before) == (("w1", "w3"), 33.0)
+    again = graph.retry(happens(record, EventKind.FAILED, "m", failure=OOPS), "m",
+                        NextAttempt(rule="r", note="", params={}, resources={}), now=4.0)  # fmt: skip
+    assert (again.task("m").attempt.avoid, again.task("m").attempt.not_before) == ((), 0.0)
+
+
 def test_events_of_an_earlier_attempt_change_nothing() -> None:
     record = happens(diamond(), EventKind.FAILED, "m", failure=OOPS)
     record = graph.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -53,6 +54,41 @@ def test_projects_take_turns() -> None:
         *(offer(f"a{n}", project="a") for n in range(3)), offer("b0", project="b"), offer("b1", project="b")
     )
     assert order(waiting) == ["a0", "b0", "a1", "b1", "a2"]
+
+
+KNOWN = {"a": {"merge"}, "b": {"merge"}, "other": {"validate"}}
+
+
+def goes_to(waiting: Waiting, worker: str, known: dict[str, set[str]]) -> bool:
+    return waiting.first({"merge"}, running={}, worker=worker, known=known) is not None
+
+
+def test_what_is_postponed_goes_to_nobody_until_its_time() -> None:
+    waiting = Waiting()
+    waiting.add(replace(offer("later"), not_before=100.0), now=90.0)
+    waiting.release(now=99.0)
+    assert not goes_to(waiting, "a", KNOWN)
+    waiting.add(offer("now"), now=99.0)
+    assert order(waiting) == ["now"]
+    waiting.release(now=100.0)
+    assert order(waiting) == ["later"]
+    assert len(waiting) == 0
+
+
+def test_what_failed_on_a_worker_goes_to_another_at_once() -> None:
+    waiting = Waiting()
+    waiting.add(replace(offer("x"), not_before=100.0, avoid=("a",)), now=90.0)
+    assert not goes_to(waiting, "a", KNOWN)
+    assert goes_to(waiting, "b", KNOWN)
+
+
+def test_what_failed_on_a_worker_waits_for_another_as_long_as_there_is_one() -> None:
+    waiting = Waiting()
+    waiting.add(replace(offer("x"), not_before=100.0, avoid=("a",)), now=90.0)
+    assert not goes_to(waiting, "a", {"a": {"merge"}}), "it is too soon for the worker that is alone"
+    waiting.release(now=100.0)
+    assert not goes_to(waiting, "a", KNOWN), "there is another, busy or not"
+    assert goes_to(waiting, "a", {"a": {"merge"}, "other": {"validate"}})
 
 
 def test_a_worker_gets_what_it_runs() -> None:

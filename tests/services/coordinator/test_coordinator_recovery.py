@@ -35,7 +35,7 @@ def failure(reason: str, **about: str) -> Failure:
 
 
 def chain(
-    stage: str, reasons: list[str], profile: Profile, params: dict[str, Any], limit: int = 10
+    stage: str, reasons: list[str], profile: Profile, params: dict[str, Any], limit: int = 10, *, alone: bool = False
 ) -> list[NextAttempt]:
     """The attempts that follow when attempts fail with these reasons, the last one for ever."""
     history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
@@ -49,6 +49,7 @@ def chain(
             profile=profile,
             facts={},
             max_attempts=limit,
+            alone=alone,
         )
         if found is None:
             return following
@@ -153,14 +154,39 @@ def test_the_limit_of_attempts_holds() -> None:
 
 
 def test_bad_input_is_not_tried_again() -> None:
-    for reason in (
-        "ADAPTER_BASE_MISMATCH",
-        "NON_FINITE_WEIGHTS",
-        "SAFETENSORS_CORRUPT",
-        "UNSAFE_PICKLE",
-        "UNSUPPORTED",
-    ):
+    for reason in ("ADAPTER_BASE_MISMATCH", "NON_FINITE_WEIGHTS", "SAFETENSORS_CORRUPT", "UNSAFE_PICKLE"):
         assert chain("merge", [reason], Profile.AGGRESSIVE, {}) == []
+
+
+@pytest.mark.parametrize("reason", ["DISK_FULL", "FILE_ERROR", "STORE_DENIED", "UNSUPPORTED"])
+@pytest.mark.parametrize("profile", Profile)
+def test_what_a_worker_lacks_another_may_have(reason: str, profile: Profile) -> None:
+    found = chain("merge", [reason], profile, {})
+    assert found[0].elsewhere
+    assert found[0].wait_seconds > 0, "a worker that is alone is not asked again at once"
+    assert not any(attempt.elsewhere for attempt in chain("merge", [reason], profile, {}, alone=True))
+
+
+def test_one_process_does_not_try_again_what_it_lacks() -> None:
+    for reason in ("FILE_ERROR", "STORE_DENIED", "UNSUPPORTED"):
+        assert chain("merge", [reason], Profile.AGGRESSIVE, {}, alone=True) == []
+
+
+def test_a_store_that_does_not_answer_is_waited_for_longer_and_longer() -> None:
+    waits = [attempt.wait_seconds for attempt in chain("merge", ["STORE_UNAVAILABLE"], Profile.BALANCED, {}, limit=5)]
+    assert waits == [15, 30, 60, 120]
+
+
+# Reasons of calls and services, with which no stage ends; NO_WORKER is one the coordinator gives up with.
+NOT_OF_TASKS = {
+    "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "WORKER_BUSY",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_whatever_may_pass_by_itself_is_tried_again(profile: Profile) -> None:
+    for reason in sorted(name for name, reason in REASONS.items() if reason.retryable and name not in NOT_OF_TASKS):
+        assert chain("merge", [reason], profile, {}), reason
 
 
 def test_auto_chooses_by_size_and_history() -> None:
