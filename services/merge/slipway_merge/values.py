@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from slipway.safetensors_file import TensorInfo
 
@@ -39,11 +41,29 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """A weight whose new values are not a sum by rows: computed whole, for one output tensor at a time.
+
+    Attributes:
+        module: The adapter's module.
+        form: What computes it, for the report: ``dora``, ``loha`` …
+        compute: From the type to compute in (float32 or float64) to all values, in the shape of the output tensor.
+    """
+
+    module: str
+    form: str
+    compute: Callable[[np.dtype[np.floating]], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
-    """What an output tensor holds: stored bytes (of the base, or of the adapter for a replaced tensor) plus an update."""
+    """What an output tensor holds: stored bytes (of the base, or of the adapter for a replaced tensor), plus an update or
+    overwritten by computed values.
+    """
 
     source: TensorInfo
     update: Update | None = None
+    computed: Computed | None = None
 
 
 @dataclass(frozen=True, slots=True)
