@@ -166,7 +166,9 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
         field = message.DESCRIPTOR.fields_by_name[name]
         if value is None:
             continue
-        if field.type != FieldDescriptor.TYPE_MESSAGE:
+        if _is_map(field):
+            getattr(message, name).update(value)
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
             if field.is_repeated:
                 getattr(message, name).extend(value)
             else:
@@ -183,7 +185,9 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
 def _data(message: Message) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for field, value in message.ListFields():
-        if field.type != FieldDescriptor.TYPE_MESSAGE:
+        if _is_map(field):
+            data[field.name] = dict(sorted(value.items()))
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
             data[field.name] = list(value) if field.is_repeated else value
         elif _type_name(field) == "QuantizationLevels":
             data[field.name] = list(value.levels)
@@ -193,6 +197,10 @@ def _data(message: Message) -> dict[str, Any]:
         else:
             data[field.name] = _data(value)
     return data
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _type_name(field: Any) -> str:

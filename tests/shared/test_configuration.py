@@ -10,9 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.configuration import ENVIRONMENT, ExportConfiguration, LoadedConfiguration, load, parse, render_name
+from slipway.configuration import (
+    ENVIRONMENT,
+    ExportConfiguration,
+    FormatsConfiguration,
+    LoadedConfiguration,
+    OptimizationConfiguration,
+    TensorRTConfiguration,
+    load,
+    parse,
+    render_name,
+)
+from slipway.configuration.model import STAGES
 from slipway.configuration.schema import keys, sections
 from slipway.errors import ConfigurationError
+from slipway_coordinator.plan import plan
 from slipway_protos.v1 import configuration_pb2
 
 CANONICAL = """\
@@ -110,6 +122,7 @@ def test_a_base_model_is_a_path_only_when_it_is_there_or_looks_like_one(canonica
         ("resources.max_memory_bytes", "8GiB", 8 << 30),
         ("resources.max_memory_bytes", "1.5G", 1_500_000_000),
         ("checkpoint.auto_detect_latest", "off", False),
+        ("resources.stage_timeouts", "merge=3600, validate=60", {"merge": 3600, "validate": 60}),
     ],
 )
 def test_texts_become_values_of_the_setting_s_type(canonical: Path, key: str, text: str, value: Any) -> None:
@@ -117,6 +130,43 @@ def test_texts_become_values_of_the_setting_s_type(canonical: Path, key: str, te
     for part in key.split("."):
         configuration = getattr(configuration, part)
     assert configuration == value
+
+
+def test_timeouts_of_stages_are_joined_row_by_row(canonical: Path) -> None:
+    canonical.write_text(CANONICAL + "  resources:\n    stage_timeouts: {merge: 3600, quantize: 100}\n")
+    one, other = "resources.stage_timeouts.merge=60", "export.resources.stage_timeouts.onnx_export=5"
+    found = loaded(canonical, one, other, EXPORT_STAGE_TIMEOUTS="quantize=7,validate=8")
+    expected = {"merge": 60, "quantize": 7, "validate": 8, "onnx_export": 5}
+    assert found.configuration.resources.stage_timeouts == expected
+    origin = found.origins["resources.stage_timeouts"]
+    for source in ("export.yaml:", "EXPORT_STAGE_TIMEOUTS", "--set resources.stage_timeouts.merge", "onnx_export"):
+        assert source in origin
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message", "remedy"),
+    [
+        ("resources.stage_timeouts.mergee=60", "'mergee' is not a stage", "'merge'"),
+        ("resources.stage_timeouts.onnx=60", "'onnx' is not a stage", "onnx_export"),
+        ("resources.stage_timeouts.merge=soon", "'soon' is not a whole number", "digits"),
+        ("resources.stage_timeouts.merge=0", "0 is less than possible", "1"),
+        ("resources.stage_timeouts=merge", "'merge' has no value", "name=60"),
+        ("resources.stage_timeoutss.merge=1", "is not a setting", "resources.stage_timeouts"),
+    ],
+)
+def test_timeouts_of_stages_that_cannot_be(canonical: Path, assignment: str, message: str, remedy: str) -> None:
+    (problem,) = problems(canonical, assignment)
+    assert message in problem["message"]
+    assert remedy in problem["remedy"]
+    assert "resources.stage_timeouts" in problem["key"]
+
+
+def test_stages_with_timeouts_are_those_that_are_planned() -> None:
+    tensorrt = TensorRTConfiguration(enabled=True)
+    everything = ExportConfiguration(
+        formats=FormatsConfiguration(tensorrt=tensorrt), optimization=OptimizationConfiguration(quantization=("int8",))
+    )
+    assert {task.stage for task in plan(everything, {"base", "adapter"})} == set(STAGES)
 
 
 def test_everything_wrong_is_reported_at_once_with_its_source_and_remedy(tmp_path: Path) -> None:
@@ -295,7 +345,9 @@ def _fields(model: type, message: Any, path: str = "") -> list[str]:
         field = message.fields_by_name[name]
         if hasattr(type(nested), "model_fields"):
             found += _fields(type(nested), field.message_type, f"{path}{name}.")
-        elif field.message_type is not None and field.message_type.name != "QuantizationLevels":
+        elif field.message_type is None or field.message_type.name == "QuantizationLevels":
+            continue
+        elif not (isinstance(nested, dict) and field.message_type.GetOptions().map_entry):
             found.append(f"{path}{name} is a message without a model")
     return found
 

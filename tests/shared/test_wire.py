@@ -100,7 +100,7 @@ def test_whole_numbers_are_integers_and_tuples_lists() -> None:
         {"optimization": {"quantization": ["int8", "int4"]}, "formats": {"onnx": {"quantization": []}}},
         {"formats": {"tensorrt": {"enabled": True, "targets": ["sm89"], "past": {"min": 0, "opt": 0, "max": 64}}}},
         {
-            "resources": {"max_memory_bytes": 1 << 45, "threads": 3},
+            "resources": {"max_memory_bytes": 1 << 45, "threads": 3, "stage_timeouts": {"merge": 60, "validate": 5}},
             "recovery": {"profile": "conservative", "max_attempts": 2},
         },
         {"checkpoint": {"path": "x", "auto_detect_latest": False}, "log": {"level": "debug"}},

@@ -153,14 +153,23 @@ class RecoveryConfiguration(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., max_attempts: _Optional[int] = ...) -> None: ...
 
 class ResourcesConfiguration(_message.Message):
-    __slots__ = ("max_memory_bytes", "threads", "stage_timeout_seconds")
+    __slots__ = ("max_memory_bytes", "threads", "stage_timeout_seconds", "stage_timeouts")
+    class StageTimeoutsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     MAX_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     STAGE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_TIMEOUTS_FIELD_NUMBER: _ClassVar[int]
     max_memory_bytes: int
     threads: int
     stage_timeout_seconds: int
-    def __init__(self, max_memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., stage_timeout_seconds: _Optional[int] = ...) -> None: ...
+    stage_timeouts: _containers.ScalarMap[str, int]
+    def __init__(self, max_memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., stage_timeout_seconds: _Optional[int] = ..., stage_timeouts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class LogConfiguration(_message.Message):
     __slots__ = ("level",)

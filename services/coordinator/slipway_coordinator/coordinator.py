@@ -276,7 +276,7 @@ def offer_of(record: ExportRecord, task: TaskRecord) -> Offer:
         stage=task.stage,
         params=attempt.params,
         inputs=attempt.inputs,
-        timeout_seconds=settings.get("stage_timeout_seconds", 0) * resources.timeout_factor,
+        timeout_seconds=_seconds(settings, task.stage) * resources.timeout_factor,
         max_memory_bytes=settings.get("max_memory_bytes", 0),
         memory_factor=resources.memory_factor,
         threads=resources.threads or settings.get("threads", 0),
@@ -286,3 +286,8 @@ def offer_of(record: ExportRecord, task: TaskRecord) -> Offer:
         not_before=attempt.not_before,
         avoid=attempt.avoid,
     )
+
+
+def _seconds(settings: dict[str, Any], stage: str) -> float:
+    """How long one attempt of a stage may take; 0 for any time."""
+    return float(settings.get("stage_timeouts", {}).get(stage, settings.get("stage_timeout_seconds", 0)))

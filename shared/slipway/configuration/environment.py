@@ -46,6 +46,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",
     "EXPORT_THREADS": "resources.threads",
     "EXPORT_STAGE_TIMEOUT_SECONDS": "resources.stage_timeout_seconds",
+    "EXPORT_STAGE_TIMEOUTS": "resources.stage_timeouts",
     "EXPORT_LOG_LEVEL": "log.level",
 }
 """Variable to setting. Lists are separated by commas; an empty variable counts as not set."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slipway.configuration.layers import Layer, Setting
+from slipway.configuration.layers import Layer, Setting, put
 from slipway.configuration.problems import Problem, did_you_mean
-from slipway.configuration.schema import from_text, keys
+from slipway.configuration.schema import from_text, is_table, keys
 
 FLAGS: Mapping[str, str] = {
     "--base-model": "base_model.name",
@@ -39,11 +39,14 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> L
 
 
 def _read(layer: Layer, key: str, text: str, source: str) -> None:
+    table, _, row = key.rpartition(".")
+    if key not in keys() and table in keys() and is_table(table):
+        key, text = table, f"{row}={text}"
     if key not in keys():
         layer.problems.append(Problem(key, "is not a setting", did_you_mean(key, keys()), source))
         return
     try:
-        layer.settings[key] = Setting(from_text(key, text), source)
+        put(layer.settings, key, Setting(from_text(key, text), source))
     except ValueError as error:
         message, _, remedy = str(error).partition("|")
         layer.problems.append(Problem(key, message, remedy, source))

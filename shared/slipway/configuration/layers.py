@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,15 @@ class Setting:
 
     value: Any
     source: str
+
+
+def put(settings: dict[str, Setting], key: str, setting: Setting) -> None:
+    """Add a setting to others, replacing what is there; of a table, only the rows that it names."""
+    before = settings.get(key)
+    if before is not None and isinstance(before.value, Mapping) and isinstance(setting.value, Mapping):
+        sources = dict.fromkeys((before.source, setting.source))
+        setting = Setting({**before.value, **setting.value}, ", ".join(sources))
+    settings[key] = setting
 
 
 @dataclass

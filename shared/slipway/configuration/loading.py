@@ -12,10 +12,10 @@ from pydantic import ValidationError as PydanticError
 from slipway.configuration.conflicts import cautions
 from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import Layer, Setting
+from slipway.configuration.layers import Layer, Setting, put
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
-from slipway.configuration.schema import default, keys, sections
+from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.yaml_file import read_yaml
 
 PATH_KEYS = ("checkpoint.path", "validation.heldout", "output.directory")
@@ -66,7 +66,8 @@ def load(
         _anchor(layer, here)
     settings: dict[str, Setting] = {"output.directory": Setting(str(here / default("output.directory")), "default")}
     for layer in layers:
-        settings.update(layer.settings)
+        for key, setting in layer.settings.items():
+            put(settings, key, setting)
     problems = [problem for layer in layers for problem in layer.problems]
     broken = {key for layer in layers for key in layer.broken}
     if "checkpoint.path" not in settings and "checkpoint.path" not in broken:
@@ -196,6 +197,7 @@ _EXPECTED = {
     "int_type": ("is not a whole number", "use digits without quotes"),
     "string_type": ("is not a text", "put it in quotes"),
     "tuple_type": ("is not a list", "write it like [a, b]"),
+    "mapping_type": ("is not a table", "write it like {name: 60}"),
     "string_too_short": ("is empty", "give it a value"),
     "model_type": ("is not a range", "use [min, opt, max]"),
     "model_attributes_type": ("is not a range", "use [min, opt, max]"),
@@ -205,7 +207,7 @@ _EXPECTED = {
 def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem:
     setting = settings.get(key)
     source = setting.source if setting else ""
-    value = setting.value if setting else details["input"]
+    value = setting.value if setting and not is_table(key) else details["input"]
     context = details.get("ctx", {})
     if "remedy" in context:
         return Problem(key, details["msg"], context["remedy"], source)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pydantic_core import PydanticCustomError
 
 from slipway.configuration.naming import pattern_fault
+from slipway.configuration.problems import did_you_mean
 
 Level = Literal["fp16", "bf16", "int8", "int4"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -20,6 +21,9 @@ FORMAT_LEVELS: Mapping[str, tuple[str, ...]] = {
 """Quantization levels each format can be delivered at."""
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
+
+STAGES = ("merge", "onnx_export", "quantize", "tensorrt_build", "validate")
+"""Stages an export may consist of. They need not be installed where it is asked for."""
 
 
 def _levels(value: Any) -> Any:
@@ -38,11 +42,24 @@ def _levels(value: Any) -> Any:
     return tuple(dict.fromkeys(level for level in value if level != "none"))
 
 
+def _by_stage(value: Any) -> Any:
+    """Values by stage, as they are; a name that is no stage's is refused."""
+    unknown = [name for name in value if name not in STAGES] if isinstance(value, Mapping) else []
+    if unknown:
+        raise PydanticCustomError(
+            "stage",
+            "{found} is not a stage",
+            {"found": repr(unknown[0]), "remedy": did_you_mean(str(unknown[0]), STAGES)},
+        )
+    return value
+
+
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]
+Seconds = Annotated[int, Field(ge=1)]
 
 
 class _Section(BaseModel):
@@ -288,11 +305,13 @@ class ResourcesConfiguration(_Section):
         max_memory_bytes: Anonymous memory a stage should stay below; 0 takes a share of what is free.
         threads: Threads of a stage's numeric libraries; 0 takes all cores.
         stage_timeout_seconds: Longest time one attempt of a stage may take.
+        stage_timeouts: The same for single stages, by name: ``{validate: 7200}``, or ``validate=7200,merge=3600`` as text.
     """
 
     max_memory_bytes: int = Field(default=0, ge=0)
     threads: int = Field(default=0, ge=0, le=1024)
-    stage_timeout_seconds: int = Field(default=86_400, ge=1)
+    stage_timeout_seconds: Seconds = 86_400
+    stage_timeouts: Annotated[Mapping[str, Seconds], BeforeValidator(_by_stage)] = Field(default_factory=dict)
 
 
 class LogConfiguration(_Section):

@@ -48,6 +48,11 @@ def default(key: str) -> Any:
     return value
 
 
+def is_table(key: str) -> bool:
+    """Whether a setting holds whole numbers by name."""
+    return get_origin(_plain(keys()[key])) is Mapping
+
+
 def from_text(key: str, text: str) -> Any:
     """The value that the text of a variable or flag stands for.
 
@@ -63,6 +68,8 @@ def from_text(key: str, text: str) -> Any:
         return [_integer(part) for part in _list(text)]
     if get_origin(kind) is tuple:
         return _list(text)
+    if get_origin(kind) is Mapping:
+        return dict(_row(part) for part in _list(text))
     return text
 
 
@@ -108,6 +115,13 @@ def _plain(annotation: Any) -> Any:
 
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.strip().strip("[]").split(",") if part.strip()]
+
+
+def _row(text: str) -> tuple[str, int]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} has no value|write it like name=60,other=90")
+    return name.strip(), _integer(value)
 
 
 def _boolean(text: str) -> bool:

@@ -274,5 +274,5 @@ def _timeout(execution: Execution) -> Failure:
     return StageError(
         f"{execution.stage} took longer than {execution.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",
-        remedy="raise resources.stage_timeout_seconds",
+        remedy=f"raise resources.stage_timeouts.{execution.stage} or resources.stage_timeout_seconds",
     ).failure()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -19,8 +20,9 @@ import pytest
 from coordinator_harness import coordinator_process, process, state, wait_for, worker_process
 from slipway.artifacts import LocalStore
 from slipway.client import Client
-from slipway.configuration import parse
+from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
+from slipway.wire import failure_of_status
 from slipway_protos.v1 import export_pb2
 
 pytestmark = [pytest.mark.slow]
@@ -40,9 +42,9 @@ class Cluster:
     def coordinator(self) -> subprocess.Popen[bytes]:
         return self.stack.enter_context(coordinator_process(self.home, self.address))
 
-    def worker(self, stages: str = "merge,quantize,validate") -> subprocess.Popen[bytes]:
+    def worker(self, stages: str = "merge,quantize,validate", *, seconds: float = 0.0) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
-        more = {"SLIPWAY_TEST_STAGES": str(self.home), "PYTHONPATH": path}
+        more = {"SLIPWAY_TEST_STAGES": str(self.home), "SLIPWAY_TEST_SECONDS": str(seconds), "PYTHONPATH": path}
         return self.stack.enter_context(worker_process(self.home, self.address, stages, **more))
 
     def hold(self, stage: str) -> Path:
@@ -54,12 +56,12 @@ class Cluster:
         path = self.home / "runs"
         return path.read_text().split() if path.exists() else []
 
-    def create(self, client: Client) -> str:
+    def create(self, client: Client, settings: ExportConfiguration = SETTINGS) -> str:
         store = LocalStore(self.home / "store")
         (self.home / "base").write_text("base")
         digest = store.put_files({"base": self.home / "base"})
         sources = {"base": digest, "adapter": digest}
-        return client.create_export(SETTINGS, sources=sources, export_id="x").name
+        return client.create_export(settings, sources=sources, export_id="x").name
 
     def finished(self, client: Client, name: str) -> export_pb2.Export:
         return wait_for(lambda: ended(client, name), seconds=40)
@@ -203,6 +205,24 @@ def test_a_second_coordinator_on_the_same_state_is_refused(cluster: Cluster) -> 
     ) as second:
         assert second.wait(20) == 7
     assert "COORDINATOR_LOCKED" in (cluster.home / "second.log").read_text()
+
+
+def test_a_stages_own_timeout_ends_its_attempt_and_no_other(cluster: Cluster) -> None:
+    cluster.coordinator()
+    cluster.worker(seconds=2.5)
+    client = connect(cluster)
+    resources = {"stage_timeout_seconds": 600, "stage_timeouts": {"validate": 1}}
+    formats = {"onnx": {"enabled": False}}
+    settings = parse({"formats": formats, "resources": resources, "recovery": {"max_attempts": 1}})
+    export = cluster.finished(client, cluster.create(client, settings))
+    merge, validate = (task.attempts[-1] for task in export.tasks)
+    assert merge.state == export_pb2.TASK_STATE_SUCCEEDED, cluster.logs()
+    assert merge.end_time.ToDatetime() - merge.start_time.ToDatetime() > timedelta(seconds=2.5)
+    failure = failure_of_status(validate.error)
+    assert failure.reason == "STAGE_TIMEOUT"
+    assert "longer than 1 s" in failure.message
+    assert "resources.stage_timeouts.validate" in failure.remedy
+    assert validate.end_time.ToDatetime() - validate.start_time.ToDatetime() < timedelta(seconds=2.5)
 
 
 def test_the_state_outlives_a_killed_coordinator(cluster: Cluster) -> None:
