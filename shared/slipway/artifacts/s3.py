@@ -222,12 +222,16 @@ class S3Store:
             raise not_found(digest)
         return found.modified
 
+    def has_blob(self, file: ManifestFile) -> bool:
+        """Whether a file's blob is there, with its size, and no collection is about to take it."""
+        found = self.bucket.find(blob_name(file.digest))
+        return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
+
     def _put_blob(self, entry: ManifestFile, path: Path, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> None:
         """Store one file, unless the bucket has it."""
-        name = blob_name(entry.digest)
-        found = self.bucket.find(name)
-        if found is not None and found.size_bytes == entry.size_bytes and self._fresh(found):
+        if self.has_blob(entry):
             return
+        name = blob_name(entry.digest)
         with path.open("rb", buffering=0) as file:
             before = os.fstat(file.fileno())
             if before.st_size != entry.size_bytes:

@@ -70,7 +70,7 @@ def upload(
         with contextlib.suppress(*S3_EXCEPTIONS):  # what stays behind is expired by the bucket's lifecycle
             bucket.sdk._abort_multipart_upload(bucket.bucket, key, upload_id)
         raise
-    bucket.call(doing, lambda: _complete(bucket, name, upload_id, parts, size))
+    bucket.call(doing, lambda: complete(bucket, name, upload_id, parts, size))
 
 
 def download(
@@ -143,7 +143,7 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
     return data
 
 
-def _complete(bucket: S3Bucket, name: str, upload_id: str, parts: list[Part], size: int) -> None:
+def complete(bucket: S3Bucket, name: str, upload_id: str, parts: list[Part], size: int) -> None:
     """Commit an upload; an answer that was lost is made up for by looking."""
     try:
         bucket.sdk._complete_multipart_upload(bucket.bucket, bucket.key(name), upload_id, parts)
