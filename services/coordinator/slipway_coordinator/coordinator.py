@@ -164,7 +164,7 @@ class Coordinator:
 
     async def show(self, record: ExportRecord, *, before: ExportRecord | None, at: float) -> None:
         """Store a new revision, tell those who watch, and offer what shall run; only spans for revisions that are replayed."""
-        news = await self.call(lambda: self.database.save(record))
+        news = await self.call(lambda: self.database.save(record, before=before))
         # Before anybody hears of it: who does may end this process.
         observe(before, record, at=at, news=news)
         if not news:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
-from slipway_coordinator import schema
+from slipway_coordinator import ownership, schema
 from slipway_coordinator.leases import Leases
+from slipway_coordinator.ownership import Ownership
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.schema import exports as _exports
 from slipway_coordinator.schema import labels as _labels
@@ -33,6 +34,7 @@ class Database:
 
     Attributes:
         leases: The table of leases.
+        ownership: The tables of projects' artifacts.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,6 +42,7 @@ class Database:
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
         self.leases = Leases(self._engine)
+        self.ownership = Ownership(self._engine)
 
     def prepare(self) -> None:
         """Bring the tables up to date if they are an own file, otherwise see that they are.
@@ -80,12 +83,19 @@ class Database:
                 if record.labels:
                     rows = [{"export": record.name, "name": k, "value": v} for k, v in record.labels.items()]
                     connection.execute(sa.insert(_labels), rows)
+                ownership.note(connection, record.name, record.sources.values(), project=record.project)
         except sa.exc.IntegrityError:
             return False
         return True
 
-    def save(self, record: ExportRecord) -> bool:
-        """Store a newer revision of an export; False, and nothing changed, when the stored one is newer or gone."""
+    def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
+        """Store a newer revision of an export; False, and nothing changed, when the stored one is newer or gone.
+
+        Args:
+            record: The new revision.
+            before: One that was stored before, whose results are known to be the project's.
+        """
+        made = record.results - (before.results if before is not None else set())
         with self._engine.begin() as connection:
             result = connection.execute(
                 sa.update(_exports)
@@ -93,6 +103,7 @@ class Database:
                 .values(_changing(record))
             )
             if result.rowcount:
+                ownership.note(connection, record.name, made, project=record.project)
                 return True
             stored = connection.execute(sa.select(_exports.c.revision).where(_exports.c.name == record.name)).scalar()
         return stored == record.revision
@@ -148,6 +159,7 @@ class Database:
             connection.execute(sa.delete(_exports).where(_exports.c.name == name))
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             connection.execute(sa.delete(_leases).where(_leases.c.export == name))
+            ownership.forget(connection, name)
 
     def reserve_sequences(self, name: str) -> int:
         """Reserve the next :data:`SEQUENCE_BLOCK` event numbers of an export; returns the number before the first.

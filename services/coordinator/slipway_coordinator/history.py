@@ -20,13 +20,14 @@ _DAY_SECONDS = 86_400.0
 
 
 async def forget_old(coordinator: Coordinator, *, days: float) -> int:
-    """Forget exports that ended more than this many days ago, and their workflows; answers how many."""
+    """Forget exports that ended more than this many days ago, their workflows, and artifacts made as long ago; answers how many."""
     before = time.time() - days * _DAY_SECONDS
     forgotten = 0
     while old := await coordinator.call(lambda: coordinator.database.ended_before(before, limit=_AT_ONCE)):
         for record in old:
             await coordinator.delete(record)
         forgotten += len(old)
+    await coordinator.call(lambda: coordinator.database.ownership.forget_made(before=before))
     return forgotten
 
 

@@ -165,6 +165,11 @@ class ExportRecord(_Record):
             if task.format and task.state is TaskState.SUCCEEDED and task.outputs
         }
 
+    @property
+    def results(self) -> set[str]:
+        """Digests of everything its tasks made, delivered or not."""
+        return {digest for task in self.tasks for digest in task.outputs.values()}
+
     def to_json(self) -> dict[str, Any]:
         """This record as JSON-ready data."""
         return self.model_dump(mode="json")

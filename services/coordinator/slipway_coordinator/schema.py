@@ -48,6 +48,23 @@ leases = sa.Table(
     sa.Column("state", sa.String(20), nullable=False),
 )
 
+artifacts = sa.Table(
+    "slipway_artifacts",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("digest", sa.String(80), primary_key=True),
+    sa.Column("export", sa.String(300), primary_key=True),  # empty for what was made without one
+    sa.Column("create_time", sa.Double, nullable=False),
+)
+
+blobs = sa.Table(
+    "slipway_blobs",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("digest", sa.String(80), primary_key=True),
+    sa.Column("create_time", sa.Double, nullable=False),
+)
+
 _versions = sa.Table(
     "slipway_schema",
     sa.MetaData(),  # apart: it is there before the first migration
@@ -92,7 +109,30 @@ def _history(connection: sa.Connection) -> None:
             connection.execute(sa.insert(labels), rows)
 
 
-MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history)
+def _ownership(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        """CREATE TABLE slipway_artifacts (
+            project VARCHAR(100) NOT NULL, digest VARCHAR(80) NOT NULL, export VARCHAR(300) NOT NULL,
+            create_time DOUBLE PRECISION NOT NULL, PRIMARY KEY (project, digest, export))""",
+        "CREATE INDEX ix_slipway_artifacts_digest ON slipway_artifacts (digest)",
+        "CREATE INDEX ix_slipway_artifacts_export ON slipway_artifacts (export)",
+        """CREATE TABLE slipway_blobs (
+            project VARCHAR(100) NOT NULL, digest VARCHAR(80) NOT NULL, create_time DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (project, digest))""",
+        "CREATE INDEX ix_slipway_blobs_time ON slipway_blobs (create_time)",
+    )
+    for name, project, time_, text in connection.execute(
+        sa.text("SELECT name, project, create_time, record FROM slipway_exports")
+    ).all():
+        record = json.loads(text)
+        digests = {*record["sources"].values()}.union(*(task["outputs"].values() for task in record["tasks"]))
+        rows = [{"project": project, "digest": d, "export": name, "create_time": time_} for d in sorted(digests)]
+        if rows:
+            connection.execute(sa.insert(artifacts), rows)
+
+
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership)
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:
