@@ -24,6 +24,7 @@ from slipway.telemetry import within
 from slipway_coordinator.database import Database, answering
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.leases import LeaseState
+from slipway_coordinator.matching import NO_GPU, Abilities
 from slipway_coordinator.offers import Answer, Granted, Held, Load, Offer, WorkerReport, memory_limit
 from slipway_coordinator.waiting import Waiting
 
@@ -45,9 +46,9 @@ class _Lease:
 
 @dataclass
 class _Worker:
-    stages: frozenset[str]
+    abilities: Abilities
     seen: float
-    gpu_architecture: str = ""
+    draining: bool = False
 
 
 @dataclass
@@ -134,15 +135,13 @@ class Broker:
                 deadline = self.clock()
 
     async def _synchronize(self, report: WorkerReport) -> Answer:
-        self._workers[report.worker] = _Worker(report.stages, self.clock(), report.gpu_architecture)
+        self._workers[report.worker] = _Worker(report.abilities, self.clock(), report.draining)
         cancel = [held.task for held in report.running if not await self._renew(report.worker, held)]
         granted = list(await self._unknown_to(report))
         free = 0 if report.draining else report.free_slots - len(granted)
         busy = len(report.running) + len(granted)
         while free > 0 and not self._has_exclusive(report.worker):
-            known = {name: worker.stages for name, worker in self._workers.items()}
-            running = self._running_by_project()
-            offer = self._offers.first(report.stages, running=running, worker=report.worker, known=known)
+            offer = self._offers.first(report.worker, self._ready(), running=self._running_by_project())
             if offer is None or (offer.exclusive and busy):
                 break  # an exclusive one waits for the worker to become idle, or it would wait for ever
             granted.append(await self._grant(offer.key, offer, report))
@@ -256,7 +255,7 @@ class Broker:
                 (offer.stage, max(now - since.get(key, now), 0.0)) for key, offer in list(self._offers.items())
             ),
             leased=tuple(lease.offer.stage for lease in list(self._held.values()) if lease.offer is not None),
-            served=tuple(stage for worker in list(self._workers.values()) for stage in worker.stages),
+            served=tuple(stage for worker in list(self._workers.values()) for stage in worker.abilities.stages),
         )
 
     def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
@@ -264,27 +263,37 @@ class Broker:
 
         Args:
             stage: Name of the stage.
-            gpu_architecture: Counts, of those that run, only the ones on workers with such a GPU, and on workers that did not
-                report yet after a restart.
+            gpu_architecture: Counts, of those that wait, only the ones that workers with such a GPU can take, and of those that
+                run, the ones on such workers and on workers that did not report yet after a restart. ``none`` stands for
+                workers without a GPU.
         """
-        waiting = sum(offer.stage == stage for offer in self._offers.values())
+        waiting = sum(
+            offer.stage == stage and offer.requirements.possible_on(gpu_architecture) for offer in self._offers.values()
+        )
         owners = [
             lease.worker for lease in self._held.values() if lease.offer is not None and lease.offer.stage == stage
         ]
-        known = {owner: self._workers[owner].gpu_architecture for owner in owners if owner in self._workers}
+        workers = {owner: self._workers[owner].abilities for owner in owners if owner in self._workers}
+        known = {owner: worker.gpu_architecture or NO_GPU for owner, worker in workers.items()}
         return waiting + sum(
             not gpu_architecture or known.get(owner, gpu_architecture) == gpu_architecture for owner in owners
         )
 
     def unserved(self, *, longer_than: float) -> list[Offer]:
-        """Offers that wait for longer than this many seconds while no known worker runs their stage."""
+        """Offers that wait for longer than this many seconds while no known worker can take them."""
         now = self.clock()
-        served = {stage for worker in self._workers.values() for stage in worker.stages}
-        return [
-            offer
-            for key, offer in self._offers.items()
-            if offer.stage not in served and self._offered_since[key] + longer_than < now
-        ]
+        late = [offer for key, offer in self._offers.items() if self._offered_since[key] + longer_than < now]
+        taken = {
+            call: any(call.can(one.abilities) for one in self._workers.values()) for call in {o.call for o in late}
+        }
+        return [offer for offer in late if not taken[offer.call]]
+
+    def lacking(self, offer: Offer) -> str:
+        """What is missing where no known worker can take an offer."""
+        return offer.call.lacking(worker.abilities for worker in self._workers.values())
+
+    def _ready(self) -> dict[str, Abilities]:
+        return {name: worker.abilities for name, worker in self._workers.items() if not worker.draining}
 
     def _running_by_project(self) -> Counter[str]:
         return Counter(lease.offer.project for lease in self._held.values() if lease.offer is not None)

@@ -20,11 +20,12 @@ from slipway_coordinator.database import Database, answering
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
 from slipway_coordinator.observation import observe
-from slipway_coordinator.offers import Offer
+from slipway_coordinator.offering import offer_of
 from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
 from slipway_coordinator.state import State
 from slipway_coordinator.states import ExportState, TaskState
+from slipway_coordinator.unserved import Unserved
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -45,7 +46,7 @@ class CoordinatorOptions:
         lease_seconds: How long a worker may be silent before its task is given to another.
         poll_seconds: How often workflows look for messages.
         workers_gone: No worker of an earlier process can be alive, so their leases end at once (embedded mode).
-        no_worker_seconds: Fail a task when no worker runs its stage for this long; None waits.
+        no_worker_seconds: Fail a task when no worker can run it for this long; None waits, and says so once.
         max_unended: Exports that may be under way; more are refused.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
@@ -170,7 +171,7 @@ class Coordinator:
         if not news:
             return
         await self.hub.publish(record.name, record)
-        offers = [offer_of(record, task) for task in record.tasks if _wanted(task)]
+        offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _wanted(task)]
         stopping = record.state is ExportState.CANCELLING
         await self._outside(
             self.broker.set_offers(record.name, offers, revoked=[offer.key for offer in offers] if stopping else ())
@@ -234,22 +235,11 @@ class Coordinator:
         await self.call(send)
 
     async def _watch_leases(self) -> None:
+        unserved = Unserved(self.broker, self.hub, self._notify, fail_after=self.options.no_worker_seconds)
         while True:
             await asyncio.sleep(min(1.0, self.options.lease_seconds / 3))
             await self.broker.expire()
-            if self.options.no_worker_seconds is not None:
-                for offer in self.broker.unserved(longer_than=self.options.no_worker_seconds):
-                    await self._fail_unserved(offer)
-
-    async def _fail_unserved(self, offer: Offer) -> None:
-        failure = ServiceError(
-            f"no worker runs the stage {offer.stage}",
-            reason="NO_WORKER",
-            remedy=f"install it with pip install 'slipway[{offer.stage}]', or start a worker for it",
-            about={"stage": offer.stage},
-        ).failure()
-        event = Event(kind=EventKind.FAILED, time=time.time(), task=offer.task, attempt=offer.attempt, failure=failure)
-        await self._notify(offer.export, event, f"{offer.key}#unserved")
+            await unserved.look()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine, context=contextvars.Context())
@@ -263,31 +253,3 @@ class Coordinator:
 
 def _wanted(task: TaskRecord) -> bool:
     return task.state in {TaskState.QUEUED, TaskState.RUNNING} and not task.attempt.state.ended
-
-
-def offer_of(record: ExportRecord, task: TaskRecord) -> Offer:
-    """The latest attempt of a task as an offer to workers."""
-    settings = record.configuration.get("resources", {})
-    attempt, resources = task.attempt, task.attempt.resources
-    return Offer(
-        export=record.name,
-        task=task.id,
-        attempt=attempt.number,
-        stage=task.stage,
-        params=attempt.params,
-        inputs=attempt.inputs,
-        timeout_seconds=_seconds(settings, task.stage) * resources.timeout_factor,
-        max_memory_bytes=settings.get("max_memory_bytes", 0),
-        memory_factor=resources.memory_factor,
-        threads=resources.threads or settings.get("threads", 0),
-        exclusive=resources.exclusive,
-        traceparent=record.traceparent,
-        priority=record.priority,
-        not_before=attempt.not_before,
-        avoid=attempt.avoid,
-    )
-
-
-def _seconds(settings: dict[str, Any], stage: str) -> float:
-    """How long one attempt of a stage may take; 0 for any time."""
-    return float(settings.get("stage_timeouts", {}).get(stage, settings.get("stage_timeout_seconds", 0)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from slipway_coordinator.matching import ANY, Abilities, Call, Requirements
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class Offer:
     priority: int = 0
     not_before: float = 0.0
     avoid: tuple[str, ...] = ()
+    requirements: Requirements = ANY
+
+    @property
+    def call(self) -> Call:
+        """Which workers it is for."""
+        return Call(self.stage, self.requirements, self.avoid)
 
     @property
     def project(self) -> str:
@@ -60,7 +68,16 @@ class WorkerReport:
     draining: bool = False
     memory_bytes: int = 0
     gpu_architecture: str = ""
+    gpu_memory_bytes: int = 0
+    libraries: Mapping[str, str] = field(default_factory=dict)
     running: tuple[Held, ...] = ()
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can be given."""
+        return Abilities(
+            self.stages, self.gpu_architecture, self.gpu_memory_bytes, self.memory_bytes, dict(self.libraries)
+        )
 
 
 @dataclass(frozen=True, slots=True)

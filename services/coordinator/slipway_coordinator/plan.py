@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
+from slipway_coordinator.matching import ANY, Needs, Requirements
 
 REQUIRED_SOURCES = ("adapter", "base")
 
@@ -26,6 +27,7 @@ class PlannedTask:
         inputs: Where each input comes from, by input name: ``source:NAME`` or ``task:ID/OUTPUT``.
         format: Format the task delivers; empty for an intermediate result.
         partial: Whether the task runs over those of its task inputs that succeeded, instead of needing them all.
+        requirements: Which workers it is for.
     """
 
     id: str
@@ -34,6 +36,7 @@ class PlannedTask:
     inputs: Mapping[str, str]
     format: str = ""
     partial: bool = False
+    requirements: Requirements = ANY
 
 
 @dataclass
@@ -51,10 +54,11 @@ class _Graph:
         inputs: Mapping[str, str],
         format: str = "",  # noqa: A002 - the field's name everywhere
         partial: bool = False,
+        requirements: Requirements = ANY,
         output: str,
     ) -> str:
         """Append a task; returns the reference to its output."""
-        self.tasks.append(PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial))
+        self.tasks.append(PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial, requirements))
         return f"task:{task_id}/{output}"
 
 
@@ -162,8 +166,23 @@ def _tensorrt(graph: _Graph, configuration: ExportConfiguration, merged: str) ->
         params={"builder": tensorrt.builder, "targets": list(tensorrt.targets), **ranges},
         inputs={"onnx": exported},
         format="tensorrt",
+        requirements=Requirements(any_of=builders(tensorrt.builder, tensorrt.targets)),
         output="tensorrt",
     )
+
+
+def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
+    """What a worker has to have for one builder or the other.
+
+    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is.
+    """
+    rtx = Needs(libraries=("tensorrt-rtx",), gpu=not targets)
+    if builder == "tensorrt_rtx":
+        return (rtx,)
+    on_gpu = Needs(libraries=("tensorrt",), gpu=True, gpu_architectures=targets)
+    if builder == "tensorrt":
+        return (on_gpu,)
+    return (on_gpu, rtx) if len(targets) < 2 else (rtx,)
 
 
 def _validate(graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str]) -> None:
@@ -182,5 +201,7 @@ def _validate(graph: _Graph, configuration: ExportConfiguration, source_names: C
         inputs=inputs,
         format=VALIDATION,
         partial=True,
+        # An engine runs nowhere else; what cannot be run is reported as not validated, the rest is validated all the same.
+        requirements=Requirements(prefers=(Needs(gpu=True),) if configuration.formats.tensorrt.enabled else ()),
         output=VALIDATION,
     )

@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure
+from slipway_coordinator.matching import Requirements
 from slipway_coordinator.plan import PlannedTask
 from slipway_coordinator.states import ExportState, TaskState, check_export_move, check_task_move
 
@@ -72,6 +73,7 @@ class TaskRecord(_Record):
     inputs: dict[str, str]
     format: str = ""
     partial: bool = False
+    requirements: Requirements = Requirements()
     state: TaskState = TaskState.WAITING
     attempts: tuple[AttemptRecord, ...] = ()
     outputs: dict[str, str] = Field(default_factory=dict)
@@ -87,6 +89,7 @@ class TaskRecord(_Record):
             inputs=dict(task.inputs),
             format=task.format,
             partial=task.partial,
+            requirements=task.requirements,
         )
 
     @property

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from slipway_coordinator.matching import Abilities, Call
 from slipway_coordinator.offers import Offer
 
 
 class _Lane(NamedTuple):
     """What offers have in common between which only their age decides."""
 
-    stage: str
+    call: Call
     priority: int
     project: str
-    avoid: tuple[str, ...]
     postponed: bool
 
-    def open_to(self, worker: str, stages: Collection[str], known: Mapping[str, Collection[str]]) -> bool:
-        if self.stage not in stages:
+    def open_to(self, worker: str, known: Mapping[str, Abilities]) -> bool:
+        if not self.call.can(known[worker]):
             return False
-        if worker not in self.avoid:
-            return bool(self.avoid) or not self.postponed
-        others = any(self.stage in runs for name, runs in known.items() if name not in self.avoid)
-        return not self.postponed and not others
+        if self.postponed and (not self.call.avoid or worker in self.call.avoid):
+            return False
+        anybody = not self.call.avoid and not self.call.requirements.prefers
+        return anybody or worker in self.call.candidates(known)
 
 
 class Waiting(Mapping[str, Offer]):
@@ -37,7 +37,7 @@ class Waiting(Mapping[str, Offer]):
 
     def add(self, offer: Offer, *, now: float = 0.0) -> None:
         """Let an offer wait behind those of its lane; ``now`` is in seconds since the epoch."""
-        lane = _Lane(offer.stage, offer.priority, offer.project, offer.avoid, postponed=offer.not_before > now)
+        lane = _Lane(offer.call, offer.priority, offer.project, postponed=offer.not_before > now)
         self._offers[offer.key] = offer
         self._lane_of[offer.key] = lane
         self._added += 1
@@ -60,25 +60,17 @@ class Waiting(Mapping[str, Offer]):
             self.remove(offer.key)
             self.add(offer, now=now)
 
-    def first(
-        self,
-        stages: Collection[str],
-        *,
-        running: Mapping[str, int],
-        worker: str = "",
-        known: Mapping[str, Collection[str]] | None = None,
-    ) -> Offer | None:
-        """The offer of these stages that goes first.
+    def first(self, worker: str, known: Mapping[str, Abilities], *, running: Mapping[str, int]) -> Offer | None:
+        """The offer that goes first of those a worker can take and nobody is preferred for.
 
         Args:
-            stages: Those a worker runs.
-            running: How many attempts of each project run now.
             worker: Its name.
-            known: Stages of every worker there is, by its name.
+            known: What every worker there is has, by its name; this worker's among them.
+            running: How many attempts of each project run now.
         """
         best: tuple[int, int, int, str] | None = None
         for lane, keys in self._lanes.items():
-            if lane.open_to(worker, stages, known or {}):
+            if lane.open_to(worker, known):
                 key, number = next(iter(keys.items()))
                 rank = (-lane.priority, running.get(lane.project, 0), number, key)
                 best = rank if best is None or rank < best else best

@@ -77,6 +77,8 @@ def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
         draining=request.draining,
         memory_bytes=request.capabilities.memory_bytes,
         gpu_architecture=request.capabilities.gpu_architecture,
+        gpu_memory_bytes=request.capabilities.gpu_memory_bytes,
+        libraries=dict(request.capabilities.versions),
         running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
     )
 

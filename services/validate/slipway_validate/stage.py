@@ -56,7 +56,8 @@ STAGE = Stage(
     outputs=("validation",),
     params=ValidateParams,
     run=run,
-    libraries=("torch", "transformers", "peft", "onnxruntime", "compressed-tensors"),
+    libraries=("torch", "transformers", "peft", "onnxruntime", "compressed-tensors", "tensorrt", "tensorrt-rtx"),
     more_inputs=True,
+    device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
     probe=probe,
 )

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from coordinator_harness import DIGEST, Harness, state
 from slipway.configuration import ExportConfiguration
 from slipway.wire import STATUS_KEY
+from slipway_coordinator.matching import Abilities
 from slipway_coordinator.offers import Offer
 from slipway_coordinator.waiting import Waiting
 from slipway_protos.v1 import export_pb2
@@ -26,7 +27,8 @@ def order(waiting: Waiting, *stages: str) -> list[str]:
     """Exports in the order in which one worker after another gets them, none of which ends."""
     running: Counter[str] = Counter()
     taken = []
-    while (first := waiting.first(stages or ("merge",), running=running)) is not None:
+    known = {"w": Abilities(frozenset(stages or ("merge",)))}
+    while (first := waiting.first("w", known, running=running)) is not None:
         waiting.remove(first.key)
         running[first.project] += 1
         taken.append(first.export.rpartition("/")[2])
@@ -60,7 +62,8 @@ KNOWN = {"a": {"merge"}, "b": {"merge"}, "other": {"validate"}}
 
 
 def goes_to(waiting: Waiting, worker: str, known: dict[str, set[str]]) -> bool:
-    return waiting.first({"merge"}, running={}, worker=worker, known=known) is not None
+    abilities = {name: Abilities(frozenset(stages)) for name, stages in known.items()}
+    return waiting.first(worker, abilities, running={}) is not None
 
 
 def test_what_is_postponed_goes_to_nobody_until_its_time() -> None:

@@ -44,7 +44,7 @@ def test_a_coordinator_that_stops_goes_on_later(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_coordinator_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
     # No input reaches this path, so the fault itself has to be put there.
