@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 NO_GPU = "none"
 """Stands for the workers without a GPU where an architecture is asked for."""
 
@@ -23,10 +21,9 @@ class Abilities:
     libraries: Mapping[str, str] = field(default_factory=dict)
 
 
-class Needs(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Needs:
     """What a worker has to have, all of it. An architecture that is named needs a GPU too."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     gpu: bool = False
     gpu_architectures: tuple[str, ...] = ()
@@ -62,15 +59,14 @@ class Needs(BaseModel):
         return " and ".join([*parts, *self.libraries])
 
 
-class Requirements(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Requirements:
     """What a task asks of its worker.
 
     Attributes:
         any_of: One of these has to be met; when there are none, every worker of the stage will do.
         prefers: The task goes to workers that meet these, the first one first, as far as there are any.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     any_of: tuple[Needs, ...] = ()
     prefers: tuple[Needs, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from slipway_coordinator.matching import Needs, Requirements
@@ -57,7 +58,7 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
     memory = max(memory, int(_peak_at_shortage(record, task) * _AFTER_SHORTAGE))
     if memory:
         prefers.append(Needs(memory_bytes=memory))
-    return task.requirements.model_copy(update={"prefers": tuple(prefers)})
+    return replace(task.requirements, prefers=tuple(prefers))
 
 
 def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
@@ -67,7 +68,7 @@ def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
     makers = {reference.partition(":")[2].partition("/")[0] for reference in task.inputs.values()}
     built = [one for one in record.tasks if one.id in makers and one.stage == "tensorrt_build"]
     targets = sorted({str(target) for one in built for target in one.facts.get("targets", ())})
-    return needs.model_copy(update={"gpu_architectures": tuple(targets)})
+    return replace(needs, gpu_architectures=tuple(targets))
 
 
 def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
