@@ -7,27 +7,26 @@ that it serves.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import psutil
-import psycopg
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator_harness import state, wait_for
 from postgres_server import PostgresServer, free_port
 from s3_server import BUCKET, S3Server
 from slipway.artifacts import ArtifactStore
+from slipway.artifacts.manifest import Manifest
 from slipway.artifacts.opening import open_store
 from slipway.client import Client
 from slipway.configuration import parse
@@ -36,13 +35,12 @@ from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2
 from tcp_proxy import Target, TcpProxy
 
-SUPPORT = Path(__file__).parent
-TINY_STAGES = SUPPORT / "tiny_stages"
+TINY_STAGES = Path(__file__).with_name("tiny_stages")
 CONFIGURATION = parse({"optimization": {"quantization": "int8"}})
 _RESTART_SECONDS = 0.3
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """A process that is started again when it ends, unless it was stopped.
 
@@ -75,9 +73,13 @@ class Member:
         if self.process is not None:
             self.process.send_signal(number)
 
-    def kill(self) -> None:
-        """End it at once; it comes back by itself."""
-        self.signal(signal.SIGKILL)
+    def kill(self) -> int:
+        """End it at once, which comes back by itself; answers the id of the process, which ran until then."""
+        victim = self.process
+        assert victim is not None
+        victim.kill()
+        assert victim.wait(10) == -signal.SIGKILL, f"{self.name} was gone already"
+        return victim.pid
 
     def stop(self) -> None:
         """End it in order, for good."""
@@ -89,6 +91,11 @@ class Member:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    @property
+    def home(self) -> Path:
+        """Where it keeps what it works on."""
+        return Path(self.environment["SLIPWAY_HOME"])
 
     def children(self) -> list[psutil.Process]:
         """Processes it started: stages."""
@@ -115,6 +122,8 @@ class Cluster:
         seconds: How long each of these takes.
         workers: How many there are.
         lease_seconds: Silence after which a worker is given up.
+        endpoint: Where everybody finds S3, if not at the server itself.
+        texts: What its exports were made from.
     """
 
     folder: Path
@@ -124,10 +133,13 @@ class Cluster:
     seconds: float = 0.3
     workers: int = 3
     lease_seconds: float = 3.0
+    endpoint: str = ""
+    texts: list[str] = field(default_factory=list)
     coordinators: list[Member] = field(default_factory=list)
     running: list[Member] = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
     _active: Member | None = None
+    _manifests: dict[str, Manifest] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Cluster:
@@ -173,6 +185,8 @@ class Cluster:
             "SLIPWAY_STORE": f"s3://{BUCKET}/{self.folder.name}",
             "SLIPWAY_HOME": str(self.folder / name),
         }
+        if self.endpoint:
+            environment["AWS_ENDPOINT_URL"] = self.endpoint
         if self.tiny:
             environment |= {
                 "PYTHONPATH": os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]]),
@@ -186,6 +200,12 @@ class Cluster:
         name = f"reader-{time.monotonic_ns()}"
         return open_store(Settings.from_environment(self.environment(name)))
 
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact in the store."""
+        if digest not in self._manifests:
+            self._manifests[digest] = self.store().manifest(digest)
+        return self._manifests[digest]
+
     def active(self) -> Member | None:
         """The coordinator that serves."""
         return self._active
@@ -194,42 +214,49 @@ class Cluster:
         """The other one."""
         return next(member for member in self.coordinators if member is not self._active)
 
+    def running_on(self, worker_id: str) -> Member | None:
+        """The worker of this id, unless it was started anew since."""
+        pid = worker_id.split("-")[-2] if worker_id.count("-") >= 2 else ""
+        return next((m for m in self.running if m.process is not None and str(m.process.pid) == pid), None)
+
     def working(self) -> list[Member]:
         """Workers that run a stage now."""
         return [member for member in self.running if member.children()]
+
+    def all_back(self) -> None:
+        """Wait until everybody runs and somebody serves."""
+        members = [*self.coordinators, *self.running]
+        wait_for(
+            lambda: self.active() and all(m.process and m.process.poll() is None for m in members if m.wanted),
+            seconds=30,
+        )
 
     # Exports
 
     def create(self, text: str) -> str:
         """Start an export of a base of this content; answers its name."""
         digest = self._put(text)
+        self.texts.append(text)
         return self.client.create_export(
             CONFIGURATION, sources={"base": digest, "adapter": digest}, request_id=text, export_id=text
         ).name
+
+    def look(self, name: str) -> export_pb2.Export | None:
+        """The export now, if somebody serves."""
+        try:
+            return self.client.get_export(name)
+        except ModelExportError as error:
+            assert error.reason == "COORDINATOR_UNAVAILABLE", error
+            return None
 
     def finished(self, name: str, *, seconds: float = 90.0) -> export_pb2.Export:
         """The export when it has ended, whatever happens to the coordinator meanwhile."""
 
         def ended() -> export_pb2.Export | None:
-            try:
-                export = self.client.get_export(name)
-            except ModelExportError as error:
-                assert error.reason == "COORDINATOR_UNAVAILABLE", error
-                return None
-            return export if state(export) in {"succeeded", "failed", "cancelled"} else None
+            export = self.look(name)
+            return export if export is not None and state(export) in {"succeeded", "failed", "cancelled"} else None
 
         return wait_for(ended, seconds=seconds)
-
-    def commits(self, name: str) -> dict[str, int]:
-        """How often a result of each task was taken in."""
-        query = "SELECT message FROM dbos.notifications WHERE destination_uuid LIKE %s"
-        counts: dict[str, int] = {}
-        with psycopg.connect(self.database) as connection:
-            for (message,) in connection.execute(query, (f"{name}#%",)):
-                event = json.loads(message)
-                if event["kind"] == "succeeded":
-                    counts[event["task"]] = counts.get(event["task"], 0) + 1
-        return counts
 
     def logs(self) -> str:
         """The end of everybody's log."""
@@ -276,41 +303,3 @@ def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
         answer = stub.Check(health_pb2.HealthCheckRequest(service="slipway.v1.ExportService"), timeout=0.5)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
     return False
-
-
-def reference(folder: Path, texts: list[str]) -> dict[str, dict[str, str]]:
-    """Outputs by format of the same exports, undisturbed and inside one process."""
-    folder.mkdir()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]]),
-        "SLIPWAY_TEST_STAGES": str(folder),
-        "SLIPWAY_HOME": str(folder),
-    }
-    command = [sys.executable, SUPPORT / "cluster_reference.py", *texts]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, str]] = json.loads(done.stdout)
-    return found
-
-
-@contextlib.contextmanager
-def namespace(name: str, *, net: int) -> Iterator[str]:
-    """A network namespace joined to this machine by one cable; answers the address of this end."""
-    here, there = f"{name}a", f"{name}b"
-    commands = [
-        f"ip netns add {name}",
-        f"ip link add {here} type veth peer name {there} netns {name}",
-        f"ip addr add 10.231.{net}.1/24 dev {here}",
-        f"ip link set {here} up",
-        f"ip -n {name} addr add 10.231.{net}.2/24 dev {there}",
-        f"ip -n {name} link set {there} up",
-        f"ip -n {name} link set lo up",
-    ]
-    try:
-        for command in commands:
-            subprocess.run(command.split(), check=True, capture_output=True)
-        yield f"10.231.{net}.1"
-    finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", here], capture_output=True)

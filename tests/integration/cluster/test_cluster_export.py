@@ -8,6 +8,7 @@ import pytest
 
 from cli import slipway
 from cluster import Cluster
+from cluster_audit import audit_results
 from postgres_server import PostgresServer
 from s3_server import S3Server
 from tiny_models import make_base, make_checkpoint
@@ -47,6 +48,7 @@ def test_the_cluster_delivers_the_same_bytes_as_one_process(
         assert together.json["paths"].keys() == alone.json["paths"].keys(), together.err[-3000:] + cluster.logs()
         assert together.code == alone.code
         (export,) = cluster.client.list_exports()
+        audit_results(cluster, export.name, {})
         used = {attempt.worker for task in export.tasks for attempt in task.attempts}
     assert {path.split("/")[0] for path in checksums(tmp_path / "alone")} == set(DETERMINISTIC)
     assert checksums(tmp_path / "together") == checksums(tmp_path / "alone")

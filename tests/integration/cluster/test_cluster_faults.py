@@ -1,94 +1,51 @@
-"""The fault table. Every test ends with all exports finished, each result taken in once, and digests as undisturbed."""
+"""The fault table beside random kills: every row ends with all exports finished and everything as after no fault at all."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
-import random
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from cluster import Cluster, Member, namespace, reference
-from coordinator_harness import state, states, wait_for
+from cluster import Cluster, Member
+from cluster_audit import audit
+from cluster_reference import Undisturbed, reference
+from coordinator_harness import states, wait_for
+from namespaces import namespace
 from postgres_server import PostgresServer
-from s3_server import BUCKET, S3Server
+from s3_server import BUCKET, FaultyProxy, S3Server
+from slipway.wire import failure_of_status
+from slipway_protos.v1 import export_pb2
 from tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-RUNS = int(os.environ.get("CLUSTER_FAULT_RUNS", "6"))
-"""Random kills; 50 for the full table."""
-
-SEEDS = [f"seed-{number}" for number in range(RUNS)]
-OTHERS = ["database", "s3", "frozen", "cable", "proxy", "corrupt", *(f"rolling-{number}" for number in range(5))]
+ROLLING = [f"rolling-{number}" for number in range(5)]
+REFUSED = [f"refused-{number}" for number in range(3)]
+TEXTS = ["database", "s3", "frozen", "cable", "proxy", "corrupt", "full", *ROLLING, *REFUSED]
 OUTAGE_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """Outputs of every export here when nothing disturbs it."""
-    return reference(tmp_path_factory.mktemp("reference") / "home", [*SEEDS, *OTHERS])
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, s3: S3Server) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), postgres, s3) as running:
-        yield running
-
-
-def check(
-    cluster: Cluster, name: str, expected: dict[str, dict[str, str]], *, remade: frozenset[str] = frozenset()
-) -> None:
-    """The export ended well; only tasks in ``remade`` have more than one result."""
-    export = cluster.finished(name)
-    assert state(export) == "succeeded", f"{export.error}\n{cluster.logs()}"
-    assert dict(export.outputs) == expected[name.rpartition("/")[2]]
-    commits = cluster.commits(name)
-    assert set(commits) == {task.id for task in export.tasks}
-    assert {task for task, count in commits.items() if count != 1} <= remade, commits
-
-
-def all_back(cluster: Cluster) -> None:
-    """Everybody runs and somebody serves."""
-    wait_for(
-        lambda: cluster.active() and all(m.process and m.process.poll() is None for m in cluster.running), seconds=30
-    )
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_kill_9_at_a_random_moment(cluster: Cluster, expected: dict[str, dict[str, str]], seed: str) -> None:
-    chance = random.Random(seed)
-    all_back(cluster)
-    name = cluster.create(seed)
-    for _ in range(3):
-        time.sleep(chance.uniform(0.0, 1.2))
-        what = chance.choice(["coordinator", "worker", "child"])
-        match what:
-            case "coordinator":
-                active = cluster.active()
-                if active is not None:
-                    active.kill()
-            case "worker":
-                chance.choice(cluster.working() or cluster.running).kill()
-            case _:
-                for child in [child for worker in cluster.working() for child in worker.children()][:1]:
-                    with suppress(psutil.NoSuchProcess):
-                        child.kill()
-    check(cluster, name, expected)
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Undisturbed]:
+    """What every export here makes when nothing disturbs it."""
+    return reference(tmp_path_factory.mktemp("reference") / "home", TEXTS)
 
 
 def test_postgresql_is_away_for_a_while(
-    cluster: Cluster, expected: dict[str, dict[str, str]], postgres: PostgresServer
+    cluster: Cluster, expected: dict[str, Undisturbed], postgres: PostgresServer
 ) -> None:
-    all_back(cluster)
+    cluster.all_back()
     name = cluster.create("database")
     wait_for(cluster.working)
     active = cluster.active()
@@ -100,61 +57,75 @@ def test_postgresql_is_away_for_a_while(
     assert cluster.active() is None
     began = time.monotonic()
     postgres.start()
-    all_back(cluster)
+    cluster.all_back()
     print(f"active again {time.monotonic() - began:.1f} s after the database")
-    check(cluster, name, expected)
+    audit(cluster, expected, name)
 
 
-def test_s3_is_away_for_a_while(cluster: Cluster, expected: dict[str, dict[str, str]], s3: S3Server) -> None:
-    all_back(cluster)
+def test_s3_is_away_for_a_while(cluster: Cluster, expected: dict[str, Undisturbed], s3: S3Server) -> None:
+    cluster.all_back()
     name = cluster.create("s3")
     wait_for(cluster.working)
     s3.stop()
     time.sleep(OUTAGE_SECONDS)
+    assert "succeeded" not in states(cluster.client.get_export(name)).values(), "nobody could store a result"
     s3.start()
-    check(cluster, name, expected)
+    audit(cluster, expected, name)
 
 
-def test_a_frozen_worker_wakes_up_too_late(cluster: Cluster, expected: dict[str, dict[str, str]]) -> None:
-    all_back(cluster)
+def test_s3_refuses_every_fifth_call(
+    tmp_path: Path, expected: dict[str, Undisturbed], postgres: PostgresServer, s3: S3Server
+) -> None:
+    with (
+        FaultyProxy(s3.endpoint, refuse=0.2, seed=1) as proxy,
+        Cluster(tmp_path, postgres, s3, endpoint=proxy.endpoint) as cluster,
+    ):
+        audit(cluster, expected, *[cluster.create(text) for text in REFUSED])
+        share = proxy.refused / (proxy.refused + proxy.passed)
+        print(f"{proxy.refused} calls refused, {proxy.passed} answered")
+        assert proxy.refused > 50
+        assert 0.15 < share < 0.25
+
+
+def test_a_frozen_worker_wakes_up_too_late(cluster: Cluster, expected: dict[str, Undisturbed]) -> None:
+    cluster.all_back()
     name = cluster.create("frozen")
     frozen = wait_for(cluster.working)[0]
-    assert frozen.process is not None
     children = frozen.children()
     frozen.signal(signal.SIGSTOP)
     try:
         # Its stage ends meanwhile, so that it has a result to hand in; it cannot take note of that yet.
         wait_for(lambda: all(gone(child) for child in children))
-        check(cluster, name, expected)
+        cluster.finished(name)
         etag = cluster.client.get_export(name).etag
     finally:
         frozen.signal(signal.SIGCONT)
-    wait_for(lambda: "was given to another worker since" in frozen.log() or "cancel" in frozen.log(), seconds=20)
+    wait_for(lambda: "was refused" in frozen.log(), seconds=20)
+    audit(cluster, expected, name)
     assert cluster.client.get_export(name).etag == etag
 
 
-def test_a_partition_between_a_worker_and_the_coordinator(
-    cluster: Cluster, expected: dict[str, dict[str, str]]
-) -> None:
+def test_a_partition_between_a_worker_and_the_coordinator(cluster: Cluster, expected: dict[str, Undisturbed]) -> None:
     """A proxy that passes nothing on; works without privileges."""
-    all_back(cluster)
+    cluster.all_back()
     with TcpProxy(cluster._target) as proxy, only(cluster, "partitioned", proxy.address) as worker:
         name = cluster.create("proxy")
         wait_for(worker.children)
         proxy.hold()
         time.sleep(2 * cluster.lease_seconds)
         wake(cluster)
-        check(cluster, name, expected)
+        cluster.finished(name)
         etag = cluster.client.get_export(name).etag
         proxy.resume()
-        time.sleep(2.0)
+        wait_for(lambda: "was refused" in worker.log(), seconds=30)
         assert cluster.client.get_export(name).etag == etag
+        audit(cluster, expected, name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs privileges")
-def test_a_cable_is_pulled(cluster: Cluster, expected: dict[str, dict[str, str]], s3: S3Server) -> None:
+def test_a_cable_is_pulled(cluster: Cluster, expected: dict[str, Undisturbed], s3: S3Server) -> None:
     """The worker is a host of its own whose only network goes down and comes back."""
-    all_back(cluster)
+    cluster.all_back()
     host, _, port = s3.endpoint.removeprefix("http://").partition(":")
     with ExitStack() as stack:
         try:
@@ -171,48 +142,73 @@ def test_a_cable_is_pulled(cluster: Cluster, expected: dict[str, dict[str, str]]
         subprocess.run(["ip", "link", "set", "slipwa", "down"], check=True)
         time.sleep(2 * cluster.lease_seconds)
         wake(cluster)
-        check(cluster, name, expected)
+        cluster.finished(name)
         etag = cluster.client.get_export(name).etag
         subprocess.run(["ip", "link", "set", "slipwa", "up"], check=True)
-        time.sleep(3.0)
+        wait_for(lambda: "was refused" in worker.log(), seconds=60)
         assert cluster.client.get_export(name).etag == etag
+        audit(cluster, expected, name)
+
+
+def test_a_workers_disk_is_full(cluster: Cluster, expected: dict[str, Undisturbed], small_disk: Path) -> None:
+    """What finds no space there is done by the others, and is not given to it again."""
+    cluster.all_back()
+    with only(cluster, "full", cluster.service.address, SLIPWAY_HOME=str(small_disk)) as worker:
+        with held(cluster, "merge"):
+            name = cluster.create("full")
+            wait_for(worker.children)
+            filler = fill(small_disk)
+            wake(cluster)
+            cluster.all_back()
+        export = cluster.finished(name)
+        failed = [(task.id, attempt) for task in export.tasks for attempt in task.attempts if attempt.error.message]
+        assert failed[0][0] == "merge"
+        assert {failure_of_status(attempt.error).reason for _, attempt in failed} == {"DISK_FULL"}
+        assert {cluster.running_on(attempt.worker) for _, attempt in failed} == {worker}
+        assert len({task for task, _ in failed}) == len(failed), "no task fails there twice"
+        again = [attempt for task in export.tasks for attempt in task.attempts if attempt.number > 1]
+        assert {attempt.rule for attempt in again} == {"disk-elsewhere"}
+        filler.unlink()
+        audit(cluster, expected, name)
 
 
 def test_a_damaged_blob_is_named_and_made_again(
-    cluster: Cluster, expected: dict[str, dict[str, str]], s3: S3Server
+    cluster: Cluster, expected: dict[str, Undisturbed], s3: S3Server
 ) -> None:
-    all_back(cluster)
-    hold = cluster.folder / "hold-onnx_export"
-    hold.touch()
-    name = cluster.create("corrupt")
-    others = {"merge": "succeeded", "quantize-pytorch-int8": "succeeded", "onnx_export": "running"}
-    wait_for(lambda: others.items() <= states(cluster.client.get_export(name)).items())
-    (merged,) = cluster.client.get_export(name).tasks[0].outputs.values()
-    damage(cluster, s3, merged)
-    for worker in cluster.running:  # nobody has a copy any more, as on another machine
-        worker.wanted = False
-        worker.kill()
-        shutil.rmtree(cluster.folder / worker.name)
-    hold.unlink()
+    cluster.all_back()
+    with held(cluster, "onnx_export"):
+        name = cluster.create("corrupt")
+        others = {"merge": "succeeded", "quantize-pytorch-int8": "succeeded", "onnx_export": "running"}
+        wait_for(lambda: others.items() <= states(cluster.client.get_export(name)).items())
+        (merged,) = cluster.client.get_export(name).tasks[0].outputs.values()
+        damage(cluster, s3, merged)
+        for worker in cluster.running:  # nobody has a copy any more, as on another machine
+            worker.wanted = False
+            worker.kill()
+            shutil.rmtree(worker.home)
     wake(cluster)
-    check(cluster, name, expected, remade=frozenset({"merge"}))
+    audit(cluster, expected, name, results={"merge": 2})
     export = cluster.client.get_export(name)
-    reasons = {a.error.message for task in export.tasks for a in task.attempts if a.error.message}
-    assert any("sha256" in reason or "digest" in reason for reason in reasons), reasons
-    assert len(export.tasks[0].attempts) == 2
+    failures = [failure_of_status(a.error) for task in export.tasks for a in task.attempts if a.error.message]
+    assert {failure.reason for failure in failures} <= {"ARTIFACT_CORRUPT", "ARTIFACT_NOT_FOUND"}
+    named = next(failure for failure in failures if failure.reason == "ARTIFACT_CORRUPT")
+    assert (named.about["digest"], named.about["path"]) == (merged, "from")
 
 
 def test_everything_is_restarted_one_by_one_during_five_exports(
-    cluster: Cluster, expected: dict[str, dict[str, str]]
+    cluster: Cluster, expected: dict[str, Undisturbed]
 ) -> None:
-    all_back(cluster)
-    names = [cluster.create(f"rolling-{number}") for number in range(5)]
-    for member in [*cluster.running, *cluster.coordinators]:
-        member.stop()
-        member.start()
-        all_back(cluster)
-    for name in names:
-        check(cluster, name, expected)
+    cluster.all_back()
+    with held(cluster, "validate"):  # none ends before the last restart
+        names = [cluster.create(text) for text in ROLLING]
+        for member in [*cluster.running, *cluster.coordinators]:
+            before = member.process
+            member.stop()
+            member.start()
+            cluster.all_back()
+            assert member.process is not before
+        assert all(running(cluster.client.get_export(name)) for name in names)
+    audit(cluster, expected, *names)
 
 
 @contextmanager
@@ -227,6 +223,21 @@ def only(cluster: Cluster, name: str, coordinator: str, **more: Any) -> Iterator
         worker.stop()
         cluster.running.remove(worker)
         wake(cluster)
+
+
+@contextmanager
+def held(cluster: Cluster, stage: str) -> Iterator[None]:
+    """No run of a stage ends before the block does."""
+    hold = cluster.folder / f"hold-{stage}"
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
+def running(export: export_pb2.Export) -> bool:
+    return export.state == export_pb2.EXPORT_STATE_RUNNING
 
 
 def gone(process: psutil.Process) -> bool:
@@ -244,12 +255,23 @@ def wake(cluster: Cluster) -> None:
             worker.start()
 
 
+def fill(disk: Path) -> Path:
+    """Take what space there is on a file system."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+    return filler
+
+
 def damage(cluster: Cluster, s3: S3Server, digest: str) -> None:
     """Change one byte of a file of an artifact in the bucket."""
     client = s3.client()
     prefix = f"{cluster.folder.name}/blobs/"
-    manifest = cluster.store().manifest(digest)
-    entry = next(file for file in manifest.files if file.path == "from")
+    entry = next(file for file in cluster.manifest(digest).files if file.path == "from")
     key = next(
         o.object_name
         for o in client.list_objects(BUCKET, prefix, recursive=True)

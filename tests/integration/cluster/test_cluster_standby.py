@@ -14,7 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster import Cluster
-from coordinator_harness import state, wait_for
+from cluster_audit import audit
+from cluster_reference import Undisturbed, reference
+from coordinator_harness import wait_for
 from postgres_server import PostgresServer
 from s3_server import S3Server
 from slipway.client import Client
@@ -24,6 +26,12 @@ from slipway_coordinator.advisory_lock import LOCK_KEY
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 TAKE_OVER_SECONDS = 10.0
+ENDS = ("kill", "stop", "lose-lock")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Undisturbed]:
+    return reference(tmp_path_factory.mktemp("reference") / "home", [f"over-{end}" for end in ENDS])
 
 
 @pytest.fixture
@@ -49,8 +57,8 @@ def test_a_standby_answers_that_it_does_not_serve(cluster: Cluster) -> None:
             assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
 
 
-@pytest.mark.parametrize("end", ["kill", "stop", "lose-lock"])
-def test_the_standby_takes_over(cluster: Cluster, end: str) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_the_standby_takes_over(cluster: Cluster, expected: dict[str, Undisturbed], end: str) -> None:
     name = cluster.create(f"over-{end}")
     first = cluster.active()
     assert first is not None
@@ -77,9 +85,7 @@ def test_the_standby_takes_over(cluster: Cluster, end: str) -> None:
     if end == "lose-lock":
         assert first.process is not None
         assert "the lock is lost" in first.log()
-    export = cluster.finished(name)
-    assert state(export) == "succeeded", cluster.logs()
-    assert set(cluster.commits(name).values()) == {1}
+    audit(cluster, expected, name)
 
 
 def test_a_database_that_was_not_migrated_is_refused(tmp_path: Path, postgres: PostgresServer) -> None:
