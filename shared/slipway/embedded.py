@@ -117,12 +117,12 @@ class Embedded:
         options = CoordinatorOptions(
             state=SqliteState(self._folder / "state.db"), poll_seconds=0.02, workers_gone=True, no_worker_seconds=2.0
         )
-        return CoordinatorServer(options, address=address)
+        return CoordinatorServer(options, address=address, store=lambda: open_store(self._settings))
 
     def _worker(self, address: str) -> Worker:
         settings = self._settings
         settings.scratch.mkdir(parents=True, exist_ok=True)
-        machine = probe(settings.scratch)
+        machine = probe(settings.scratch, self._stages)
         runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
         options = WorkerOptions(
             coordinator=address, stages=self._stages, slots=machine.default_slots(), report_seconds=0.25

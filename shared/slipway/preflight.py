@@ -13,8 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
+from slipway.cgroup import ControlGroup, available_memory
 from slipway.doctor import StageHealth, stage_health
 from slipway.errors import ModelExportError
 from slipway.safetensors_file import read_weights
@@ -228,7 +227,7 @@ def _space(check: str, needed: int, folder: Path) -> Finding:
 
 
 def _memory(needed: int) -> Finding:
-    available = psutil.virtual_memory().available
+    available = available_memory(ControlGroup().memory())
     message = f"about {_gigabytes(needed)} needed, {_gigabytes(available)} available"
     if needed <= available:
         return Finding("memory", Verdict.OK, message)

@@ -84,6 +84,11 @@ class Harness:
         source.write_text(text)
         return self.store.put_files({"text": source})  # read as the input of the first tasks
 
+    def give(self, digest: str, *, project: str) -> None:
+        """Let a project have an artifact, as if it had pushed it."""
+        coordinator = self.server.coordinator
+        self.run(lambda: coordinator.call(lambda: coordinator.database.ownership.make(project, digest)))
+
     def submit(self, record: ExportRecord) -> str:
         """Create an export from a record, past the planner."""
         self.run(lambda: self.server.coordinator.create(record))
@@ -120,6 +125,7 @@ class Harness:
                 self.server = CoordinatorServer(
                     CoordinatorOptions(state=state, **options),
                     address=self.address if self.security is None else "127.0.0.1:0",
+                    store=lambda: self.store,
                     security=self.security,
                 )
                 await self.server.start()
@@ -135,7 +141,7 @@ class Harness:
         if not self.with_worker:
             await self._stop.wait()
             return
-        machine = probe(self.home)
+        machine = probe(self.home, self.stages)
         worker_options = WorkerOptions(self.address, self.stages, slots=2, report_seconds=0.1)
         self.worker = Worker(worker_options, TaskRunner(self.store, self.home / "scratch"), machine)
         running = asyncio.create_task(self.worker.run())

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from slipway.cgroup import ControlGroup, available_memory
 from slipway.cli.display import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor import Execution, Outcome, execute
@@ -76,7 +75,7 @@ def run_stage(
             inputs={key: folder.resolve() for key, folder in inputs.items()},
             workdir=workdir,
             threads=threads or len(os.sched_getaffinity(0)),
-            max_memory_bytes=psutil.virtual_memory().available // 2,
+            max_memory_bytes=available_memory(ControlGroup().memory()) // 2,
             timeout_seconds=timeout,
         )
         outcome = asyncio.run(_interruptible(execution, name))

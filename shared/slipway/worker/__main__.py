@@ -61,7 +61,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         ServiceError: the address to listen on cannot be bound.
     """
     settings.scratch.mkdir(parents=True, exist_ok=True)
-    machine = probe(settings.scratch)
+    machine = probe(settings.scratch, stages)
     runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
     options = WorkerOptions(
         coordinator=arguments.coordinator or settings.coordinator,

@@ -1,15 +1,19 @@
-"""What a worker offers: memory, GPU, and how its cores and memory are shared among tasks."""
+"""What a worker offers: memory, GPU, libraries, and how its cores and memory are shared among tasks."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from slipway.cgroup import ControlGroup, available_memory
+from slipway.errors import ConfigurationError
 from slipway.gpu import first_gpu
+from slipway.registry import load_stage
 from slipway_protos.v1 import worker_pb2
 
 _MEMORY_SHARE = 0.8
@@ -17,7 +21,7 @@ _MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Resources of this machine.
+    """Resources of this machine, or of the container around this process.
 
     Attributes:
         cores: Cores this process may use.
@@ -25,6 +29,7 @@ class Machine:
         scratch_bytes: Free space for work folders.
         gpu_architecture: For example ``sm89``; empty without a GPU.
         gpu_memory_bytes: Of the first GPU.
+        libraries: Versions of the installed libraries that shape what the worker's stages make.
     """
 
     cores: int
@@ -32,6 +37,7 @@ class Machine:
     scratch_bytes: int
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
     def default_slots(self) -> int:
         """Tasks to run side by side: independent branches profit, but each needs a core and memory of its own."""
@@ -44,16 +50,40 @@ class Machine:
             gpu_memory_bytes=self.gpu_memory_bytes,
             memory_bytes=int(self.memory_bytes * _MEMORY_SHARE / slots),
             scratch_bytes=self.scratch_bytes,
+            versions=self.libraries,
         )
 
 
-def probe(scratch: Path) -> Machine:
-    """Look at this machine."""
+def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | None = None) -> Machine:
+    """Look at this machine, once.
+
+    Args:
+        scratch: Folder for work folders.
+        stages: Names of the stages whose libraries are looked for.
+        group: This process's control group.
+    """
+    group = group or ControlGroup()
     gpu = first_gpu()
     return Machine(
-        cores=len(os.sched_getaffinity(0)),
-        memory_bytes=psutil.virtual_memory().available,
+        cores=usable_cores(group),
+        memory_bytes=available_memory(group.memory()),
         scratch_bytes=shutil.disk_usage(scratch).free,
         gpu_architecture=gpu.architecture if gpu else "",
         gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
+        libraries=installed_libraries(stages),
     )
+
+
+def usable_cores(group: ControlGroup) -> int:
+    """Cores that may be used at the same time; of a fraction of one, all of it."""
+    cores, quota = len(os.sched_getaffinity(0)), group.cores()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def installed_libraries(stages: Iterable[str]) -> dict[str, str]:
+    """Versions of the libraries that stages declare, of those that are installed."""
+    found: dict[str, str] = {}
+    for name in stages:
+        with contextlib.suppress(ConfigurationError):  # a task for it says why
+            found |= load_stage(name).library_versions()
+    return {name: version for name, version in sorted(found.items()) if version}
