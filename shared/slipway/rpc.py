@@ -4,6 +4,7 @@ errors become statuses.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -78,8 +79,10 @@ def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]
     @functools.wraps(method)
     async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
         try:
-            async for response in method(self, request, context):
-                yield response
+            answers: Any = method(self, request, context)
+            async with contextlib.aclosing(answers):  # who stops reading ends the method at once
+                async for response in answers:
+                    yield response
         except ModelExportError as error:
             await abort(context, error.failure())
         except Exception as error:  # noqa: BLE001 - as above

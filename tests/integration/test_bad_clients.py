@@ -18,25 +18,34 @@ from google.protobuf import descriptor_pool
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator_harness import CONFIGURATION, DIGEST, process, wait_for
+from coordinator_harness import CONFIGURATION, process, wait_for
 from random_messages import messages
+from slipway.artifacts import Manifest, ManifestFile
+from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.settings import Security
 from slipway.security.tokens import new_token, token_hash
 from slipway.wire import configuration_message
+from slipway_protos.v1 import artifact_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
-from slipway_protos.v1 import stage_pb2, worker_pb2
 
 ROLES = {"viewer": "[red]", "submitter": "[red]", "operator": '["*"]', "neighbour": "[blue]", "worker": ""}
-SOURCES = {"base": DIGEST, "adapter": DIGEST}
+CONTENT = b"of an artifact"
+PUSHED = Manifest.of([ManifestFile("text.txt", len(CONTENT), digest_bytes(CONTENT), "text/plain")]).digest
+SOURCES = {"base": PUSHED, "adapter": PUSHED}
 SERVICE = "/slipway.v1.ExportService/"
 SERVED = {
-    "coordinator": ("slipway.v1.ExportService", "slipway.v1.WorkerService", "grpc.health.v1.Health"),
+    "coordinator": (
+        "slipway.v1.ExportService",
+        "slipway.v1.ArtifactService",
+        "slipway.v1.WorkerService",
+        "grpc.health.v1.Health",
+    ),
     "worker": ("slipway.v1.StageService", "grpc.health.v1.Health"),
 }
 Code = grpc.StatusCode
-assert pb, stage_pb2  # their descriptors are looked up by name
+assert all((pb, artifact_pb2, stage_pb2))  # their descriptors are looked up by name
 
 
 class Servers:
@@ -76,7 +85,9 @@ class Servers:
         worker += ["--listen", listen, "--token-file", str(home / "worker.token"), "--drain-seconds", "0"]
         environment = {"SLIPWAY_HOME": str(home)}
         self.processes = {
-            "coordinator": stack.enter_context(process([*coordinator, *access], home / "coordinator.log")),
+            "coordinator": stack.enter_context(
+                process([*coordinator, *access], home / "coordinator.log", **environment)
+            ),
             "worker": stack.enter_context(process([*worker, *access], home / "worker.log", **environment)),
         }
         self.channels = {
@@ -88,13 +99,14 @@ class Servers:
     ) -> Code:
         """Status of a call with a body of any bytes; a stream is read up to its first message."""
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        channel = self.channels[server]
-        kind = (
-            channel.unary_stream
-            if method.rpartition("/")[2] in {"WatchExport", "Run", "Watch"}
-            else channel.unary_unary
-        )
+        channel, name = self.channels[server], method.rpartition("/")[2]
+        kind: Any = channel.unary_unary
+        if name in {"WatchExport", "Run", "Watch", "ReadBlob"}:
+            kind = channel.unary_stream
         try:
+            if name == "WriteBlob":
+                channel.stream_unary(method)(iter([data]), metadata=metadata, timeout=seconds)
+                return Code.OK
             answer: Any = kind(method)(data, metadata=metadata, timeout=seconds)
             if not isinstance(answer, bytes):
                 next(answer, None)
@@ -130,6 +142,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         servers = Servers(tmp_path_factory.mktemp("bad-clients"), stack)
         wait_for(servers.healthy)
         with servers.client("submitter") as client:
+            (servers.home / "text.txt").write_bytes(CONTENT)
+            assert client.push_artifact({"text.txt": servers.home / "text.txt"}) == PUSHED
             client.create_export(CONFIGURATION, sources=SOURCES, export_id="ours")
         yield servers
         assert servers.healthy()
@@ -154,7 +168,7 @@ def test_a_message_of_100_megabytes_is_refused(servers: Servers) -> None:
         create(labels={"x" * 300: "x"}),
         create(labels={"x": "y" * 5000}),
         create(export_id="x" * 300),
-        create(sources={f"source-{n}": DIGEST for n in range(65)}),
+        create(sources={f"source-{n}": PUSHED for n in range(65)}),
         create(labels={f"label-{n}": "x" * 4000 for n in range(300)}),
     ],
     ids=["labels", "label-name", "label-value", "id", "sources", "bytes"],

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from slipway.artifacts.opening import open_store
 from slipway.errors import ModelExportError
 from slipway.logs import add_log_options, configure_service_logs
 from slipway.metrics import serving
@@ -52,7 +53,7 @@ def main() -> int:
         with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
             if port:
                 log.info(f"metrics on port {port}")
-            asyncio.run(serve(options, address=arguments.listen, security=security))
+            asyncio.run(serve(options, address=arguments.listen, store=lambda: open_store(settings), security=security))
     except ModelExportError as error:
         print(f"{error.reason}: {error}", file=sys.stderr)
         return error.failure().exit_code

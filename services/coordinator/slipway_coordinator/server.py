@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Callable
 
 import grpc
 
+from slipway.artifacts import ArtifactStore
+from slipway.artifacts.blobs import blobs_of
 from slipway.metrics import reading
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
 from slipway.security.server import ServerSecurity
+from slipway_coordinator.artifact_service import ArtifactService
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.gate import Gate
 from slipway_coordinator.lock import StateLock
@@ -21,21 +25,34 @@ from slipway_coordinator.scaler import ExternalScaler
 from slipway_coordinator.service import ExportService
 from slipway_coordinator.worker_service import WorkerService
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
-from slipway_protos.v1 import export_pb2_grpc, worker_pb2_grpc
+from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
 
 log = logging.getLogger("slipway.coordinator")
 
 STANDBY_SECONDS = 0.5
-SERVICES = ("slipway.v1.ExportService", "slipway.v1.WorkerService", SCALER)
+SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService", "slipway.v1.WorkerService", SCALER)
 
 
 class CoordinatorServer:
     """A coordinator that serves at an address, from :meth:`start` to :meth:`stop`.
 
     Between :meth:`listen` and :meth:`activate` it is a standby: its health is NOT_SERVING and it refuses calls.
+
+    Args:
+        options: How the coordinator runs.
+        address: ``HOST:PORT`` or ``unix:PATH``.
+        store: Opens the artifact store that clients reach through it; opened when the first one does.
+        security: Who may connect, and call what.
     """
 
-    def __init__(self, options: CoordinatorOptions, *, address: str, security: ServerSecurity | None = None) -> None:
+    def __init__(
+        self,
+        options: CoordinatorOptions,
+        *,
+        address: str,
+        store: Callable[[], ArtifactStore],
+        security: ServerSecurity | None = None,
+    ) -> None:
         self.coordinator = Coordinator(options)
         self._address = address
         self._gate = Gate()
@@ -44,6 +61,8 @@ class CoordinatorServer:
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         self._checks = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
+        self._artifacts = ArtifactService(self.coordinator, lambda: blobs_of(store()))
+        artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifacts, self._server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self.coordinator), self._server)
         scaler = ExternalScaler(self.coordinator.broker)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(scaler, self._server)
@@ -91,11 +110,18 @@ class CoordinatorServer:
         """Take no more calls, end those that wait, and stop."""
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace=0.2)
+        self._artifacts.transfers.close()
         if self._gate.is_open:
             await self.coordinator.stop()
 
 
-async def serve(options: CoordinatorOptions, *, address: str, security: ServerSecurity | None = None) -> None:
+async def serve(
+    options: CoordinatorOptions,
+    *,
+    address: str,
+    store: Callable[[], ArtifactStore],
+    security: ServerSecurity | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT; on a shared state, wait as a standby while another coordinator is active.
 
     Raises:
@@ -110,7 +136,7 @@ async def serve(options: CoordinatorOptions, *, address: str, security: ServerSe
     if not held and not options.state.shared:
         raise lock.refusal()
     try:
-        server = CoordinatorServer(options, address=address, security=security)
+        server = CoordinatorServer(options, address=address, store=store, security=security)
         await server.listen()
         log.info(
             f"coordinator on {address} (port {server.port}), state {options.state}{'' if held else ', standing by'}"

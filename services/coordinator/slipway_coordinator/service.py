@@ -17,6 +17,7 @@ from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import RETRY_AFTER, configuration_of
+from slipway_coordinator.artifact_service import require
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import in_project, page_start, page_token, parse_filter
 from slipway_coordinator.messages import event_message, export_message
@@ -51,6 +52,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     ) -> export_pb2.Export:
         """Create and start an export, or answer with the one the same request made before."""
         record = new_record(request, traceparent=_traceparent(context))
+        await require(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
             return export_message(record)
         named = bool(request.export_id)

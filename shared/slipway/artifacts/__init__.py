@@ -4,11 +4,12 @@ from slipway.artifacts.actions import ActionResult, action_key
 from slipway.artifacts.digests import digest_file, parse_digest
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.store import ArtifactStore
+from slipway.artifacts.store import Artifacts, ArtifactStore
 
 __all__ = [
     "ActionResult",
     "ArtifactStore",
+    "Artifacts",
     "LocalStore",
     "Manifest",
     "ManifestFile",

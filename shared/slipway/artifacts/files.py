@@ -1,4 +1,4 @@
-"""Files that go into an artifact, and giving a file a second name by the cheapest way its file system offers."""
+"""Files that go into an artifact, work on several of them, and giving one a second name by the cheapest way there is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
-from slipway.errors import ArtifactError
+from slipway.errors import ArtifactError, StageError
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
 _CHUNK_BYTES = 64 << 20  # of one copy in the kernel, which Ctrl-C cannot interrupt
@@ -83,3 +89,26 @@ def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
             )
         if path.is_file():
             yield path.relative_to(folder).as_posix(), path
+
+
+def in_threads(
+    call: Callable[[_T, Callable[[int], None]], _R], items: Iterable[_T], on_bytes: Callable[[int], None] | None
+) -> list[_R]:
+    """Call for every item, several at a time; answers in their order. The first error stops the others at their next chunk.
+
+    That goes for Ctrl-C too: leaving the pool waits for its threads, which could take minutes to read a large model.
+    """
+    stopped = threading.Event()
+
+    def count(done: int) -> None:
+        if stopped.is_set():
+            raise StageError("another file failed, or the command was interrupted", reason="CANCELLED")
+        if on_bytes is not None:
+            on_bytes(done)
+
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        try:
+            return list(pool.map(lambda item: call(item, count), items))
+        except BaseException:
+            stopped.set()
+            raise

@@ -15,23 +15,18 @@ import contextlib
 import fcntl
 import json
 import os
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.artifacts.faults import corrupt, disk_full, not_found
-from slipway.artifacts.files import clone_or_link, link_or_copy, regular_files
+from slipway.artifacts.files import clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.store import OnBytes
-from slipway.errors import ArtifactError, StageError
+from slipway.errors import ArtifactError
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 _Stat = tuple[int, int, int]  # inode, size, modification time
 
 
@@ -77,7 +72,7 @@ class LocalStore:
         with self.lock(fcntl.LOCK_SH), disk_full("fetching", digest, at=target):
             target.mkdir(parents=True)
             self._touch(digest)
-            _in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
+            in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
             for file in manifest.files:
                 path = target / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +171,7 @@ class LocalStore:
 
     def _commit(self, files: Mapping[str, Path], give: Callable[[Path, Path], None], on_bytes: OnBytes | None) -> str:
         with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
-            entries = _in_threads(
+            entries = in_threads(
                 lambda item, count: self._take(item[0], item[1], give, count), sorted(files.items()), on_bytes
             )
             manifest = Manifest.of(entries)
@@ -254,27 +249,6 @@ class LocalStore:
         with (self.root / "lock").open("ab") as file:
             fcntl.flock(file, kind)
             yield
-
-
-def _in_threads(call: Callable[[_T, OnBytes], _R], items: Iterable[_T], on_bytes: OnBytes | None) -> list[_R]:
-    """Call for every item, several at a time; answers in their order. The first error stops the others at their next chunk.
-
-    That goes for Ctrl-C too: leaving the pool waits for its threads, which could take minutes to read a large model.
-    """
-    stopped = threading.Event()
-
-    def count(done: int) -> None:
-        if stopped.is_set():
-            raise StageError("another file failed, or the command was interrupted", reason="CANCELLED")
-        if on_bytes is not None:
-            on_bytes(done)
-
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        try:
-            return list(pool.map(lambda item: call(item, count), items))
-        except BaseException:
-            stopped.set()
-            raise
 
 
 def _recorded(path: Path) -> ActionResult | None:

@@ -25,7 +25,7 @@ from slipway.artifacts.s3_errors import S3_EXCEPTIONS, store_error
 from slipway.artifacts.s3_transfer import complete
 from slipway.errors import ArtifactError
 
-PART_BYTES = 16 << 20
+PART_BYTES = 8 << 20
 """Two of these are in memory for each file on its way in: one that fills, one that is sent."""
 _MOST_PARTS = 10_000  # of the S3 protocol
 _TRIES = 5

@@ -12,7 +12,7 @@ from slipway.artifacts.manifest import Manifest
 OnBytes = Callable[[int], None]
 
 
-class ArtifactStore(Protocol):
+class Artifacts(Protocol):
     """Artifacts by digest and results by action key. Every method may be called from several processes at once."""
 
     @property
@@ -47,6 +47,10 @@ class ArtifactStore(Protocol):
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
         ...
+
+
+class ArtifactStore(Artifacts, Protocol):
+    """All of a store: what workers use, and what looks after it."""
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""

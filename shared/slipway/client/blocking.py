@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
 
-from slipway.client.requests import DEFAULT_PROJECT, TIMEOUT_SECONDS, create_request, export_name, with_trace
+from slipway.artifacts import ManifestFile
+from slipway.artifacts.files import regular_files
+from slipway.artifacts.store import OnBytes
+from slipway.client.artifacts import ProjectArtifacts
+from slipway.client.requests import (
+    DEFAULT_PROJECT,
+    TIMEOUT_SECONDS,
+    artifact_name,
+    create_artifact_request,
+    create_request,
+    export_name,
+    with_trace,
+)
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.channels import BlockingChannel
 from slipway.security.settings import Security
 from slipway.wire import failure_of_call
+from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
+from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
 from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
 
 T = TypeVar("T")
 
 
 class Client:
-    """Calls ``slipway.v1.ExportService``. Exports may be named by id or in full. Safe for several threads.
+    """Calls ``slipway.v1.ExportService`` and ``slipway.v1.ArtifactService``. Exports may be named by id or in full. Safe for several threads.
 
     Every method raises :class:`~slipway.errors.ModelExportError` with the reason the coordinator gave, or
     ``COORDINATOR_UNAVAILABLE`` when it does not answer.
@@ -31,7 +46,7 @@ class Client:
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
         security: Certificates and token; None connects in plain and shows none.
-        project: Project of exports that are named by id alone.
+        project: Project of artifacts, and of exports that are named by id alone.
         timeout_seconds: Longest time one call may take; watching has no limit.
 
     Raises:
@@ -157,7 +172,7 @@ class Client:
     def _connected(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
         """New events over one connection; last, why it ended before the export did."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
-        call = self._stub.WatchExport(request, metadata=self._metadata())
+        call = self._stub.WatchExport(request, metadata=self.metadata())
         try:
             yield from (event for event in call if watch.is_new(event))
         except grpc.RpcError as error:
@@ -169,6 +184,50 @@ class Client:
         finally:
             call.cancel()
 
+    def push_artifact(
+        self, source: Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
+    ) -> str:
+        """Bring a folder, or files by their path inside the artifact; answers the digest, which an export may start from.
+
+        Args:
+            source: They stay as they are. What the project has brought before is not sent again.
+            project: Who it belongs to; the client's project when empty.
+            on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
+        """
+        files = dict(regular_files(source)) if isinstance(source, Path) else source
+        return self.artifacts(project=project).put_files(files, on_bytes=on_bytes)
+
+    def pull_artifact(self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None) -> Path:
+        """Write an artifact's verified files into a new folder; answers the folder."""
+        return self.artifacts(project=project).fetch(digest, folder, on_bytes=on_bytes)
+
+    def artifacts(self, *, project: str = "") -> ProjectArtifacts:
+        """A project's artifacts as a store."""
+        return ProjectArtifacts(self, project or self.project)
+
+    def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
+        """The files of an artifact."""
+        name = artifact_name(digest, project=project or self.project)
+        return self._call(self.artifact_stub.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
+
+    def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
+        """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+        parent = f"projects/{project or self.project}"
+        request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
+        while True:
+            response = self._call(self.artifact_stub.ListArtifacts, request)
+            yield from response.digests
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    def create_artifact(
+        self, files: Iterable[ManifestFile], *, project: str = ""
+    ) -> artifact_pb2.CreateArtifactResponse:
+        """Make an artifact of content that was brought, or learn what is missing; :meth:`push_artifact` does all of it."""
+        request = create_artifact_request(files, project=project or self.project)
+        return self._call(self.artifact_stub.CreateArtifact, request)
+
     def _name(self, name: str) -> str:
         return export_name(name, project=self.project)
 
@@ -176,11 +235,17 @@ class Client:
     def _stub(self) -> ExportServiceStub:
         return ExportServiceStub(self._channel.current())
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
+    @property
+    def artifact_stub(self) -> ArtifactServiceStub:
+        """Calls that carry content, for :class:`~slipway.client.artifacts.ProjectArtifacts`."""
+        return ArtifactServiceStub(self._channel.current())
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
         return with_trace(self._channel.identity.metadata())
 
     def _call(self, method: Callable[..., T], request: object) -> T:
         try:
-            return method(request, timeout=self._timeout, metadata=self._metadata())
+            return method(request, timeout=self._timeout, metadata=self.metadata())
         except grpc.RpcError as error:
             raise failure_of_call(error, address=self.address).error() from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
+from slipway.artifacts import ManifestFile
 from slipway.configuration import ExportConfiguration
 from slipway.telemetry import current_traceparent
 from slipway.wire import configuration_message
+from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"
@@ -18,6 +21,17 @@ Metadata = tuple[tuple[str, str], ...]
 def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
     """The full name ``projects/{project}/exports/{export}`` of an export given by id; a full name stays as it is."""
     return export if export.startswith("projects/") else f"projects/{project}/exports/{export}"
+
+
+def artifact_name(digest: str, *, project: str) -> str:
+    """The full name of a project's artifact."""
+    return f"projects/{project}/artifacts/{digest}"
+
+
+def create_artifact_request(files: Iterable[ManifestFile], *, project: str) -> artifact_pb2.CreateArtifactRequest:
+    """The request of ``create_artifact``."""
+    entries = [artifact_pb2.ArtifactFile(**asdict(file)) for file in files]
+    return artifact_pb2.CreateArtifactRequest(parent=f"projects/{project}", files=entries)
 
 
 def create_request(

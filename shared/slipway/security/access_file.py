@@ -8,6 +8,7 @@
         projects: [research]           # or ["*"]
         token_sha256: 5f2c…            # of a token that python -m slipway.security made
         expires: 2027-06-30            # optional: the token's last day (UTC)
+        holds_store: true              # optional: it has the artifact store's credentials, too
       - name: workers
         role: worker
         certificate: workers.slipway   # DNS or URI name in the certificate it shows
@@ -43,6 +44,7 @@ class Entry(BaseModel):
     token_sha256: str = ""
     certificate: str = ""
     expires: date | None = None
+    holds_store: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,7 +63,7 @@ class Entry(BaseModel):
 
     def principal(self) -> Principal:
         """Who this is."""
-        return Principal(self.name, frozenset({Role(self.role)}), self.projects)
+        return Principal(self.name, frozenset({Role(self.role)}), self.projects, self.holds_store)
 
 
 class AccessList(BaseModel):

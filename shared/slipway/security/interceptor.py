@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipway.errors import ModelExportError, ServiceError
+from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.security.access_file import unauthenticated
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
 from slipway.security.principals import OWNER, Principal
@@ -29,7 +30,7 @@ current_principal: ContextVar[Principal] = ContextVar("slipway_principal", defau
 """Who makes the call that is being answered."""
 
 Context = grpc.aio.ServicerContext
-Parse = Callable[[bytes], Any]
+Parse = Callable[[bytes], Any] | None
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -74,51 +75,58 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
-        method = str(handler_call_details.method)
-        metadata = tuple(handler_call_details.invocation_metadata or ())
         make, behaviour = _parts(handler)
         wrap = self._streaming if handler.response_streaming else self._answering
-        # A request is read by the checks, so that nobody unknown has the server parse anything.
-        parse = None if handler.request_streaming else handler.request_deserializer
-        return make(
-            wrap(method, metadata, behaviour, parse),
-            request_deserializer=handler.request_deserializer if parse is None else None,
-            response_serializer=handler.response_serializer,
-        )
+        # Requests are read by the checks, so that nobody unknown has the server parse anything.
+        return make(wrap(handler_call_details, handler, behaviour), response_serializer=handler.response_serializer)
 
-    def _answering(self, method: str, metadata: Metadata, behaviour: Any, parse: Parse | None) -> Any:
+    def _answering(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
             try:
-                rule, principal = self._admit(method, metadata, context)
-                if parse is not None:
-                    request = self._read(rule, principal, request, parse)
+                rule, principal = self._admit(details, context)
                 current_principal.set(principal)
-                try:
-                    async with asyncio.timeout(rule.seconds):
-                        return await behaviour(request, context)
-                except TimeoutError as error:
-                    raise ServiceError(
-                        f"{method} took longer than {rule.seconds:g} s", reason="CALL_TIMEOUT", remedy="try again"
-                    ) from error
+                if handler.request_streaming:
+                    requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
+                    with self._streams.one(_client(principal, context)):
+                        return await behaviour(requests, context)
+                checked = self._read(rule, principal, request, handler.request_deserializer)
+                async with _in_time(f"{details.method} took longer", rule.seconds):
+                    return await behaviour(checked, context)
             except ModelExportError as error:
                 await _abort(context, error)
 
         return call
 
-    def _streaming(self, method: str, metadata: Metadata, behaviour: Any, parse: Parse | None) -> Any:
+    def _streaming(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> None:
             try:
-                rule, principal = self._admit(method, metadata, context)
-                if parse is not None:
-                    request = self._read(rule, principal, request, parse)
+                rule, principal = self._admit(details, context)
+                read = self._requests if handler.request_streaming else self._read
+                checked = read(rule, principal, request, handler.request_deserializer)
                 current_principal.set(principal)
-                client = principal.name if principal.roles else _host(context)
-                with self._streams.one(client):
-                    await self._stream(behaviour(request, context), context)
+                with self._streams.one(_client(principal, context)):
+                    await self._stream(behaviour(checked, context), context)
             except ModelExportError as error:
                 await _abort(context, error)
 
         return call
+
+    async def _requests(
+        self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
+    ) -> AsyncIterator[Any]:
+        """The requests of a stream, checked one by one; the first one says what the call is about.
+
+        Raises:
+            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come and nobody is patient.
+        """
+        first, incoming = True, aiter(stream)
+        while True:
+            async with _in_time("the next message of the stream took longer", None if patient else rule.seconds):
+                data = await anext(incoming, None)
+            if data is None:
+                return
+            yield self._read(rule, principal, data, parse, about=rule.resource if first else "")
+            first = False
 
     async def _stream(self, answering: Any, context: Context) -> None:
         """Send what a method yields; a reader that does not take a message in time is let go."""
@@ -136,12 +144,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         finally:
             await answering.aclose()
 
-    def _admit(self, method: str, metadata: Metadata, context: Context) -> tuple[Rule, Principal]:
+    def _admit(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
         """Who calls, when the role allows it.
 
         Raises:
             ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
         """
+        method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
             raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
@@ -152,7 +161,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if self._encrypted_only and not encrypted:
             raise unauthenticated("this port answers only health checks without TLS")
         names = [name.decode(errors="replace") for name in identity.get(_NAMES, ())]
-        principal = self._authenticator.identify(token=bearer_token(metadata), certificate_names=names)
+        principal = self._authenticator.identify(
+            token=bearer_token(tuple(details.invocation_metadata or ())), certificate_names=names
+        )
         if not principal.roles & rule.roles:
             raise denied(
                 f"{principal.name} may not call {method.rpartition('/')[2]}",
@@ -162,23 +173,25 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
         return rule, principal
 
-    def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse) -> Any:
-        """The request, when it is within limits and about what the caller may see.
+    def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
+        """The request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
 
         Raises:
-            ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or ``EXPORT_NOT_FOUND``.
+            ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or one of
+                :func:`check_project`.
         """
         check_size(data, rule.max_bytes)
         try:
-            request = parse(data)
+            request = parse(data) if parse is not None else data
         except DecodeError as error:
             raise ServiceError(
                 f"the request is not a message of this call: {error}", reason="REQUEST_INVALID"
             ) from error
         if rule.plain:
             check_request(request, self._limits)
-        if rule.resource:
-            check_project(principal, rule.resource, str(getattr(request, rule.resource)))
+        about = rule.resource if about is None else about
+        if about:
+            check_project(principal, about, str(getattr(request, about)))
         return request
 
 
@@ -187,6 +200,7 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
 
     Raises:
         ServiceError: reason ``EXPORT_NOT_FOUND``, ``PERMISSION_DENIED`` for a whole project, or ``REQUEST_INVALID``.
+        ArtifactError: reason ``ARTIFACT_NOT_FOUND``.
     """
     parts = resource.split("/")
     if parts[0] != "projects" or len(parts) < 2 or not parts[1]:
@@ -200,11 +214,23 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
         return
     if field == "parent":
         raise denied(f"{principal.name} is not of the project {parts[1]!r}", remedy="name one of your own projects")
+    if parts[2:3] == ["artifacts"]:
+        raise no_artifact(parts[1], "/".join(parts[3:]))
     raise ServiceError(
         f"there is no export {resource}",
         reason="EXPORT_NOT_FOUND",
         remedy="slipway list shows those there are",
         about={"export": resource},
+    )
+
+
+def no_artifact(project: str, digest: str) -> ArtifactError:
+    """A project has no such artifact, whether or not another one has."""
+    return ArtifactError(
+        f"the project {project} has no artifact {digest}",
+        reason="ARTIFACT_NOT_FOUND",
+        remedy="slipway push --coordinator brings one",
+        about={"digest": digest},
     )
 
 
@@ -239,6 +265,25 @@ def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
             return grpc.stream_unary_rpc_method_handler, handler.stream_unary
         case _:
             return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+
+
+def _client(principal: Principal, context: Context) -> str:
+    """Whose streams are counted together."""
+    return principal.name if principal.roles else _host(context)
+
+
+@contextlib.asynccontextmanager
+async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
+    """End what takes too long.
+
+    Raises:
+        ServiceError: reason ``CALL_TIMEOUT``.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise ServiceError(f"{what} than {seconds:g} s", reason="CALL_TIMEOUT", remedy="try again") from error
 
 
 def _host(context: Context) -> str:

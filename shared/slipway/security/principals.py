@@ -32,11 +32,18 @@ class Principal:
         name: For logs.
         roles: What it may do; several only for the owner of a private coordinator.
         projects: Projects it may see and change; ``*`` for all.
+        holds_store: It has credentials of the artifact store, and so reads there whatever it knows the digest of.
     """
 
     name: str
     roles: frozenset[Role]
     projects: frozenset[str] = frozenset()
+    holds_store: bool = False
+
+    @property
+    def may_name_any(self) -> bool:
+        """Whether it may use every artifact whose digest it knows, whosever it is."""
+        return self.holds_store or ALL_PROJECTS in self.projects
 
     def may_see(self, project: str) -> bool:
         """Whether a project's exports are this principal's business."""

@@ -19,11 +19,13 @@ class Rule:
 
     Attributes:
         roles: Roles that may call it; empty lets everybody in, even without any identity.
-        resource: Field of the request whose value ``projects/{project}…`` has to be of one of the caller's projects.
+        resource: Field of the request whose value ``projects/{project}…`` has to be of one of the caller's projects; of a
+            stream of requests, of the first one.
         every_project: The call reaches all projects: only for principals of all of them (and workers).
-        max_bytes: Largest request.
+        max_bytes: Largest request, each of a stream.
         plain: Whether texts and lists in the request are held to the limits of a client's.
-        seconds: Longest time a call that answers once may take.
+        seconds: Longest time a call that answers once may take; of a stream of requests, that the next one may be
+            waited for.
     """
 
     roles: frozenset[Role]
@@ -50,6 +52,14 @@ RULES: Mapping[str, Rule] = {
     "/slipway.v1.ExportService/RetryExport": Rule(SUBMITTERS, "name", max_bytes=_SMALL),
     # Results of a deleted export become collectable.
     "/slipway.v1.ExportService/DeleteExport": Rule(OPERATORS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/GetArtifact": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/ListArtifacts": Rule(VIEWERS, "parent", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/ReadBlob": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/WriteBlob": Rule(SUBMITTERS, "parent", max_bytes=5 * _MIB),
+    # A list of files: the service itself counts them, and checks their paths.
+    "/slipway.v1.ArtifactService/CreateArtifact": Rule(
+        SUBMITTERS, "parent", max_bytes=8 * _MIB, plain=False, seconds=120.0
+    ),
     "/slipway.v1.WorkerService/Synchronize": _REPORT,
     "/slipway.v1.WorkerService/CompleteTask": _REPORT,
     "/slipway.v1.StageService/Describe": Rule(VIEWERS, max_bytes=_SMALL),

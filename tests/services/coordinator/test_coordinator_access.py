@@ -75,13 +75,14 @@ class Place:
 
     def channel(self, name: str, **kwargs: Any) -> tuple[grpc.Channel, tuple[tuple[str, str], ...]]:
         client = self.client(name, **kwargs)
-        return client._channel.current(), client._metadata()
+        return client._channel.current(), client.metadata()
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     place = Place(tmp_path_factory.mktemp("access"))
     with place.harness:
+        place.harness.give(DIGEST, project="red")
         with place.client("submitter") as client:
             client.create_export(CONFIGURATION, sources={"base": DIGEST, "adapter": DIGEST}, export_id="ours")
         yield place

@@ -1,0 +1,240 @@
+"""A project's artifacts at a coordinator, which passes their content on: no credentials of the artifact store are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import grpc
+
+from slipway.artifacts import ActionResult, Manifest, ManifestFile
+from slipway.artifacts.blobs import CHUNK_BYTES
+from slipway.artifacts.faults import corrupt, disk_full
+from slipway.artifacts.files import in_threads, link_or_copy, regular_files
+from slipway.artifacts.manifest import describe_file
+from slipway.artifacts.store import OnBytes
+from slipway.errors import REASONS, ArtifactError, Category, Failure
+from slipway.wire import failure_of_call
+from slipway_protos.v1 import artifact_pb2 as pb
+
+if TYPE_CHECKING:
+    from slipway.client.blocking import Client
+
+PATIENCE_SECONDS = 120.0
+_ROUNDS = 3
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class ProjectArtifacts:
+    """:class:`~slipway.artifacts.store.Artifacts` of one project. What it fetches was compared with its digests.
+
+    A transfer goes on by itself when the coordinator is away for up to two minutes.
+
+    Args:
+        client: Calls the coordinator.
+        project: Whose artifacts.
+    """
+
+    def __init__(self, client: Client, project: str) -> None:
+        self._client, self._project = client, project
+        self._manifests: dict[str, Manifest] = {}
+
+    @property
+    def where(self) -> str:
+        """Coordinator and project."""
+        return f"{self._client.address}, project {self._project}"
+
+    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+        """Bring a folder; answers the artifact's digest."""
+        return self.put_files(dict(regular_files(folder)), on_bytes=on_bytes)
+
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Bring files, by their path inside the artifact; answers the artifact's digest. Only what the project lacks is sent.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID``, or ``FILE_ERROR`` when one cannot be read or changes meanwhile.
+            ModelExportError: What the coordinator answers.
+        """
+        tell = on_bytes or _ignore
+
+        def describe(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
+            return describe_file(item[0], Path(item[1]), on_bytes=lambda _: count(0))
+
+        manifest = Manifest.of(in_threads(describe, sorted(files.items()), tell))
+        paths = {file.digest: Path(files[file.path]) for file in manifest.files}
+        contents = {file.digest: file for file in manifest.files}
+        sent: set[str] = set()
+        for _ in range(_ROUNDS):
+            answer = self._client.create_artifact(manifest.files, project=self._project)
+            for digest in sorted(set(contents) - set(answer.missing) - sent):
+                tell(contents[digest].size_bytes)
+            sent |= set(contents)
+            if not answer.missing:
+                return answer.digest
+            in_threads(lambda digest, count: self._send(contents[digest], paths[digest], count), answer.missing, tell)
+        raise ArtifactError(
+            f"what was brought to {self.where} was taken away again, first {answer.missing[0]}",
+            reason="STORE_UNAVAILABLE",
+            remedy="try again when no garbage collection runs",
+        )
+
+    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+        """Write an artifact's files below ``target``, which must not exist.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT`` or ``DISK_FULL``.
+            ModelExportError: What the coordinator answers.
+        """
+        manifest = self.manifest(digest)
+        first = {file.digest: file for file in reversed(manifest.files)}
+        with disk_full("fetching", digest, at=target):
+            target.mkdir(parents=True)
+            for file in manifest.files:
+                (target / file.path).parent.mkdir(parents=True, exist_ok=True)
+            in_threads(
+                lambda file, count: self._receive(file, digest, target / file.path, count), first.values(), on_bytes
+            )
+            for file in manifest.files:
+                if first[file.digest] != file:
+                    link_or_copy(target / first[file.digest].path, target / file.path)
+        return target
+
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` or ``ARTIFACT_INVALID`` for an answer that is not this artifact.
+        """
+        if digest not in self._manifests:
+            found = self._client.get_artifact(digest, project=self._project)
+            manifest = Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in found.files)
+            if manifest.digest != digest:
+                raise corrupt(digest, "its manifest")
+            self._manifests[digest] = manifest
+        return self._manifests[digest]
+
+    def exists(self, digest: str) -> bool:
+        """Whether the project has an artifact."""
+        try:
+            self.manifest(digest)
+        except ArtifactError as error:
+            if error.reason != "ARTIFACT_NOT_FOUND":
+                raise
+            return False
+        return True
+
+    def action(self, key: str) -> ActionResult | None:  # noqa: ARG002 - the protocol's
+        """None: recorded results are the workers' business."""
+        return None
+
+    def record_action(self, key: str, result: ActionResult) -> None:
+        """Does nothing, for the same reason."""
+
+    def _send(self, file: ManifestFile, path: Path, tell: OnBytes) -> None:
+        def attempt(progress: Callable[[], None]) -> None:
+            with path.open("rb", buffering=0) as source:
+
+                def on(count: int) -> None:
+                    tell(count)
+                    progress()
+
+                requests = _Requests(self._project, file, source, on)
+                try:
+                    self._client.artifact_stub.WriteBlob(iter(requests), metadata=self._client.metadata())
+                except grpc.RpcError:
+                    if requests.error is not None:
+                        raise requests.error from None
+                    raise
+
+        self._patiently(attempt)
+
+    def _receive(self, file: ManifestFile, artifact: str, path: Path, tell: OnBytes) -> None:
+        """Write one verified file; content that is wrong after it came in several pieces is fetched once more."""
+        name = f"projects/{self._project}/artifacts/{artifact}"
+        with path.open("x+b", buffering=0) as target:
+            for _ in range(2):
+                sha, resumed = hashlib.sha256(), 0
+                target.seek(0)
+
+                def attempt(progress: Callable[[], None], sha: hashlib._Hash = sha) -> None:
+                    nonlocal resumed
+                    offset = target.tell()
+                    resumed += offset > 0
+                    request = pb.ReadBlobRequest(name=name, digest=file.digest, offset=offset)
+                    call = self._client.artifact_stub.ReadBlob(request, metadata=self._client.metadata())
+                    try:
+                        for answer in call:
+                            target.write(answer.data)
+                            sha.update(answer.data)
+                            tell(len(answer.data))
+                            progress()
+                    finally:
+                        call.cancel()
+
+                self._patiently(attempt)
+                if f"sha256:{sha.hexdigest()}" == file.digest:
+                    return
+                if not resumed:
+                    break
+        raise corrupt(artifact, file.path)
+
+    def _patiently(self, attempt: Callable[[Callable[[], None]], None]) -> None:
+        """Try again while the coordinator is away; an attempt says whenever it gets on.
+
+        Raises:
+            ModelExportError: The failure, when another attempt cannot help, or patience is over.
+        """
+        last, pause = time.monotonic(), 0.1
+
+        def progress() -> None:
+            nonlocal last, pause
+            last, pause = time.monotonic(), 0.1
+
+        while True:
+            try:
+                return attempt(progress)
+            except grpc.RpcError as error:
+                failure = failure_of_call(error, address=self._client.address)
+                if not _passes(failure) or time.monotonic() - last >= PATIENCE_SECONDS:
+                    raise failure.error() from error
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not come back all at once
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+class _Requests:
+    """The messages that bring a file. gRPC reads them in a thread of its own and keeps to itself what goes wrong there."""
+
+    def __init__(self, project: str, file: ManifestFile, source: BinaryIO, tell: OnBytes) -> None:
+        self.error: Exception | None = None
+        self._project, self._file, self._source, self._tell = project, file, source, tell
+
+    def __iter__(self) -> Iterator[pb.WriteBlobRequest]:
+        file = self._file
+        try:
+            yield pb.WriteBlobRequest(
+                parent=f"projects/{self._project}", digest=file.digest, size_bytes=file.size_bytes
+            )
+            while data := self._source.read(CHUNK_BYTES):
+                yield pb.WriteBlobRequest(data=data)
+                self._tell(len(data))
+        except OSError as error:
+            self.error = ArtifactError(f"cannot read {self._source.name}: {error.strerror}", reason="FILE_ERROR")
+            raise
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _passes(failure: Failure) -> bool:
+    # A server that stops cancels its streams.
+    if failure.reason in {"CANCELLED", "CALL_TIMEOUT"}:
+        return True
+    return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
+
+
+def _ignore(_: int) -> None:
+    """Count nothing."""
