@@ -87,9 +87,9 @@ class Hub:
         self._opening = asyncio.Lock()
 
     async def publish(self, name: str, payload: Payload) -> None:
-        """Tell everybody who watches an export."""
+        """Tell everybody who watches an export. Its end is the last they hear: a worker's report may come later."""
         channel = await self._channel(name)
-        if channel is None:
+        if channel is None or (channel.ended and not isinstance(payload, ExportRecord)):
             return
         if channel.last + 1 >= channel.limit:
             async with self._opening:

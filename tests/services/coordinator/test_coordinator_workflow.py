@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 def text(harness: Harness, digest: str, target: Path) -> str:
     return (harness.store.fetch(digest, target) / "text").read_text()
+
+
+@contextmanager
+def recovering(harness: Harness, folder: Path, rule: str) -> Iterator[None]:
+    """The coordinator has one recovery rule, this one."""
+    (folder / "rules.yaml").write_text(f"rules: [{rule}]\nguidance: {{default: [call us]}}\n")
+    built_in = harness.server.coordinator.rules
+    harness.server.coordinator.rules = load_rules(folder / "rules.yaml")
+    try:
+        yield
+    finally:
+        harness.server.coordinator.rules = built_in
 
 
 def test_branches_run_and_meet(shared: Harness, tmp_path: Path) -> None:
@@ -78,19 +92,13 @@ def test_a_failed_branch_leaves_the_others(shared: Harness) -> None:
 
 
 def test_recovery_changes_parameters_and_says_so(shared: Harness, tmp_path: Path) -> None:
-    (tmp_path / "rules.yaml").write_text(
-        "rules:\n"
-        "  - {name: other-engine, reasons: [EXPORT_ENGINE_FAILED], when: {about.engine: {in: [first]}},"
-        " set: {engine: second, fail: ''}, say: the second engine, warn: second best}\n"
-        "guidance: {default: [call us]}\n"
+    rule = (
+        "{name: other-engine, reasons: [EXPORT_ENGINE_FAILED], when: {about.engine: {in: [first]}},"
+        " set: {engine: second, fail: ''}, say: the second engine, warn: second best}"
     )
-    built_in = shared.server.coordinator.rules
-    shared.server.coordinator.rules = load_rules(tmp_path / "rules.yaml")
-    try:
+    with recovering(shared, tmp_path, rule):
         task = tiny_task("m", engine="first", fail="EXPORT_ENGINE_FAILED", text="engines")
         export = shared.finished(shared.submit(tiny_export("engines", task, base=shared.base())))
-    finally:
-        shared.server.coordinator.rules = built_in
     assert state(export) == "succeeded"
     first, second = export.tasks[0].attempts
     assert failure_of_status(first.error).reason == "EXPORT_ENGINE_FAILED"
@@ -101,6 +109,19 @@ def test_recovery_changes_parameters_and_says_so(shared: Harness, tmp_path: Path
     )
     assert list(export.warnings) == ["second best"]
     assert export.recovery_profile == "balanced"
+
+
+def test_a_store_that_does_not_answer_is_waited_for(shared: Harness, tmp_path: Path) -> None:
+    rule = "{name: later, reasons: [STORE_UNAVAILABLE], repeat: true, wait_seconds: 0.5, limit: 2, say: later}"
+    task = tiny_task("m", fail="STORE_UNAVAILABLE", fail_times=2, text="later", runs=str(tmp_path / "runs"))
+    with recovering(shared, tmp_path, rule):
+        export = shared.finished(shared.submit(tiny_export("later", task, base=shared.base())))
+    assert state(export) == "succeeded"
+    attempts = export.tasks[0].attempts
+    assert [attempt.rule for attempt in attempts] == ["", "later", "later"]
+    waits = [b.start_time.ToNanoseconds() - a.end_time.ToNanoseconds() for a, b in itertools.pairwise(attempts)]
+    assert waits[0] >= 0.5e9
+    assert waits[1] >= 1.0e9
 
 
 def test_a_crash_is_tried_again_as_the_rules_say(shared: Harness, tmp_path: Path) -> None:
@@ -172,7 +193,7 @@ def test_progress_and_logs_reach_those_who_watch(shared: Harness) -> None:
 
 def test_watching_goes_on_after_the_last_event_seen(shared: Harness, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    task = tiny_task("m", text="resumed", sleep_seconds=20, unless=str(gate))
+    task = tiny_task("m", text="resumed", sleep_seconds=120, unless=str(gate))
     name = shared.submit(tiny_export("resumed", task, base=shared.base()))
     seen = []
     for event in shared.client.watch_export(name):

@@ -1,0 +1,66 @@
+"""Events for those who watch: numbered, resumable, and over with the export's end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator_harness import tiny_export, tiny_task
+from slipway_coordinator.hub import Happening, Hub
+from slipway_coordinator.records import ExportRecord
+from slipway_coordinator.states import ExportState
+from slipway_protos.v1 import export_pb2
+
+RUNNING = tiny_export("x", tiny_task("m")).with_(state=ExportState.RUNNING)
+ENDED = RUNNING.with_(state=ExportState.SUCCEEDED, revision=2)
+
+
+def hub() -> Hub:
+    async def reserve(name: str) -> int:
+        return 0
+
+    async def load(name: str) -> ExportRecord | None:
+        return RUNNING if name == RUNNING.name else None
+
+    return Hub(reserve, load)
+
+
+async def watched(events: Hub, *, after: int = 0) -> list[Happening]:
+    return [happening async for happening in events.watch(RUNNING.name, after=after)]
+
+
+def test_the_end_of_an_export_is_the_last_event() -> None:
+    async def story() -> None:
+        events = hub()
+        await events.publish(RUNNING.name, export_pb2.TaskProgress(task="m", phase="early"))
+        await events.publish(RUNNING.name, ENDED)
+        # A report that was on its way when the result came in.
+        await events.publish(RUNNING.name, export_pb2.TaskProgress(task="m", phase="late"))
+        await events.publish(RUNNING.name, export_pb2.LogLine(message="late"))
+        seen = await watched(events)
+        assert seen[-1].payload == ENDED
+        assert await watched(events, after=seen[-1].sequence) == []
+
+    asyncio.run(story())
+
+
+def test_another_run_of_an_export_that_ended_is_told() -> None:
+    async def story() -> None:
+        events = hub()
+        await events.publish(RUNNING.name, ENDED)
+        last = (await watched(events))[-1].sequence
+        await events.publish(RUNNING.name, RUNNING.with_(revision=3, run=2))
+        await events.publish(RUNNING.name, export_pb2.TaskProgress(task="m", phase="again"))
+        await events.publish(RUNNING.name, ENDED.with_(revision=4, run=2))
+        seen = await watched(events, after=last)
+        assert [type(happening.payload).__name__ for happening in seen] == ["TaskProgress", "ExportRecord"]
+
+    asyncio.run(story())
+
+
+def test_nobody_hears_of_an_unknown_export() -> None:
+    async def story() -> None:
+        events = hub()
+        await events.publish("projects/default/exports/none", ENDED)
+        assert [happening async for happening in events.watch("projects/default/exports/none", after=0)] == []
+
+    asyncio.run(story())
