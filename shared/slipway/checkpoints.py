@@ -1,8 +1,9 @@
-"""Checkpoints of a LoRA training run: which there are, which are whole, and which is the newest of those.
+"""Checkpoints of a LoRA training run: which there are, which are whole, and which is the newest or best of those.
 
 A run's folder holds ``checkpoint-<step>`` folders as transformers' Trainer writes them; a checkpoint's own folder (or a
 folder that only holds a saved adapter) is taken as well. Steps come from ``trainer_state.json`` and the folder's number,
-never from modification times, which copies and downloads do not keep.
+never from modification times, which copies and downloads do not keep. Which one is the best is what the run itself
+recorded (``best_model_checkpoint``), as its latest state has it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PureWindowsPath
+from typing import Any, Literal
 
 from slipway.errors import CheckpointValidationError
 from slipway.model_files import (
@@ -22,6 +23,7 @@ from slipway.model_files import (
     MODEL_WEIGHTS,
 )
 from slipway.safetensors_file import read_safetensors
+from slipway.sharded_checkpoints import sharded_weights
 
 TRAINER_STATE = "trainer_state.json"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -38,10 +40,11 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a checkpoint cannot be used."""
+    """Why a checkpoint cannot be used, and what would make it usable when that is more than its reason tells."""
 
     reason: str
     message: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Checkpoint:
         eval_loss: Evaluation loss last logged before it was saved, if any.
         rank: ``r`` of the adapter.
         base_model: Name of the base model as the adapter's configuration gives it.
+        best: Whether the run recorded it as its best one.
+        best_metric: The metric that made it the best one, if any.
         warnings: What the user should know: skipped newer checkpoints with the reason, contradictory steps.
     """
 
@@ -66,6 +71,8 @@ class Checkpoint:
     eval_loss: float | None = None
     rank: int | None = None
     base_model: str | None = None
+    best: bool = False
+    best_metric: float | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -78,15 +85,22 @@ class Checkpoint:
         return {**asdict(self), "path": str(self.path), "healthy": self.healthy}
 
 
-def find_checkpoint(path: Path | str, *, auto_detect_latest: bool = True) -> Checkpoint:
-    """The checkpoint to export: the folder itself when it holds an adapter, else the newest whole one below it.
+def find_checkpoint(
+    path: Path | str, *, auto_detect_latest: bool = True, select: Literal["latest", "best"] = "latest"
+) -> Checkpoint:
+    """The checkpoint to export: the folder itself when it holds an adapter, else one of those below it.
 
     Newer checkpoints that are broken are named, with the reason, in :attr:`Checkpoint.warnings`.
 
+    Args:
+        path: Folder of a run, or of one checkpoint.
+        auto_detect_latest: Whether to look below the folder.
+        select: ``latest`` takes the newest whole one, ``best`` the one that the run recorded as its best.
+
     Raises:
-        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when there is none; the newest one's own reason
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when there is none; the best or newest one's own reason
             (``CHECKPOINT_INCOMPLETE``, ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
-            ``UNSAFE_PICKLE``) when none is usable.
+            ``UNSAFE_PICKLE``) when it, or none, is usable.
     """
     folder = Path(path).expanduser()
     found = list_checkpoints(folder)
@@ -94,19 +108,48 @@ def find_checkpoint(path: Path | str, *, auto_detect_latest: bool = True) -> Che
         found = [checkpoint for checkpoint in found if checkpoint.path == folder]
     if not found:
         raise _not_found(folder, auto_detect_latest)
+    if select == "best":
+        return _best(folder, found)
     skipped: list[str] = []
     for checkpoint in found:
         if checkpoint.healthy:
             return replace(checkpoint, warnings=(*checkpoint.warnings, *skipped))
         why = "; ".join(problem.message for problem in checkpoint.problems)
         skipped.append(f"skipped {checkpoint.path}: {why}")
-    newest, first = found[0], found[0].problems[0]
     others = "" if len(found) == 1 else f" ({len(found)} checkpoints, none usable: {' | '.join(skipped)})"
-    raise CheckpointValidationError(
-        f"checkpoint {newest.path}: {first.message}{others}",
+    raise _unusable(found[0], others)
+
+
+def _best(folder: Path, found: list[Checkpoint]) -> Checkpoint:
+    """The run's best checkpoint.
+
+    Raises:
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when the run names none, or it is gone; its own reason when it
+            cannot be used.
+    """
+    best = next((checkpoint for checkpoint in found if checkpoint.best), None)
+    if best is None:
+        name, _ = _recorded_best(folder, found)
+        what = f"its best checkpoint, {name}, is not there any more" if name else f"no {TRAINER_STATE} names a best one"
+        raise CheckpointValidationError(
+            f"cannot take the best checkpoint of {folder}: {what}",
+            reason="CHECKPOINT_NOT_FOUND",
+            remedy="set checkpoint.select to latest, or name a checkpoint's own folder; Trainer records and keeps the best "
+            "one with load_best_model_at_end=True",
+            about={"checkpoint": folder, "key": "checkpoint.select"},
+        )
+    if not best.healthy:
+        raise _unusable(best, "; it is the best one by the run's own record")
+    return best
+
+
+def _unusable(checkpoint: Checkpoint, more: str) -> CheckpointValidationError:
+    first = checkpoint.problems[0]
+    return CheckpointValidationError(
+        f"checkpoint {checkpoint.path}: {first.message}{more}",
         reason=first.reason,
-        remedy=_REMEDIES.get(first.reason, "use another checkpoint"),
-        about={"checkpoint": newest.path},
+        remedy=first.remedy or _REMEDIES.get(first.reason, "use another checkpoint"),
+        about={"checkpoint": checkpoint.path},
     )
 
 
@@ -128,7 +171,23 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and _number(entry) is not None]
     checkpoints = [inspect_checkpoint(entry) for entry in below]
     checkpoints.sort(key=lambda checkpoint: (checkpoint.step or 0, _number(checkpoint.path) or 0), reverse=True)
-    return [*([inspect_checkpoint(folder)] if itself else []), *checkpoints]
+    found = [*([inspect_checkpoint(folder)] if itself else []), *checkpoints]
+    name, metric = _recorded_best(folder, found)
+    return [
+        replace(checkpoint, best=True, best_metric=metric) if name and checkpoint.path.name == name else checkpoint
+        for checkpoint in found
+    ]
+
+
+def _recorded_best(folder: Path, found: list[Checkpoint]) -> tuple[str, float | None]:
+    """Folder name and metric of the best checkpoint by the newest state of the run; an empty name when none tells."""
+    for place in dict.fromkeys([folder, *(checkpoint.path for checkpoint in found)]):
+        state, _ = _trainer_state(place)
+        best, metric = state.get("best_model_checkpoint"), state.get("best_metric")
+        if isinstance(best, str) and best:
+            name = PureWindowsPath(best).name  # takes both kinds of separators: training may have run anywhere
+            return name, float(metric) if isinstance(metric, int | float) else None
+    return "", None
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
@@ -191,6 +250,8 @@ def _config_error(what: str, folder: Path, reason: str = "ADAPTER_CONFIG_INVALID
 def _weight_problems(folder: Path) -> list[Problem]:
     weights = folder / ADAPTER_WEIGHTS
     if not weights.is_file():
+        if sharded := sharded_weights(folder):
+            return [Problem("CHECKPOINT_SHARDED", sharded.message, sharded.remedy)]
         if (folder / ADAPTER_PICKLE).is_file():
             message = f"its weights are a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded"
             return [Problem("UNSAFE_PICKLE", message)]

@@ -86,11 +86,18 @@ REASONS: Mapping[str, Reason] = {
     ),
     "CHECKPOINT_NOT_FOUND": Reason(_C.NOT_FOUND, "no folder, or no checkpoint in it"),
     "CHECKPOINT_INCOMPLETE": Reason(_C.INVALID_INPUT, "the newest usable checkpoint is half-written or lacks a file"),
+    "CHECKPOINT_SHARDED": Reason(
+        _C.INVALID_INPUT,
+        "the checkpoint's weights are FSDP or DeepSpeed shards; the message has the command that converts them",
+    ),
     "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
     "ADAPTER_CONFIG_INVALID": Reason(_C.INVALID_INPUT, "adapter_config.json is not readable or contradicts itself"),
     "ADAPTER_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this adapter type or option is not merged by this version"),
     "SAFETENSORS_CORRUPT": Reason(_C.INVALID_INPUT, "a safetensors file is truncated or its header is not valid"),
     "UNSAFE_PICKLE": Reason(_C.INVALID_INPUT, "weights are a pickle that would run code when loaded"),
+    "BASE_QUANTIZATION_UNSUPPORTED": Reason(
+        _C.UNSUPPORTED, "the base model is quantized in a way that is not brought back to 16 bit"
+    ),
     "DTYPE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "a tensor has a data type this stage does not convert"),
     # Merge
     "ADAPTER_TENSOR_UNUSED": Reason(_C.INVALID_INPUT, "an adapter tensor belongs to no base weight"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +248,103 @@ def test_base_model_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
     assert resolve_base_model("some/base") == snapshot
+
+
+def record_best(run: Path, *, name: str, metric: float = 1.25) -> None:
+    """What Trainer writes into the state of every checkpoint saved from then on."""
+    newest = list_checkpoints(run)[0].path / "trainer_state.json"
+    state = json.loads(newest.read_text())
+    newest.write_text(json.dumps({**state, "best_model_checkpoint": name, "best_metric": metric}))
+
+
+@pytest.mark.parametrize("name", ["/mnt/runs/a/checkpoint-20", "outputs\\a\\checkpoint-20", "./a/checkpoint-20/"])
+def test_best_by_the_newest_state_wherever_training_ran(tmp_path, name):
+    for step in (10, 20, 30):
+        make(tmp_path / f"run/checkpoint-{step}", step)
+    record_best(tmp_path / "run", name=name)
+    assert find_checkpoint(tmp_path / "run").step == 30
+    best = find_checkpoint(tmp_path / "run", select="best")
+    assert (best.step, best.best, best.best_metric) == (20, True, 1.25)
+    assert [checkpoint.best for checkpoint in list_checkpoints(tmp_path / "run")] == [False, True, False]
+
+
+def test_best_that_nobody_recorded(tmp_path):
+    make(tmp_path / "run/checkpoint-10", 10)
+    error = failure(tmp_path / "run", select="best")
+    assert error.reason == "CHECKPOINT_NOT_FOUND"
+    assert "no trainer_state.json names a best one" in error.message
+    assert "checkpoint.select" in error.remedy
+
+
+def test_best_that_is_gone(tmp_path):
+    make(tmp_path / "run/checkpoint-10", 10)
+    record_best(tmp_path / "run", name="run/checkpoint-5")
+    error = failure(tmp_path / "run", select="best")
+    assert error.reason == "CHECKPOINT_NOT_FOUND"
+    assert "checkpoint-5, is not there any more" in error.message
+
+
+def test_best_that_is_broken_is_never_exchanged_for_another(tmp_path):
+    make(tmp_path / "run/checkpoint-10", 10)
+    make(tmp_path / "run/checkpoint-20", 20)
+    cut(tmp_path / "run/checkpoint-10")
+    record_best(tmp_path / "run", name="run/checkpoint-10")
+    assert find_checkpoint(tmp_path / "run").step == 20
+    assert failure(tmp_path / "run", select="best").reason == "SAFETENSORS_CORRUPT"
+
+
+def test_fsdp_shards_are_recognised_and_their_command_converts_them(tmp_path):
+    """The command in the remedy is run as it stands, on shards as accelerate saves them."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+
+    folder = make(tmp_path / "a run/checkpoint-10", 10)
+    (folder / "adapter_model.safetensors").unlink()
+    weights = {
+        "base_model.model.x.lora_A.weight": torch.randn(2, 3),
+        "base_model.model.x.lora_B.weight": torch.ones(4, 2),
+    }
+    dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(folder / "pytorch_model_fsdp_0"), no_dist=True)
+    error = failure(tmp_path / "a run")
+    assert error.reason == "CHECKPOINT_SHARDED"
+    assert "FSDP" in error.message
+    command = error.remedy.removeprefix("run: ")
+    tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=tools, check=False)
+    assert done.returncode == 0, done.stderr
+    assert find_checkpoint(tmp_path / "a run").step == 10
+    converted = load_file(folder / "adapter_model.safetensors")
+    assert converted.keys() == weights.keys()
+    assert all(torch.equal(converted[name], weights[name]) for name in weights)
+
+
+def test_fsdp_shards_without_their_metadata_never_became_a_checkpoint(tmp_path):
+    folder = make(tmp_path / "run/checkpoint-10", 10)
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "pytorch_model_fsdp_0").mkdir()
+    error = failure(tmp_path / "run")
+    assert error.reason == "CHECKPOINT_SHARDED"
+    assert "did not finish" in error.message
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_deepspeed_shards_are_recognised(tmp_path, script):
+    folder = make(tmp_path / "run/checkpoint-10", 10)
+    (folder / "adapter_model.safetensors").unlink()
+    shard = folder / "global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    shard.parent.mkdir()
+    shard.write_bytes(b"pickle")
+    if script:
+        (folder / "zero_to_fp32.py").write_text("")
+    error = failure(tmp_path / "run")
+    assert error.reason == "CHECKPOINT_SHARDED"
+    assert "global_step10" in error.message
+    command = f"cd {folder} && python zero_to_fp32.py . converted --safe_serialization --exclude_frozen_parameters"
+    assert (command in error.remedy) is script
+
+
+def test_an_adapter_beside_its_shards_is_taken(tmp_path):
+    folder = make(tmp_path / "run/checkpoint-10", 10)
+    (folder / "global_step10").mkdir()
+    assert find_checkpoint(tmp_path / "run").healthy

@@ -29,12 +29,14 @@ class ExportConfiguration(_message.Message):
     def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., formats: _Optional[_Union[FormatsConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ...) -> None: ...
 
 class CheckpointConfiguration(_message.Message):
-    __slots__ = ("path", "auto_detect_latest")
+    __slots__ = ("path", "auto_detect_latest", "select")
     PATH_FIELD_NUMBER: _ClassVar[int]
     AUTO_DETECT_LATEST_FIELD_NUMBER: _ClassVar[int]
+    SELECT_FIELD_NUMBER: _ClassVar[int]
     path: str
     auto_detect_latest: bool
-    def __init__(self, path: _Optional[str] = ..., auto_detect_latest: _Optional[bool] = ...) -> None: ...
+    select: str
+    def __init__(self, path: _Optional[str] = ..., auto_detect_latest: _Optional[bool] = ..., select: _Optional[str] = ...) -> None: ...
 
 class BaseModelConfiguration(_message.Message):
     __slots__ = ("name", "load_in_4bit")

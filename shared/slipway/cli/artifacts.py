@@ -7,34 +7,43 @@ from typing import Annotated
 
 import typer
 
+from slipway.cli.connection import Connection, with_connection
 from slipway.cli.options import Debug, Json, examples
 
-PUSH_EXAMPLES = examples("slipway push merged/pytorch", "slipway push heldout --json")
+PUSH_EXAMPLES = examples(
+    "slipway push merged/pytorch", "slipway push base --coordinator coordinator:7070 --project research"
+)
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
+_NONE = Connection()
 VERIFY_EXAMPLES = examples("slipway verify exported/qwen3_20261121_020758", "slipway verify sha256:0123…")
 
 cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the artifact store, and clean it up.")
 
 
+@with_connection
 def push(
     folder: Annotated[Path, typer.Argument(help="Folder to store.")],
+    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Put a folder into the artifact store and print its digest."""
+    """Put a folder into the artifact store, or bring it to a coordinator, and print its digest."""
     from slipway.cli.cache_work import push_folder
     from slipway.cli.console import answers, print_json
 
-    done = push_folder(folder)
+    with connection.artifacts() as store:
+        done = push_folder(folder, store)
     if as_json:
         print_json(done)
     else:
         answers.print(done["digest"], highlight=False)
 
 
+@with_connection
 def pull(
     digest: Annotated[str, typer.Argument(help="Digest, sha256:…")],
     folder: Annotated[Path, typer.Argument(help="New folder for its files.")],
+    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -42,7 +51,8 @@ def pull(
     from slipway.cli.cache_work import pull_artifact
     from slipway.cli.console import answers, print_json
 
-    done = pull_artifact(digest, folder)
+    with connection.artifacts() as store:
+        done = pull_artifact(digest, folder, store)
     if as_json:
         print_json(done)
     else:
@@ -80,6 +90,7 @@ def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG0
 
 
 @cache.command("gc", epilog=examples("slipway cache gc --older-than 30d", "slipway cache gc --max-size 50GB --dry-run"))
+@with_connection
 def cache_gc(
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Remove what was not used for so long: 12h, 30d.")
@@ -88,18 +99,19 @@ def cache_gc(
         str | None, typer.Option("--max-size", metavar="SIZE", help="Then the least recently used, down to this: 50GB.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Remove artifacts that no running export uses, and the blobs that only they had.
 
-    Without a limit, only blobs that no artifact names go.
+    Without a limit, only blobs that no artifact names go. Beside a coordinator, name it: what its projects have is kept.
     """
     from slipway.cli.cache_view import gc_line
     from slipway.cli.cache_work import collect_cache
     from slipway.cli.console import answers, print_json
 
-    done = collect_cache(older_than=older_than, max_size=max_size, dry_run=dry_run)
+    done = collect_cache(connection, older_than=older_than, max_size=max_size, dry_run=dry_run)
     if as_json:
         print_json(done)
     else:

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipway.artifacts import ArtifactStore, LocalStore
+from slipway.artifacts import Artifacts, ArtifactStore, LocalStore
 from slipway.artifacts.collection import Collected, collect
+from slipway.artifacts.files import folder_files
 from slipway.artifacts.opening import open_store
+from slipway.cli.connection import Connection
 from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
 from slipway.delivery import verify_directory
@@ -22,23 +24,18 @@ from slipway.unfinished import publish, unfinished
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def push_folder(folder: Path) -> dict[str, Any]:
+def push_folder(folder: Path, store: Artifacts) -> dict[str, Any]:
     """Store a folder's files, which stay where they are; answers digest, files and size.
 
     Raises:
         ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what the store refuses.
     """
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    if not files:
-        raise ArtifactError(f"{folder} has no files", reason="FILE_ERROR", about={"folder": folder})
-    store = _store()
+    files = folder_files(folder)
     digest = store.put_files(files)
     return {"digest": digest, "files": len(files), "size_bytes": store.manifest(digest).size_bytes}
 
 
-def pull_artifact(digest: str, folder: Path) -> dict[str, Any]:
+def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]:
     """Write an artifact's files into a new folder, all or none.
 
     Raises:
@@ -46,7 +43,6 @@ def pull_artifact(digest: str, folder: Path) -> dict[str, Any]:
     """
     if os.path.lexists(folder):
         raise ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")
-    store = _store()
     manifest = store.manifest(digest)
     with unfinished(folder) as scratch:
         publish(store.fetch(digest, scratch / "files"), folder)
@@ -103,19 +99,26 @@ def list_cache() -> dict[str, Any]:
     return {"store": store.where, "artifacts": artifacts, "blob_bytes": store.size_bytes()}
 
 
-def collect_cache(*, older_than: str | None, max_size: str | None, dry_run: bool) -> dict[str, Any]:
-    """Remove what the limits ask for and no unfinished export uses.
+def collect_cache(
+    connection: Connection, *, older_than: str | None, max_size: str | None, dry_run: bool
+) -> dict[str, Any]:
+    """Remove what the limits ask for, no unfinished export uses, and no project of the coordinator has.
 
     Raises:
         ConfigurationError: A limit is not an age or a size.
+        ModelExportError: The coordinator that is named does not say what to keep.
     """
-    settings = Settings.from_environment(os.environ)
+    settings = connection.settings()
     store = open_store(settings)
+    keep = digests_in_use(settings, store, now=time.time())
+    if connection.coordinator:
+        with connection.client() as client:
+            keep |= set(client.list_artifacts(project="-"))
     done = _collect(
         store,
         max_age_seconds=None if older_than is None else age(older_than),
         max_bytes=None if max_size is None else _bytes(max_size),
-        keep=digests_in_use(settings, store, now=time.time()),
+        keep=keep,
         dry_run=dry_run,
     )
     return {

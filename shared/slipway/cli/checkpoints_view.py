@@ -22,7 +22,7 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint], *, show: Callable[[str]
             health = Text(show("; ".join(f"{p.reason}: {p.message}" for p in checkpoint.problems)), style="red")
         table.add_row(
             Text("→" if checkpoint is latest else "", style="bold"),
-            Text(checkpoint.path.name),
+            Text(f"{checkpoint.path.name} (best)" if checkpoint.best else checkpoint.path.name),
             _number(checkpoint.step, "d"),
             _number(checkpoint.loss, ".4f"),
             _number(checkpoint.eval_loss, ".4f"),

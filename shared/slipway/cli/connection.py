@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from slipway.artifacts import Artifacts
     from slipway.client import Client
     from slipway.settings import Settings
 
@@ -91,6 +93,22 @@ class Connection:
 
         settings = self.settings()
         return Client(self.coordinator, security=settings.security, project=settings.project)
+
+    @contextlib.contextmanager
+    def artifacts(self) -> Iterator[Artifacts]:
+        """Artifacts through the coordinator, or in the store of this machine's settings."""
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(self.client()) if self.coordinator else None
+            yield artifacts_for(client, self.settings())
+
+
+def artifacts_for(client: Client | None, settings: Settings) -> Artifacts:
+    """Artifacts of a coordinator's client, which needs no store; those of the settings' store for who names one, or has no client."""
+    if client is not None and not settings.store:
+        return client.artifacts()
+    from slipway.artifacts.opening import open_store
+
+    return open_store(settings)
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:

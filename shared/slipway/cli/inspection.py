@@ -61,6 +61,7 @@ def checkpoints(
         document = {
             "directory": directory,
             "latest": folders.show(str(latest.path)) if latest else None,
+            "best": next((folders.show(str(checkpoint.path)) for checkpoint in found if checkpoint.best), None),
             "checkpoints": [folders.show_all(checkpoint.to_json()) for checkpoint in found],
         }
         table = checkpoints_table(found, show=folders.show)

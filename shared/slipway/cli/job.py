@@ -6,14 +6,15 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
 import pydantic
 
-from slipway.artifacts import ArtifactStore
-from slipway.artifacts.opening import open_store
+from slipway.artifacts import Artifacts
+from slipway.cli.connection import artifacts_for
 from slipway.cli.display import Display
 from slipway.cli.identity import export_identity
 from slipway.cli.sources import Sources, find_sources, store_sources
@@ -61,25 +62,29 @@ class ExportJob:
         """
         configuration = self.configuration
         attributes = {"slipway.checkpoint": configuration.checkpoint.path}
-        with self.display, span("export", attributes=attributes), SourceFolders(self.settings) as folders:
+        with ExitStack() as stack:
+            stack.enter_context(self.display)
+            stack.enter_context(span("export", attributes=attributes))
+            remote = stack.enter_context(self._remote()) if self.coordinator else None
+            store = artifacts_for(remote, self.settings)
+            folders = stack.enter_context(SourceFolders(self.settings, store))
             sources = find_sources(configuration, folders)
             warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
             for warning in warnings:
                 _log.warning(warning)
-            store = open_store(self.settings)
             digests = store_sources(sources, store, on_bytes=self._reading)
             self.display.note("starting")
             identity = export_identity(configuration, digests)
-            with self._client(identity) as client:
-                export = self._carry_out(client, identity, sources, digests)
-                try:
-                    return self._deliver(export, store, warnings)
-                except ModelExportError as error:
-                    if error.reason not in _LOST:
-                        raise
-                    _log.warning(f"{error.message}: making it again")
-                client.delete_export(export.name)
-                return self._deliver(self._carry_out(client, identity, sources, digests), store, warnings)
+            client = remote or stack.enter_context(self._embedded(identity))
+            export = self._carry_out(client, identity, sources, digests)
+            try:
+                return self._deliver(export, store, warnings)
+            except ModelExportError as error:
+                if error.reason not in _LOST:
+                    raise
+                _log.warning(f"{error.message}: making it again")
+            client.delete_export(export.name)
+            return self._deliver(self._carry_out(client, identity, sources, digests), store, warnings)
 
     def _preflight(self, sources: Sources) -> list[str]:
         """What speaks against the export before it starts, as warnings.
@@ -104,13 +109,13 @@ class ExportJob:
         """The settings of the export."""
         return self.loaded.configuration
 
+    def _remote(self) -> Client:
+        """A client of the coordinator that was named."""
+        return Client(self.coordinator, security=self.settings.security, project=self.settings.project)
+
     @contextlib.contextmanager
-    def _client(self, identity: str) -> Iterator[Client]:
-        """A client of the coordinator, or of one inside this process."""
-        if self.coordinator:
-            with Client(self.coordinator, security=self.settings.security, project=self.settings.project) as client:
-                yield client
-            return
+    def _embedded(self, identity: str) -> Iterator[Client]:
+        """A client of a coordinator inside this process."""
         from slipway.embedded import Embedded
 
         with Embedded(self.settings, identity) as embedded:
@@ -143,7 +148,7 @@ class ExportJob:
                     break
         return export if export.state in _ENDED else client.get_export(export.name)
 
-    def _deliver(self, export: pb.Export, store: ArtifactStore, warnings: tuple[str, ...]) -> ExportResult:
+    def _deliver(self, export: pb.Export, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult:
         validation = _validation(export, store)
         if not delivered_formats(export):
             return export_result(export, store=store, validation=validation, warnings=warnings)
@@ -172,7 +177,7 @@ class ExportJob:
         self.display.note(f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB")
 
 
-def _validation(export: pb.Export, store: ArtifactStore) -> ValidationReport | None:
+def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
     """What validation found, if it ran."""
     digest = export.outputs.get(VALIDATION, "")
     if not digest:

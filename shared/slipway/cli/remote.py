@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -31,7 +32,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Create an export at a coordinator and return at once."""
-    from slipway.artifacts.opening import open_store
+    from slipway.cli.connection import artifacts_for
     from slipway.cli.export import load_configuration
     from slipway.cli.identity import export_identity
     from slipway.cli.remote_view import answer_export
@@ -39,9 +40,12 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.sources import SourceFolders
 
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
-    with connection.client() as client, SourceFolders(connection.settings()) as folders:
+    settings = connection.settings()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(connection.client())
+        store = artifacts_for(client, settings)
+        folders = stack.enter_context(SourceFolders(settings, store))
         sources = find_sources(loaded.configuration, folders)
-        store = open_store(connection.settings())
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
         identity = export_identity(loaded.configuration, digests)
         export = client.create_export(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipway.artifacts import ArtifactStore
+from slipway.artifacts import Artifacts
 from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.cli.base_names import other_base
 from slipway.configuration import ExportConfiguration
@@ -93,8 +93,9 @@ def find_sources(configuration: ExportConfiguration, folders: SourceFolders) -> 
 
 
 def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources:
+    wanted = configuration.checkpoint
     checkpoint = find_checkpoint(
-        folders.find(configuration.checkpoint.path), auto_detect_latest=configuration.checkpoint.auto_detect_latest
+        folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
     )
     name = configuration.base_model.name or _adapters_base(checkpoint)
     if not name:
@@ -132,9 +133,7 @@ def _adapters_base(checkpoint: Checkpoint) -> str:
     return next((str(folder / name) for folder in folders if (folder / name / CONFIG).is_file()), name)
 
 
-def store_sources(
-    sources: Sources, store: ArtifactStore, *, on_bytes: Callable[[str, int, int], None]
-) -> dict[str, str]:
+def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:
     """Put the sources into the store; answers their digests by name.
 
     Args:

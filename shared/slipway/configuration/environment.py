@@ -14,6 +14,7 @@ PREFIX = "EXPORT_"
 ENVIRONMENT: Mapping[str, str] = {
     "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
     "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
+    "EXPORT_CHECKPOINT_SELECT": "checkpoint.select",
     "EXPORT_BASE_MODEL": "base_model.name",
     "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
     "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",

@@ -72,10 +72,12 @@ class CheckpointConfiguration(_Section):
     Attributes:
         path: Folder of a training run, or of one checkpoint. Needed unless the adapter is given as an artifact.
         auto_detect_latest: Take the newest healthy ``checkpoint-N`` of a training run.
+        select: Which one of a run: its ``latest``, or the ``best`` by its own record (``best_model_checkpoint``).
     """
 
     path: str = ""
     auto_detect_latest: bool = True
+    select: Literal["latest", "best"] = "latest"
 
 
 class BaseModelConfiguration(_Section):
