@@ -98,7 +98,12 @@ STAGE_SECONDS = Histogram(
     ("stage", "outcome"),
 )
 STAGE_PEAK = Histogram(
-    "slipway_stage_peak_memory_bytes", "Peak resident memory of a stage.", ("stage",), buckets=_BYTES
+    "slipway_stage_peak_memory_bytes", "Peak resident memory of a stage's processes.", ("stage",), buckets=_BYTES
+)
+PRESSURE = Counter(
+    "slipway_stage_pressure_total",
+    "Attempts that came close to a limit: memory (their own), container_memory, machine_memory or disk.",
+    ("stage", "kind"),
 )
 CACHE = Counter(
     "slipway_result_lookups_total",

@@ -56,12 +56,29 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
             blocks = []
             while True:
                 blocks.append(bytearray(os.urandom(1 << 20)) * 16)
+        case "much-memory":  # slowly up to what it should stay below, and no further
+            blocks, block = [], 8 << 20
+            while len(blocks) * block < ctx.max_memory_bytes:
+                blocks.append(bytearray(os.urandom(1 << 16)) * (block >> 16))
+                time.sleep(0.05)
+            time.sleep(0.6)
+        case "child-memory":
+            code = "import time; block = bytearray(b'1') * (200 << 20); time.sleep(1.2)"
+            subprocess.run([sys.executable, "-c", code], check=True)
+        case "short-memory":  # gone again before anybody looks
+            time.sleep(0.2)
+            bytearray(b"1") * (150 << 20)
         case "torch-memory":
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
         case "disk":
             with (ctx.workdir / "fill").open("wb") as file:
                 while True:
                     file.write(b"\1" * (1 << 20))
+        case "slow-disk":
+            with (ctx.workdir / "fill").open("wb", buffering=0) as file:
+                file.write(b"\1" * (7 << 20))
+                while file.write(b"\1" * (8 << 10)):
+                    time.sleep(0.02)
         case "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -2,7 +2,7 @@
 
 Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone, and the
 child and everything it started are ended too. Events go to the file descriptor named on the command line, one JSON object a line:
-``progress``, ``log``, ``span``, and at last ``result`` or ``failure``. Standard output and error are free for libraries to write to.
+``progress``, ``log``, ``span``, ``peak``, ``result`` or ``failure``. Standard output and error are free for libraries to write to.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of
+from slipway.executor.memory import own_peak
 from slipway.executor.spans import Spans
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
@@ -96,6 +97,7 @@ def main() -> int:
     spans.phase("prepare")
     failure = _run(execution, ctx, events)
     spans.end(failure)
+    events.send("peak", memory_bytes=own_peak())  # between two looks of the parent, there may have been more
     if failure is not None:
         events.send("failure", failure=failure.to_json())
     # Native libraries may hang or crash in their destructors; everything that matters is written.

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from slipway.cgroup import ControlGroup
 from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of_exit
+from slipway.executor.memory import tree_memory
+from slipway.executor.pressure import Pressure
 from slipway.logs import SECRET_NAMES
 from slipway.stage import Progress
 from slipway.telemetry import record
@@ -123,6 +124,9 @@ class _Child:
         self._on_log = on_log
         self._memory_bytes = 0
         self._peak_bytes = 0
+        self._pressure = Pressure(
+            execution.stage, execution.workdir, max_memory_bytes=execution.max_memory_bytes, warn=self._warn
+        )
         self._result: Outcome | None = None
         self._output: deque[str] = deque(maxlen=40)
 
@@ -204,6 +208,8 @@ class _Child:
                 self._on_progress(Progress(**event), self._memory_bytes)
             case "log":
                 self._on_log(event["level"], event["message"])
+            case "peak":
+                self._peak_bytes = max(self._peak_bytes, event["memory_bytes"])
             case "span":
                 record(**event)
             case "result":
@@ -227,11 +233,16 @@ class _Child:
             self._on_log("debug", text)
 
     async def _memory(self) -> None:
-        """Sample the memory of the child and what it started."""
+        """Sample the memory of the child and what it started, and say what it comes close to."""
         while True:
-            self._memory_bytes = _tree_memory(self._process.pid)
-            self._peak_bytes = max(self._peak_bytes, self._memory_bytes)
+            memory = tree_memory(self._process.pid)
+            self._memory_bytes = memory.resident
+            self._peak_bytes = max(self._peak_bytes, memory.peak)
+            self._pressure.look(memory)
             await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def _warn(self, message: str) -> None:
+        self._on_log("warning", message)
 
 
 def _environment(execution: Execution) -> dict[str, str]:
@@ -247,22 +258,11 @@ def _environment(execution: Execution) -> dict[str, str]:
     return environment
 
 
-def _tree_memory(pid: int) -> int:
-    """Resident memory of a process and its descendants, in bytes; 0 when gone."""
-    try:
-        root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return 0
-    total = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
-
-
 def _oom_kills() -> int:
-    """Processes the kernel has killed for memory since boot, in this machine or container (Linux; 0 elsewhere)."""
+    """Processes the kernel has killed for memory, in this container or else since boot (Linux; 0 elsewhere)."""
+    kills = ControlGroup().memory_kills()
+    if kills is not None:
+        return kills
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -251,6 +251,8 @@ class Worker:
                 self._changed.set()  # a new phase is worth a report of its own
 
         def on_log(level: str, message: str) -> None:
+            if level == "warning":  # it goes to those who watch; whoever runs this machine may be somebody else
+                log.info(f"{lease.task}: {message}")
             running.logs.append(export_pb2.LogLine(level=level, message=message))
             del running.logs[:-_MAX_LOG_LINES]
 
