@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.artifacts import ArtifactStore
+from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
@@ -31,7 +31,7 @@ MANIFEST, LINEAGE, REPORT = "MANIFEST.sha256", "lineage.json", "report.json"
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-def deliver(export: pb.Export, target: Path, *, store: ArtifactStore, describe: Callable[[Path], None]) -> bool:
+def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Callable[[Path], None]) -> bool:
     """Put an export's formats into a directory.
 
     Args:
@@ -170,7 +170,7 @@ def _lineage_of(folder: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: ArtifactStore) -> bool:
+def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: Artifacts) -> bool:
     """Whether an earlier delivery is there with the same outputs and every file in its size."""
     if _lineage_of(target).get("outputs") != expected["outputs"]:
         return False
@@ -230,7 +230,7 @@ def _own(folder: Path) -> None:
         clone.replace(path)
 
 
-def _write_checksums(folder: Path, formats: Mapping[str, str], store: ArtifactStore) -> None:
+def _write_checksums(folder: Path, formats: Mapping[str, str], store: Artifacts) -> None:
     """Checksums of all files; those of artifacts are known and were verified when they were fetched."""
     known = {
         f"{name}/{file.path}": file.digest.removeprefix("sha256:")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC
 from pathlib import Path
 
-from slipway.artifacts import ArtifactStore
+from slipway.artifacts import Artifacts
 from slipway.errors import Failure, ValidationError
 from slipway.result import AttemptResult, ExportResult, FormatResult
 from slipway.validation import OutputValidation, ValidationReport
@@ -32,7 +32,7 @@ def export_id(export: pb.Export) -> str:
 def export_result(
     export: pb.Export,
     *,
-    store: ArtifactStore,
+    store: Artifacts,
     validation: ValidationReport | None = None,
     output_directory: Path | None = None,
     warnings: Sequence[str] = (),
@@ -95,7 +95,7 @@ def export_failure(export: pb.Export, validation: ValidationReport | None) -> Fa
     ).failure()
 
 
-def original_bytes(export: pb.Export, store: ArtifactStore) -> int | None:
+def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     """Size of the merged model, unquantized, in bytes; None when there is none."""
     merged = next(
         (task.outputs["pytorch"] for task in export.tasks if task.stage == "merge" and "pytorch" in task.outputs), ""
@@ -111,7 +111,7 @@ def _validated(validation: ValidationReport | None, name: str) -> OutputValidati
     return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
 
-def _format(digest: str, *, store: ArtifactStore, original: int | None, found: OutputValidation | None) -> FormatResult:
+def _format(digest: str, *, store: Artifacts, original: int | None, found: OutputValidation | None) -> FormatResult:
     size = store.manifest(digest).size_bytes
     entry = FormatResult(digest=digest, size_bytes=size, reduction_percent=_reduction(size, original))
     if found is None:

@@ -78,6 +78,20 @@ def copy_file(source: Path, target: Path) -> None:
         raise
 
 
+def folder_files(folder: Path) -> dict[str, Path]:
+    """All files below somebody's folder, by their path inside the artifact; links are followed to files.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if not files:
+        raise ArtifactError(f"{folder} has no files", reason="FILE_ERROR", about={"folder": folder})
+    return files
+
+
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
     for path in sorted(folder.rglob("*")):

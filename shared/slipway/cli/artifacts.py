@@ -91,7 +91,7 @@ def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG0
 
 @cache.command("gc", epilog=examples("slipway cache gc --older-than 30d", "slipway cache gc --max-size 50GB --dry-run"))
 @with_connection
-def cache_gc(
+def cache_gc(  # noqa: PLR0917 - typer calls it by name
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Remove what was not used for so long: 12h, 30d.")
     ] = None,

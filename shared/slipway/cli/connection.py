@@ -45,7 +45,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     "project": Annotated[
         str | None,
-        typer.Option("--project", help="Project of the exports.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
+        typer.Option("--project", help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
     ],
     "token_file": _file("token-file", "File with the token to show."),
     "tls_ca_file": _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on."),

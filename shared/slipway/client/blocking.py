@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 import grpc
 
 from slipway.artifacts import ManifestFile
-from slipway.artifacts.files import regular_files
+from slipway.artifacts.files import folder_files
 from slipway.artifacts.store import OnBytes
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.requests import (
@@ -194,7 +194,7 @@ class Client:
             project: Who it belongs to; the client's project when empty.
             on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
         """
-        files = dict(regular_files(source)) if isinstance(source, Path) else source
+        files = folder_files(source) if isinstance(source, Path) else source
         return self.artifacts(project=project).put_files(files, on_bytes=on_bytes)
 
     def pull_artifact(self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from slipway.artifacts import ArtifactStore
+from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.s3_options import SCHEME, parse_s3_url
 from slipway.artifacts.store import OnBytes
@@ -28,10 +28,11 @@ class SourceFolders:
 
     Args:
         settings: Where scratch space is, and which S3 service and store are used.
+        store: Where digests are found; that of the settings by default.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, store: Artifacts | None = None) -> None:
+        self._settings, self._store = settings, store
         self._scratch = settings.scratch / f"sources-{uuid.uuid4().hex}"
         self._stack = ExitStack()
         self._mirrors: dict[str, BucketMirror] = {}
@@ -59,10 +60,10 @@ class SourceFolders:
         if source.startswith("sha256:"):
             folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
             self._names[str(folder)] = source
-            return open_store(self._settings).fetch(source, folder)
+            return (self._store or open_store(self._settings)).fetch(source, folder)
         return Path(source).expanduser()
 
-    def put(self, files: Mapping[str, Path], store: ArtifactStore, *, on_bytes: OnBytes) -> str:
+    def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
         """Store files of a folder that :meth:`find` gave; answers the digest."""
         some = next(iter(files.values()))
         for mirror in self._mirrors.values():

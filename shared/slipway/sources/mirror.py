@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.artifacts import ActionResult, ArtifactStore
+from slipway.artifacts import ActionResult, Artifacts
 from slipway.artifacts.manifest import check_path
 from slipway.artifacts.s3 import workers
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
@@ -52,7 +52,7 @@ class BucketMirror:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
         for_each(self._objects.values(), self._look)
 
-    def put(self, files: Mapping[str, Path], store: ArtifactStore, *, scratch: Path, on_bytes: OnBytes) -> str:
+    def put(self, files: Mapping[str, Path], store: Artifacts, *, scratch: Path, on_bytes: OnBytes) -> str:
         """Store files of the mirror with their content; answers the digest.
 
         The same objects are not read again: the store knows by their entity tags what they became.
