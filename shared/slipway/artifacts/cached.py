@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -35,6 +34,7 @@ class CachedStore:
         self._max_bytes = max_bytes
         self._arriving = local.root / "arriving"
         self._arriving.mkdir(exist_ok=True)
+        self._remove_abandoned()
 
     def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder that the caller gives up, here and there."""
@@ -133,7 +133,7 @@ class CachedStore:
                 with self._alone(file.digest) as arriving:
                     if self.local.has_blob(file):
                         return
-                    arriving.unlink(missing_ok=True)  # of a process that was killed
+                    arriving.unlink(missing_ok=True)  # of a process that was killed meanwhile
                     try:
                         remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=on_bytes)
                         self.local.admit_blob(file, arriving)
@@ -149,7 +149,17 @@ class CachedStore:
         name = self._arriving / digest.removeprefix("sha256:")
         with name.with_suffix(".lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield name.with_suffix(f".{os.getpid()}")
+            yield name.with_suffix(".part")
+
+    def _remove_abandoned(self) -> None:
+        """Remove what processes that were killed left on its way in; what somebody writes is locked."""
+        for part in sorted(self._arriving.glob("*.part")):
+            with contextlib.suppress(OSError), part.with_suffix(".lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), self.local.lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in (self.local.root / "uploads").iterdir():
+                path.unlink(missing_ok=True)
 
     def _evict(self) -> None:
         if self._max_bytes is not None and self.local.size_bytes() > self._max_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -183,6 +184,19 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ArtifactError) as raised:
         parse_s3_url(url)
     assert raised.value.reason == "STORE_INVALID"
+
+
+def test_a_cache_is_rid_of_what_killed_processes_left(bucket: S3Bucket, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    CachedStore(S3Store(bucket), LocalStore(cache))
+    left = [cache / "uploads" / "1", cache / "arriving" / "2.part"]
+    written = cache / "arriving" / "3.part"
+    for path in [*left, written]:
+        path.write_bytes(b"half")
+    with written.with_suffix(".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        CachedStore(S3Store(bucket), LocalStore(cache))
+        assert [path.exists() for path in [*left, written]] == [False, False, True]
 
 
 def test_a_full_disk_is_said(bucket: S3Bucket, small_disk: Path, tmp_path: Path) -> None:
