@@ -194,6 +194,8 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("scaling", lambda c: remove(c, "ScaledObject", "slipway-merge")),
     ("scaling", lambda c: trigger(c)["metadata"].update(stage="quantize")),
     ("scaling", lambda c: trigger(c)["metadata"].update(gpuArchitecture="sm89")),
+    ("scaling", lambda c: trigger(c)["metadata"].pop("gpuArchitecture")),
+    ("scaling", lambda c: trigger(c, "slipway-tensorrt-build")["metadata"].update(gpuArchitecture="none")),
     ("scaling", lambda c: trigger(c, "slipway-validate")["metadata"].update(gpuArchitecture="sm90")),
     ("scaling", lambda c: pod(c, "slipway-validate").pop("tolerations")),
     ("scaling", lambda c: pod(c, "slipway-validate").pop("nodeSelector")),

@@ -19,6 +19,7 @@ from k8s_cluster import (
     stage_of,
     walk,
 )
+from slipway_coordinator.matching import NO_GPU
 
 Rule = Callable[[Cluster], Iterator[str]]
 
@@ -223,12 +224,12 @@ def scaling(cluster: Cluster) -> Iterator[str]:
         if trigger["type"] != "external-push" or trigger["metadata"]["stage"] != stage_of(one):
             yield f"{one.name} is scaled by {trigger['metadata'].get('stage')}"
         if trigger["metadata"].get("gpuArchitecture", "") != _architecture(one):
-            yield f"{one.name} runs on {_architecture(one) or 'no GPU'}, scaled by {trigger['metadata']}"
+            yield f"{one.name} runs on {_architecture(one)}, scaled by {trigger['metadata']}"
 
 
 def _architecture(one: Workload) -> str:
     if "nvidia.com/gpu" not in one.container["resources"]["limits"]:
-        return ""
+        return NO_GPU
     selector = one.pod.get("nodeSelector", {})
     tolerated = any(toleration["key"] == "nvidia.com/gpu" for toleration in one.pod.get("tolerations", ()))
     version = "".join(selector.get(f"nvidia.com/gpu.compute.{part}", "?") for part in ("major", "minor"))

@@ -1,6 +1,6 @@
 """KEDA's external scaler: how many workers of a stage there is work for.
 
-The metric is the number of tasks that wait or run, and one replica is for one task. Running tasks count, or KEDA would take
+The metric is the number of tasks that wait or run, of those that the trigger's workers can take, and one replica is for one task. Running tasks count, or KEDA would take
 workers away while they run; nothing to do at all is what scales to zero.
 """
 
@@ -17,12 +17,13 @@ import grpc
 from slipway.errors import ServiceError
 from slipway.registry import stage_names
 from slipway.rpc import stream, unary
+from slipway_coordinator.matching import NO_GPU
 from slipway_coordinator.offers import Load
 from slipway_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
 
 SERVICE = "externalscaler.ExternalScaler"
 
-_ARCHITECTURE = re.compile(r"sm[0-9]{2,3}")
+_ARCHITECTURE = re.compile(rf"sm[0-9]{{2,3}}|{NO_GPU}")
 _LOOK_SECONDS = 1.0
 
 
@@ -30,7 +31,7 @@ class Demand(Protocol):
     """What the scaler asks the broker."""
 
     def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
-        """Tasks of a stage that wait or run."""
+        """Tasks of a stage that run on such workers, or wait and could."""
         ...
 
     def load(self) -> Load:
@@ -40,7 +41,7 @@ class Demand(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Which workers a trigger is for. An empty ``gpu_architecture`` is for all of the stage."""
+    """Which workers a trigger is for: those with a GPU of an architecture, with ``none`` those without a GPU, or all of the stage."""
 
     stage: str
     gpu_architecture: str = ""
@@ -130,7 +131,9 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         if not self._is_known(stage):
             raise _refused("stage", stage, f"name one of {', '.join(self._stages())}")
         if architecture and not _ARCHITECTURE.fullmatch(architecture):
-            remedy = "write sm89 for compute capability 8.9, or leave it out for all workers of the stage"
+            remedy = (
+                "write sm89 for compute capability 8.9, none for workers without a GPU, or leave it out for all workers"
+            )
             raise _refused("gpuArchitecture", architecture, remedy)
         return Trigger(stage, architecture)
 

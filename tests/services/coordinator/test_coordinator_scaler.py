@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator_harness import STAGE as ELSEWHERE
 from coordinator_harness import Harness, tiny_export, tiny_task, wait_for
+from slipway_coordinator.matching import Needs, Requirements
 from slipway_coordinator.records import TaskRecord
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
@@ -23,7 +24,7 @@ Scaler = externalscaler_pb2_grpc.ExternalScalerStub
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[Harness]:
-    with Harness(tmp_path, with_worker=False) as running:
+    with Harness(tmp_path, with_worker=False, options={"workers_gone": False}) as running:
         yield running
 
 
@@ -132,6 +133,24 @@ def test_running_tasks_count_for_the_gpus_they_run_on(harness: Harness, channel:
     assert (value(scaler, ada), value(scaler, hopper), value(scaler, trigger())) == (3, 1, 3)
     assert len(worker(channel, "hopper", architecture="sm90")(free=1)) == 1
     assert (value(scaler, ada), value(scaler, hopper), value(scaler, trigger())) == (2, 1, 3)
+
+
+def test_tasks_count_for_those_who_could_run_them(harness: Harness, channel: grpc.Channel, scaler: Scaler) -> None:
+    on_ada = Requirements(any_of=(Needs(gpu_architectures=("sm89",)),))
+    on_any = Requirements(any_of=(Needs(gpu=True), Needs(gpu=True, libraries=("tensorrt-rtx",))))
+    either = Requirements(any_of=(Needs(gpu=True), Needs(libraries=("tensorrt-rtx",))), prefers=(Needs(gpu=True),))
+    tasks = {"ada": on_ada, "gpu": on_any, "either": either, "all": Requirements()}
+    record = tiny_export("for-whom", *(task(name).with_(requirements=needs) for name, needs in tasks.items()))
+    harness.submit(record)
+    triggers = [trigger(), *(trigger(gpuArchitecture=name) for name in ("sm89", "sm90", "none"))]
+    assert wait_for(lambda: value(scaler, triggers[0]) == 4)
+    assert [value(scaler, one) for one in triggers] == [4, 4, 3, 2]
+
+    # Running ones count for the workers they run on.
+    assert len(worker(channel, "plain")(free=4)) == 1, "the others need, or would rather have, what it lacks"
+    assert [value(scaler, one) for one in triggers] == [4, 3, 2, 2]
+    assert len(worker(channel, "hopper", architecture="sm90")(free=4)) == 2
+    assert [value(scaler, one) for one in triggers] == [4, 1, 2, 1]
 
 
 def test_changes_are_pushed(harness: Harness, scaler: Scaler) -> None:
