@@ -1,0 +1,247 @@
+"""Which workers a task is for: what the plan asks, who gets it, and what is said when nobody can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator_harness import Harness, states, tiny_export, tiny_task, wait_for
+from slipway.configuration import parse
+from slipway.errors import StageError
+from slipway.wire import failure_of_status
+from slipway_coordinator.matching import Abilities, Needs, Requirements
+from slipway_coordinator.offering import offer_of, requirements_of
+from slipway_coordinator.offers import Offer
+from slipway_coordinator.plan import builders, plan
+from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
+from slipway_coordinator.states import TaskState
+from slipway_coordinator.unserved import Unserved
+from slipway_coordinator.waiting import Waiting
+from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+
+GIB = 1 << 30
+ADA = Abilities(frozenset({"x"}), "sm89", 48 * GIB, 64 * GIB, {"tensorrt": "10.13", "tensorrt-rtx": "1.1"})
+HOPPER = replace(ADA, gpu_architecture="sm90")
+PLAIN = replace(ADA, gpu_architecture="", gpu_memory_bytes=0)
+BARE = Abilities(frozenset({"x"}))
+
+
+@pytest.mark.parametrize(
+    ("builder", "targets", "who"),
+    [
+        ("tensorrt", (), {"ada", "hopper"}),
+        ("tensorrt_rtx", (), {"ada", "hopper"}),
+        ("tensorrt_rtx", ("sm89",), {"ada", "hopper", "plain"}),
+        ("auto", (), {"ada", "hopper"}),
+        ("auto", ("sm89",), {"ada", "hopper", "plain"}),
+        ("auto", ("sm89", "sm120"), {"ada", "hopper", "plain"}),
+    ],
+)
+def test_builders_find_their_workers(builder: str, targets: tuple[str, ...], who: set[str]) -> None:
+    requirements = Requirements(any_of=builders(builder, targets))
+    workers = {"ada": ADA, "hopper": HOPPER, "plain": PLAIN, "bare": BARE}
+    assert {name for name, worker in workers.items() if requirements.met_by(worker)} == who
+
+
+def test_tensorrt_alone_builds_for_the_gpu_that_is_there() -> None:
+    requirements = Requirements(any_of=builders("auto", ("sm89",)))
+    only = {"tensorrt": "10.13"}
+    assert requirements.met_by(replace(ADA, libraries=only))
+    assert not requirements.met_by(replace(HOPPER, libraries=only))
+    assert not requirements.met_by(replace(PLAIN, libraries=only))
+    assert not Requirements(any_of=builders("auto", ("sm89", "sm90"))).met_by(replace(ADA, libraries=only))
+
+
+@pytest.mark.parametrize(
+    ("needs", "worker", "met"),
+    [
+        (Needs(memory_bytes=64 * GIB), ADA, True),
+        (Needs(memory_bytes=64 * GIB + 1), ADA, False),
+        (Needs(gpu_memory_bytes=48 * GIB), ADA, True),
+        (Needs(gpu_memory_bytes=1), PLAIN, False),
+        (Needs(libraries=("tensorrt", "torch")), ADA, False),
+        (Needs(), BARE, True),
+    ],
+    ids=["memory", "too little memory", "gpu memory", "no gpu", "no library", "nothing"],
+)
+def test_needs(needs: Needs, worker: Abilities, met: bool) -> None:
+    assert needs.met_by(worker) is met
+
+
+def offer(requirements: Requirements, **more: Any) -> Offer:
+    return Offer("projects/p/exports/e", "t", 1, "x", params={}, inputs={}, requirements=requirements, **more)
+
+
+def takers(offered: Offer, **known: Abilities) -> set[str]:
+    """Who of these would be given the offer."""
+    waiting = Waiting()
+    waiting.add(offered)
+    return {name for name in known if waiting.first(name, known, running={}) is not None}
+
+
+def test_what_is_preferred_is_waited_for_as_long_as_there_is_one() -> None:
+    offered = offer(Requirements(prefers=(Needs(gpu_architectures=("sm89",)),)))
+    assert takers(offered, ada=ADA, hopper=HOPPER, plain=PLAIN) == {"ada"}
+    assert takers(offered, hopper=HOPPER, plain=PLAIN) == {"hopper", "plain"}
+
+
+def test_preferences_count_in_their_order() -> None:
+    large = replace(PLAIN, memory_bytes=512 * GIB)
+    offered = offer(Requirements(prefers=(Needs(gpu=True), Needs(memory_bytes=256 * GIB))))
+    assert takers(offered, ada=ADA, large=large) == {"ada"}
+    assert takers(offered, plain=PLAIN, large=large) == {"large"}
+    assert takers(offered, ada=ADA, both=replace(ADA, memory_bytes=512 * GIB)) == {"both"}
+
+
+def test_others_than_those_it_failed_on_are_others_that_can() -> None:
+    offered = offer(Requirements(any_of=(Needs(gpu=True),)), avoid=("ada",))
+    assert takers(offered, ada=ADA, plain=PLAIN) == {"ada"}
+    assert takers(offered, ada=ADA, hopper=HOPPER) == {"hopper"}
+
+
+def test_what_nobody_can_take_holds_nobody_up() -> None:
+    waiting = Waiting()
+    waiting.add(offer(Requirements(any_of=(Needs(gpu_architectures=("sm120",)),)), priority=9))
+    waiting.add(replace(offer(Requirements()), task="u"))
+    first = waiting.first("plain", {"plain": PLAIN}, running={})
+    assert first is not None
+    assert first.task == "u"
+
+
+def planned(**settings: Any) -> ExportRecord:
+    configuration = parse(settings)
+    tasks = plan(configuration, {"base", "adapter"})
+    record = tiny_export("planned", **settings)
+    return record.with_(tasks=tuple(TaskRecord.from_plan(task) for task in tasks))
+
+
+TENSORRT = {"formats": {"tensorrt": {"enabled": True, "builder": "tensorrt"}}}
+
+
+def done(record: ExportRecord, task_id: str, **facts: Any) -> ExportRecord:
+    return record.replacing(record.task(task_id).with_(state=TaskState.SUCCEEDED, facts=facts))
+
+
+def test_requirements_follow_from_what_was_found_out() -> None:
+    record = planned(**TENSORRT)
+    before = requirements_of(record, record.task("validate"))
+    assert before.prefers == (Needs(gpu=True),)
+    record = done(record, "merge", output_bytes=8 * GIB)
+    record = done(record, "tensorrt_build", targets=["sm89"])
+    found = requirements_of(record, record.task("validate"))
+    assert found.prefers == (Needs(gpu=True, gpu_architectures=("sm89",)), Needs(memory_bytes=16 * GIB))
+    build = requirements_of(record, record.task("tensorrt_build"))
+    assert build == Requirements(any_of=builders("tensorrt", ()), prefers=(Needs(gpu_memory_bytes=8 * GIB),))
+    assert requirements_of(record, record.task("merge")) == Requirements()
+    stored = ExportRecord.from_json(record.to_json())
+    assert [requirements_of(stored, task) for task in stored.tasks] == [
+        requirements_of(record, t) for t in record.tasks
+    ]
+
+
+def test_after_a_shortage_of_memory_more_is_preferred() -> None:
+    record = planned(resources={"stage_timeouts": {"merge": 60}})
+    failure = StageError("x", reason="OUT_OF_MEMORY").failure()
+    failed = AttemptRecord(number=1, state=TaskState.FAILED, params={}, failure=failure, peak_memory_bytes=4 * GIB)
+    again = AttemptRecord(number=2, state=TaskState.QUEUED, params={})
+    task = record.task("merge").with_(attempts=(failed, again))
+    offered = offer_of(record, task)
+    assert offered.requirements == Requirements(prefers=(Needs(memory_bytes=6 * GIB),))
+    assert offered.timeout_seconds == 60
+    assert offer_of(record, task, alone=True).requirements == Requirements()
+    other_run = task.with_(attempts=(failed, again.with_(run=2)))
+    assert offer_of(record.with_(run=2), other_run).requirements == Requirements()
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    with Harness(tmp_path, with_worker=False, options={"workers_gone": False}) as running:
+        yield running
+
+
+@pytest.fixture
+def worker(harness: Harness) -> Iterator[Callable[..., list[str]]]:
+    """Calls of a worker by name, with what it has; gives the tasks it is given."""
+    with grpc.insecure_channel(harness.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+
+        def synchronize(name: str, **has: Any) -> list[str]:
+            request = worker_pb2.SynchronizeRequest(worker_id=name, stages=["x"], free_slots=4)
+            request.capabilities.MergeFrom(worker_pb2.Capabilities(**has))
+            return [lease.task.split(":")[1] for lease in stub.Synchronize(request).leases]
+
+        yield synchronize
+
+
+def needing(name: str, *needs: Needs) -> TaskRecord:
+    return tiny_task(name, stage="x").with_(requirements=Requirements(any_of=needs))
+
+
+def test_workers_get_only_what_they_can_run(harness: Harness, worker: Callable[..., list[str]]) -> None:
+    tasks = (
+        needing("ada", Needs(gpu_architectures=("sm89",))),
+        needing("large", Needs(memory_bytes=64 * GIB)),
+        needing("gpu-large", Needs(gpu_memory_bytes=40 * GIB)),
+        needing("library", Needs(libraries=("tensorrt",))),
+        needing("any"),
+    )
+    harness.submit(tiny_export("matching", *tasks))
+    wait_for(lambda: len(harness.server.coordinator.broker.load().waiting) == 5)
+    assert worker("bare") == ["any"]
+    assert worker("hopper", gpu_architecture="sm90", gpu_memory_bytes=80 * GIB) == ["gpu-large"]
+    assert worker("library", versions={"tensorrt": "10.13"}) == ["library"]
+    assert worker("large", memory_bytes=65 * GIB) == ["large"]
+    assert worker("ada", gpu_architecture="sm89") == ["ada"]
+
+
+def test_what_nobody_can_run_is_said_to_those_who_watch(harness: Harness, worker: Callable[..., list[str]]) -> None:
+    coordinator = harness.server.coordinator
+    name = harness.submit(tiny_export("watched", needing("build", Needs(gpu_architectures=("sm89",)))))
+    wait_for(lambda: coordinator.broker.load().waiting)
+    assert worker("hopper", gpu_architecture="sm90") == []
+    # The coordinator's own waits for a minute; this one has the same broker and hub.
+    looking = Unserved(coordinator.broker, coordinator.hub, coordinator._notify, fail_after=None, say_after=0.1)
+    time.sleep(0.2)
+    harness.run(looking.look)
+    harness.run(looking.look)
+    harness.client.cancel_export(name)
+    lines = [event.log for event in harness.client.watch_export(name) if event.WhichOneof("event") == "log"]
+    assert [(line.task, line.level, line.message) for line in lines] == [
+        ("build", "warning", "build waits: x needs a GPU of sm89; its workers (1) have sm90")
+    ]
+
+
+def test_what_nobody_can_run_fails_where_nobody_will_come(tmp_path: Path) -> None:
+    options = {"workers_gone": False, "no_worker_seconds": 0.3}
+    with Harness(tmp_path, options=options) as harness:
+        needs = (Needs(gpu=True, libraries=("tensorrt",)), Needs(memory_bytes=1 << 50))
+        record = tiny_export("x", tiny_task("good"), base=harness.base())
+        impossible = tiny_task("build").with_(requirements=Requirements(any_of=needs))
+        export = harness.finished(harness.submit(record.with_(tasks=(*record.tasks, impossible))))
+    assert states(export) == {"good": "succeeded", "build": "failed"}
+    failure = failure_of_status(export.error)
+    assert failure.reason == "NO_WORKER"
+    assert "needs a GPU and tensorrt or 1048576.0 GiB of memory for a task" in failure.message
+    assert "have no GPU" in failure.message
+    assert "no tensorrt" in failure.message
+
+
+def test_a_warning_of_a_stage_reaches_those_who_watch(tmp_path: Path) -> None:
+    stage = "stages_for_tests:TROUBLE"
+    with Harness(tmp_path, stages=(stage,)) as harness:
+        params = {"kind": "much-memory"}
+        task = TaskRecord(id="much", stage=stage, params=params, inputs={})
+        settings = {"resources": {"max_memory_bytes": 120 << 20}, "recovery": {"max_attempts": 1}}
+        name = harness.submit(tiny_export("much", task, **settings))
+        events = list(harness.client.watch_export(name))
+    warnings = [event.log.message for event in events if event.log.level == "warning"]
+    assert any("of the 120.0 MiB it should stay below" in message for message in warnings)
+    (attempt,) = events[-1].export.tasks[0].attempts
+    assert attempt.state == export_pb2.TASK_STATE_SUCCEEDED
+    assert attempt.peak_memory_bytes > 120 << 20
