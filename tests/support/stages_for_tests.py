@@ -37,6 +37,18 @@ def echo(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[s
     return {"out": out}
 
 
+def with_library(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    try:
+        from slipway_test_library import VERSION
+    except ImportError:
+        VERSION = ""  # noqa: N806 - as it is called there
+    out = ctx.workdir / "out"
+    out.mkdir()
+    (out / "version").write_text(VERSION)
+    ctx.record(version=VERSION)
+    return {"out": out}
+
+
 class TroubleParams(StageParams):
     kind: str
 
@@ -106,3 +118,13 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
 ECHO = Stage(name="echo", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=echo)
 SOURCE = Stage(name="source", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo)
 TROUBLE = Stage(name="trouble", version=1, inputs=(), outputs=("out",), params=TroubleParams, run=trouble)
+LIBRARY = Stage(
+    name="library",
+    version=1,
+    inputs=(),
+    outputs=("out",),
+    params=EchoParams,
+    run=with_library,
+    libraries=("slipway-test-library",),
+)
+DEVICE = Stage(name="device", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo, device_bound=True)
