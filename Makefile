@@ -24,7 +24,7 @@ demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the wh
 test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-cluster: $(INSTALLED) ## Run the tests of a cluster: real S3, real PostgreSQL, processes that are killed
+test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are killed; CLUSTER_FAULT_RUNS=50 for more kills
 	$(BIN)/python -m pytest -m cluster
 
 lint: $(INSTALLED) ## Check style, types and protos
