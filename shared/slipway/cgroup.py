@@ -94,7 +94,7 @@ def available_memory(group: MemoryGroup | None) -> int:
 
 def _memberships(file: Path) -> dict[str, str]:
     """Path of the group by controller; by an empty name for version 2."""
-    found = {}
+    found: dict[str, str] = {}
     for line in _lines(file):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
