@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.artifacts import LocalStore
+from slipway.artifacts import ArtifactStore, LocalStore
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.runner import TaskRunner
@@ -79,6 +79,10 @@ class Harness:
     def store(self) -> LocalStore:
         return LocalStore(self.home / "store")
 
+    def open_store(self) -> ArtifactStore:
+        """What the coordinator passes on."""
+        return self.store
+
     def base(self, text: str = "base") -> str:
         source = self.home / f"{text}.txt"
         source.write_text(text)
@@ -119,13 +123,13 @@ class Harness:
     async def _run(self, started: Future[None]) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         state = SqliteState(self.home / "state.db")
-        options = {"poll_seconds": 0.02, "workers_gone": True, **self.options}
+        options = {"workers_gone": True, **self.options}
         try:
             with holding(state.lock()):
                 self.server = CoordinatorServer(
                     CoordinatorOptions(state=state, **options),
                     address=self.address if self.security is None else "127.0.0.1:0",
-                    store=lambda: self.store,
+                    store=self.open_store,
                     security=self.security,
                 )
                 await self.server.start()

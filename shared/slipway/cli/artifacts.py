@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import Connection, with_connection
+from slipway.cli.connection import Connection, artifacts_at, with_connection
 from slipway.cli.options import Debug, Json, examples
 
 PUSH_EXAMPLES = examples(
@@ -31,7 +31,7 @@ def push(
     from slipway.cli.cache_work import push_folder
     from slipway.cli.console import answers, print_json
 
-    with connection.artifacts() as store:
+    with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = push_folder(folder, store)
     if as_json:
         print_json(done)
@@ -51,7 +51,7 @@ def pull(
     from slipway.cli.cache_work import pull_artifact
     from slipway.cli.console import answers, print_json
 
-    with connection.artifacts() as store:
+    with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = pull_artifact(digest, folder, store)
     if as_json:
         print_json(done)

@@ -45,7 +45,9 @@ _OPTIONS: dict[str, Any] = {
     ],
     "project": Annotated[
         str | None,
-        typer.Option("--project", help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
+        typer.Option(
+            "--project", help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL
+        ),
     ],
     "token_file": _file("token-file", "File with the token to show."),
     "tls_ca_file": _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on."),
@@ -94,21 +96,20 @@ class Connection:
         settings = self.settings()
         return Client(self.coordinator, security=settings.security, project=settings.project)
 
-    @contextlib.contextmanager
-    def artifacts(self) -> Iterator[Artifacts]:
-        """Artifacts through the coordinator, or in the store of this machine's settings."""
-        with contextlib.ExitStack() as stack:
-            client = stack.enter_context(self.client()) if self.coordinator else None
-            yield artifacts_for(client, self.settings())
 
+@contextlib.contextmanager
+def artifacts_at(coordinator: str, settings: Settings) -> Iterator[Artifacts]:
+    """Artifacts through a coordinator, which needs no store; those of the store for who names one, or no coordinator."""
+    if coordinator and not settings.store:
+        from slipway.client.artifacts import ProjectArtifacts
+        from slipway.client.calls import BlockingCalls
 
-def artifacts_for(client: Client | None, settings: Settings) -> Artifacts:
-    """Artifacts of a coordinator's client, which needs no store; those of the settings' store for who names one, or has no client."""
-    if client is not None and not settings.store:
-        return client.artifacts()
-    from slipway.artifacts.opening import open_store
+        with BlockingCalls(coordinator, security=settings.security) as calls:
+            yield ProjectArtifacts(calls, settings.project)
+    else:
+        from slipway.artifacts.opening import open_store
 
-    return open_store(settings)
+        yield open_store(settings)
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:

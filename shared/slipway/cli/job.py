@@ -14,7 +14,7 @@ from pathlib import Path
 import pydantic
 
 from slipway.artifacts import Artifacts
-from slipway.cli.connection import artifacts_for
+from slipway.cli.connection import artifacts_at
 from slipway.cli.display import Display
 from slipway.cli.identity import export_identity
 from slipway.cli.sources import Sources, find_sources, store_sources
@@ -65,8 +65,7 @@ class ExportJob:
         with ExitStack() as stack:
             stack.enter_context(self.display)
             stack.enter_context(span("export", attributes=attributes))
-            remote = stack.enter_context(self._remote()) if self.coordinator else None
-            store = artifacts_for(remote, self.settings)
+            store = stack.enter_context(artifacts_at(self.coordinator, self.settings))
             folders = stack.enter_context(SourceFolders(self.settings, store))
             sources = find_sources(configuration, folders)
             warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
@@ -75,7 +74,7 @@ class ExportJob:
             digests = store_sources(sources, store, on_bytes=self._reading)
             self.display.note("starting")
             identity = export_identity(configuration, digests)
-            client = remote or stack.enter_context(self._embedded(identity))
+            client = stack.enter_context(self._client(identity))
             export = self._carry_out(client, identity, sources, digests)
             try:
                 return self._deliver(export, store, warnings)
@@ -109,13 +108,13 @@ class ExportJob:
         """The settings of the export."""
         return self.loaded.configuration
 
-    def _remote(self) -> Client:
-        """A client of the coordinator that was named."""
-        return Client(self.coordinator, security=self.settings.security, project=self.settings.project)
-
     @contextlib.contextmanager
-    def _embedded(self, identity: str) -> Iterator[Client]:
-        """A client of a coordinator inside this process."""
+    def _client(self, identity: str) -> Iterator[Client]:
+        """A client of the coordinator, or of one inside this process."""
+        if self.coordinator:
+            with Client(self.coordinator, security=self.settings.security, project=self.settings.project) as client:
+                yield client
+            return
         from slipway.embedded import Embedded
 
         with Embedded(self.settings, identity) as embedded:

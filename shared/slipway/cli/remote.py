@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import Connection, with_connection
+from slipway.cli.connection import Connection, artifacts_at, with_connection
 from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, examples
 
 EXAMPLES = examples(
@@ -32,7 +32,6 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Create an export at a coordinator and return at once."""
-    from slipway.cli.connection import artifacts_for
     from slipway.cli.export import load_configuration
     from slipway.cli.identity import export_identity
     from slipway.cli.remote_view import answer_export
@@ -43,7 +42,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     settings = connection.settings()
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(connection.client())
-        store = artifacts_for(client, settings)
+        store = stack.enter_context(artifacts_at(connection.coordinator, settings))
         folders = stack.enter_context(SourceFolders(settings, store))
         sources = find_sources(loaded.configuration, folders)
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005

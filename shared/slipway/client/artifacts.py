@@ -6,8 +6,9 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import grpc
 
@@ -17,12 +18,11 @@ from slipway.artifacts.faults import corrupt, disk_full
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import OnBytes
+from slipway.client.calls import BlockingCalls
+from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
 from slipway.wire import failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
-
-if TYPE_CHECKING:
-    from slipway.client.blocking import Client
 
 PATIENCE_SECONDS = 120.0
 _ROUNDS = 3
@@ -35,18 +35,18 @@ class ProjectArtifacts:
     A transfer goes on by itself when the coordinator is away for up to two minutes.
 
     Args:
-        client: Calls the coordinator.
+        calls: To the coordinator.
         project: Whose artifacts.
     """
 
-    def __init__(self, client: Client, project: str) -> None:
-        self._client, self._project = client, project
+    def __init__(self, calls: BlockingCalls, project: str) -> None:
+        self._calls, self._project = calls, project
         self._manifests: dict[str, Manifest] = {}
 
     @property
     def where(self) -> str:
         """Coordinator and project."""
-        return f"{self._client.address}, project {self._project}"
+        return f"{self._calls.address}, project {self._project}"
 
     def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
         """Bring a folder; answers the artifact's digest."""
@@ -69,7 +69,7 @@ class ProjectArtifacts:
         contents = {file.digest: file for file in manifest.files}
         sent: set[str] = set()
         for _ in range(_ROUNDS):
-            answer = self._client.create_artifact(manifest.files, project=self._project)
+            answer = self.create(manifest)
             for digest in sorted(set(contents) - set(answer.missing) - sent):
                 tell(contents[digest].size_bytes)
             sent |= set(contents)
@@ -81,6 +81,12 @@ class ProjectArtifacts:
             reason="STORE_UNAVAILABLE",
             remedy="try again when no garbage collection runs",
         )
+
+    def create(self, manifest: Manifest) -> pb.CreateArtifactResponse:
+        """Make an artifact of content that was brought, or learn what is missing; :meth:`put_files` does all of it."""
+        files = [pb.ArtifactFile(**asdict(file)) for file in manifest.files]
+        request = pb.CreateArtifactRequest(parent=f"projects/{self._project}", files=files)
+        return self._calls.call(self._calls.artifacts.CreateArtifact, request)
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
         """Write an artifact's files below ``target``, which must not exist.
@@ -110,7 +116,8 @@ class ProjectArtifacts:
             ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` or ``ARTIFACT_INVALID`` for an answer that is not this artifact.
         """
         if digest not in self._manifests:
-            found = self._client.get_artifact(digest, project=self._project)
+            request = pb.GetArtifactRequest(name=artifact_name(digest, project=self._project))
+            found = self._calls.call(self._calls.artifacts.GetArtifact, request)
             manifest = Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in found.files)
             if manifest.digest != digest:
                 raise corrupt(digest, "its manifest")
@@ -144,7 +151,7 @@ class ProjectArtifacts:
 
                 requests = _Requests(self._project, file, source, on)
                 try:
-                    self._client.artifact_stub.WriteBlob(iter(requests), metadata=self._client.metadata())
+                    self._calls.artifacts.WriteBlob(iter(requests), metadata=self._calls.metadata())
                 except grpc.RpcError:
                     if requests.error is not None:
                         raise requests.error from None
@@ -154,7 +161,7 @@ class ProjectArtifacts:
 
     def _receive(self, file: ManifestFile, artifact: str, path: Path, tell: OnBytes) -> None:
         """Write one verified file; content that is wrong after it came in several pieces is fetched once more."""
-        name = f"projects/{self._project}/artifacts/{artifact}"
+        name = artifact_name(artifact, project=self._project)
         with path.open("x+b", buffering=0) as target:
             for _ in range(2):
                 sha, resumed = hashlib.sha256(), 0
@@ -165,7 +172,7 @@ class ProjectArtifacts:
                     offset = target.tell()
                     resumed += offset > 0
                     request = pb.ReadBlobRequest(name=name, digest=file.digest, offset=offset)
-                    call = self._client.artifact_stub.ReadBlob(request, metadata=self._client.metadata())
+                    call = self._calls.artifacts.ReadBlob(request, metadata=self._calls.metadata())
                     try:
                         for answer in call:
                             target.write(answer.data)
@@ -198,7 +205,7 @@ class ProjectArtifacts:
             try:
                 return attempt(progress)
             except grpc.RpcError as error:
-                failure = failure_of_call(error, address=self._client.address)
+                failure = failure_of_call(error, address=self._calls.address)
                 if not _passes(failure) or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not come back all at once

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
-from slipway.client.requests import DEFAULT_PROJECT, TIMEOUT_SECONDS, create_request, export_name, with_trace
+from slipway.artifacts.store import OnBytes
+from slipway.client.blocking import Client
+from slipway.client.requests import (
+    DEFAULT_PROJECT,
+    TIMEOUT_SECONDS,
+    artifact_name,
+    create_request,
+    export_name,
+    with_trace,
+)
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.channels import AsyncChannel
 from slipway.security.settings import Security
 from slipway.wire import failure_of_call
+from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
+from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
 from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -46,6 +61,7 @@ class AsyncClient:
         self.address = address
         self.project = project
         self._timeout = timeout_seconds
+        self._security = security
         self._channel = AsyncChannel(address, security)
 
     async def close(self) -> None:
@@ -83,13 +99,11 @@ class AsyncClient:
             request_id=request_id,
             priority=priority,
         )
-        export: pb.Export = await self._call("CreateExport", request)
-        return export
+        return await self._call(self._stub.CreateExport, request)
 
     async def get_export(self, name: str) -> pb.Export:
         """One export."""
-        export: pb.Export = await self._call("GetExport", pb.GetExportRequest(name=self._name(name)))
-        return export
+        return await self._call(self._stub.GetExport, pb.GetExportRequest(name=self._name(name)))
 
     async def list_exports(
         self,
@@ -102,7 +116,7 @@ class AsyncClient:
         parent = f"projects/{project or self.project}"
         request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=filter)
         while True:
-            response: pb.ListExportsResponse = await self._call("ListExports", request)
+            response = await self._call(self._stub.ListExports, request)
             for export in response.exports:
                 yield export
             request.page_token = response.next_page_token
@@ -111,17 +125,15 @@ class AsyncClient:
 
     async def cancel_export(self, name: str, *, etag: str = "") -> pb.Export:
         """Ask an export to end; with ``etag``, only if it has not changed since."""
-        export: pb.Export = await self._call("CancelExport", pb.CancelExportRequest(name=self._name(name), etag=etag))
-        return export
+        return await self._call(self._stub.CancelExport, pb.CancelExportRequest(name=self._name(name), etag=etag))
 
     async def retry_export(self, name: str, *, etag: str = "") -> pb.Export:
         """Run an unsuccessful export again."""
-        export: pb.Export = await self._call("RetryExport", pb.RetryExportRequest(name=self._name(name), etag=etag))
-        return export
+        return await self._call(self._stub.RetryExport, pb.RetryExportRequest(name=self._name(name), etag=etag))
 
     async def delete_export(self, name: str, *, etag: str = "") -> None:
         """Forget an ended export."""
-        await self._call("DeleteExport", pb.DeleteExportRequest(name=self._name(name), etag=etag))
+        await self._call(self._stub.DeleteExport, pb.DeleteExportRequest(name=self._name(name), etag=etag))
 
     async def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
@@ -154,6 +166,58 @@ class AsyncClient:
         finally:
             call.cancel()
 
+    async def push_artifact(
+        self, source: Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
+    ) -> str:
+        """Bring files; see :meth:`slipway.client.Client.push_artifact`."""
+        return await self._in_thread(
+            lambda client, tell: client.push_artifact(source, project=project, on_bytes=tell), on_bytes
+        )
+
+    async def pull_artifact(
+        self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None
+    ) -> Path:
+        """Write an artifact's verified files into a new folder; answers the folder."""
+        return await self._in_thread(
+            lambda client, tell: client.pull_artifact(digest, folder, project=project, on_bytes=tell), on_bytes
+        )
+
+    async def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
+        """The files of an artifact."""
+        name = artifact_name(digest, project=project or self.project)
+        return await self._call(self._artifact_stub.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
+
+    async def list_artifacts(self, *, project: str = "", page_size: int = 0) -> AsyncIterator[str]:
+        """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+        parent = f"projects/{project or self.project}"
+        request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
+        while True:
+            response = await self._call(self._artifact_stub.ListArtifacts, request)
+            for digest in response.digests:
+                yield digest
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def _in_thread(self, transfer: Callable[[Client, OnBytes], T], on_bytes: OnBytes | None) -> T:
+        """Files are read and written by blocking calls, so a transfer is the blocking client's; cancelling it ends it soon."""
+        stopped = threading.Event()
+
+        def tell(count: int) -> None:
+            if stopped.is_set():
+                raise asyncio.CancelledError
+            if on_bytes is not None:
+                on_bytes(count)
+
+        def run() -> T:
+            with Client(self.address, security=self._security, project=self.project) as client:
+                return transfer(client, tell)
+
+        try:
+            return await asyncio.to_thread(run)
+        finally:
+            stopped.set()
+
     def _name(self, name: str) -> str:
         return export_name(name, project=self.project)
 
@@ -161,11 +225,18 @@ class AsyncClient:
     def _stub(self) -> ExportServiceStub:
         return ExportServiceStub(self._channel.current())
 
+    @property
+    def _artifact_stub(self) -> ArtifactServiceStub:
+        return ArtifactServiceStub(self._channel.current())
+
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return with_trace(self._channel.identity.metadata())
 
-    async def _call(self, method: str, request: object) -> Any:
+    async def _call(self, method: Callable[..., T], request: object) -> T:
+        # The stubs are typed as those of blocking channels, whose answers need no waiting for.
+        call: Any = method(request, timeout=self._timeout, metadata=self._metadata())
         try:
-            return await getattr(self._stub, method)(request, timeout=self._timeout, metadata=self._metadata())
+            answer: T = await call
         except grpc.aio.AioRpcError as error:
             raise failure_of_call(error, address=self.address).error() from error
+        return answer

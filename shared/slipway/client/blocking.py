@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import grpc
 
-from slipway.artifacts import ManifestFile
 from slipway.artifacts.files import folder_files
 from slipway.artifacts.store import OnBytes
 from slipway.client.artifacts import ProjectArtifacts
+from slipway.client.calls import BlockingCalls
 from slipway.client.requests import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
     artifact_name,
-    create_artifact_request,
     create_request,
     export_name,
-    with_trace,
 )
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
-from slipway.security.channels import BlockingChannel
 from slipway.security.settings import Security
 from slipway.wire import failure_of_call
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
-from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
-from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
-
-T = TypeVar("T")
 
 
 class Client:
@@ -63,12 +56,11 @@ class Client:
     ) -> None:
         self.address = address
         self.project = project
-        self._timeout = timeout_seconds
-        self._channel = BlockingChannel(address, security)
+        self._calls = BlockingCalls(address, security=security, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Close the connection; calls under way end."""
-        self._channel.close()
+        self._calls.close()
 
     def __enter__(self) -> Self:
         return self
@@ -112,11 +104,11 @@ class Client:
             request_id=request_id,
             priority=priority,
         )
-        return self._call(self._stub.CreateExport, request)
+        return self._calls.call(self._calls.exports.CreateExport, request)
 
     def get_export(self, name: str) -> pb.Export:
         """One export."""
-        return self._call(self._stub.GetExport, pb.GetExportRequest(name=self._name(name)))
+        return self._calls.call(self._calls.exports.GetExport, pb.GetExportRequest(name=self._name(name)))
 
     def list_exports(
         self,
@@ -129,7 +121,7 @@ class Client:
         parent = f"projects/{project or self.project}"
         request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=filter)
         while True:
-            response = self._call(self._stub.ListExports, request)
+            response = self._calls.call(self._calls.exports.ListExports, request)
             yield from response.exports
             request.page_token = response.next_page_token
             if not request.page_token:
@@ -137,15 +129,19 @@ class Client:
 
     def cancel_export(self, name: str, *, etag: str = "") -> pb.Export:
         """Ask an export to end; with ``etag``, only if it has not changed since."""
-        return self._call(self._stub.CancelExport, pb.CancelExportRequest(name=self._name(name), etag=etag))
+        return self._calls.call(
+            self._calls.exports.CancelExport, pb.CancelExportRequest(name=self._name(name), etag=etag)
+        )
 
     def retry_export(self, name: str, *, etag: str = "") -> pb.Export:
         """Run an unsuccessful export again."""
-        return self._call(self._stub.RetryExport, pb.RetryExportRequest(name=self._name(name), etag=etag))
+        return self._calls.call(
+            self._calls.exports.RetryExport, pb.RetryExportRequest(name=self._name(name), etag=etag)
+        )
 
     def delete_export(self, name: str, *, etag: str = "") -> None:
         """Forget an ended export."""
-        self._call(self._stub.DeleteExport, pb.DeleteExportRequest(name=self._name(name), etag=etag))
+        self._calls.call(self._calls.exports.DeleteExport, pb.DeleteExportRequest(name=self._name(name), etag=etag))
 
     def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
@@ -172,7 +168,7 @@ class Client:
     def _connected(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
         """New events over one connection; last, why it ended before the export did."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
-        call = self._stub.WatchExport(request, metadata=self.metadata())
+        call = self._calls.exports.WatchExport(request, metadata=self._calls.metadata())
         try:
             yield from (event for event in call if watch.is_new(event))
         except grpc.RpcError as error:
@@ -195,57 +191,30 @@ class Client:
             on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
         """
         files = folder_files(source) if isinstance(source, Path) else source
-        return self.artifacts(project=project).put_files(files, on_bytes=on_bytes)
+        return self._artifacts(project).put_files(files, on_bytes=on_bytes)
 
     def pull_artifact(self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None) -> Path:
         """Write an artifact's verified files into a new folder; answers the folder."""
-        return self.artifacts(project=project).fetch(digest, folder, on_bytes=on_bytes)
-
-    def artifacts(self, *, project: str = "") -> ProjectArtifacts:
-        """A project's artifacts as a store."""
-        return ProjectArtifacts(self, project or self.project)
+        return self._artifacts(project).fetch(digest, folder, on_bytes=on_bytes)
 
     def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
         """The files of an artifact."""
         name = artifact_name(digest, project=project or self.project)
-        return self._call(self.artifact_stub.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
+        return self._calls.call(self._calls.artifacts.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
 
     def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
         """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
         parent = f"projects/{project or self.project}"
         request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
         while True:
-            response = self._call(self.artifact_stub.ListArtifacts, request)
+            response = self._calls.call(self._calls.artifacts.ListArtifacts, request)
             yield from response.digests
             request.page_token = response.next_page_token
             if not request.page_token:
                 return
 
-    def create_artifact(
-        self, files: Iterable[ManifestFile], *, project: str = ""
-    ) -> artifact_pb2.CreateArtifactResponse:
-        """Make an artifact of content that was brought, or learn what is missing; :meth:`push_artifact` does all of it."""
-        request = create_artifact_request(files, project=project or self.project)
-        return self._call(self.artifact_stub.CreateArtifact, request)
-
     def _name(self, name: str) -> str:
         return export_name(name, project=self.project)
 
-    @property
-    def _stub(self) -> ExportServiceStub:
-        return ExportServiceStub(self._channel.current())
-
-    @property
-    def artifact_stub(self) -> ArtifactServiceStub:
-        """Calls that carry content, for :class:`~slipway.client.artifacts.ProjectArtifacts`."""
-        return ArtifactServiceStub(self._channel.current())
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
-        return with_trace(self._channel.identity.metadata())
-
-    def _call(self, method: Callable[..., T], request: object) -> T:
-        try:
-            return method(request, timeout=self._timeout, metadata=self.metadata())
-        except grpc.RpcError as error:
-            raise failure_of_call(error, address=self.address).error() from error
+    def _artifacts(self, project: str) -> ProjectArtifacts:
+        return ProjectArtifacts(self._calls, project or self.project)

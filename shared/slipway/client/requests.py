@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 
-from slipway.artifacts import ManifestFile
 from slipway.configuration import ExportConfiguration
 from slipway.telemetry import current_traceparent
 from slipway.wire import configuration_message
-from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"
@@ -26,12 +23,6 @@ def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
 def artifact_name(digest: str, *, project: str) -> str:
     """The full name of a project's artifact."""
     return f"projects/{project}/artifacts/{digest}"
-
-
-def create_artifact_request(files: Iterable[ManifestFile], *, project: str) -> artifact_pb2.CreateArtifactRequest:
-    """The request of ``create_artifact``."""
-    entries = [artifact_pb2.ArtifactFile(**asdict(file)) for file in files]
-    return artifact_pb2.CreateArtifactRequest(parent=f"projects/{project}", files=entries)
 
 
 def create_request(

@@ -1,0 +1,75 @@
+"""Blocking calls to a coordinator: the connection, who calls, and errors as they are raised everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from slipway.client.requests import TIMEOUT_SECONDS, Metadata, with_trace
+from slipway.security.channels import BlockingChannel
+from slipway.security.settings import Security
+from slipway.wire import failure_of_call
+from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
+from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
+
+T = TypeVar("T")
+
+
+class BlockingCalls:
+    """A connection, from its making to :meth:`close`. Safe for several threads.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:PATH``.
+        security: Certificates and token; None connects in plain and shows none.
+        timeout_seconds: Longest time one call may take that answers once.
+
+    Raises:
+        ConfigurationError: A file of ``security`` cannot be used.
+    """
+
+    def __init__(
+        self, address: str, *, security: Security | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        self.address = address
+        self._timeout = timeout_seconds
+        self._channel = BlockingChannel(address, security)
+
+    def close(self) -> None:
+        """Close the connection; calls under way end."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def exports(self) -> ExportServiceStub:
+        """Over the channel of now."""
+        return ExportServiceStub(self._channel.current())
+
+    @property
+    def artifacts(self) -> ArtifactServiceStub:
+        """Over the channel of now."""
+        return ArtifactServiceStub(self._channel.current())
+
+    def metadata(self) -> Metadata:
+        """What every call carries."""
+        return with_trace(self._channel.identity.metadata())
+
+    def call(self, method: Callable[..., T], request: object) -> T:
+        """The answer of a method.
+
+        Raises:
+            ModelExportError: With the reason the coordinator gave.
+        """
+        try:
+            return method(request, timeout=self._timeout, metadata=self.metadata())
+        except grpc.RpcError as error:
+            raise failure_of_call(error, address=self.address).error() from error

@@ -1,0 +1,87 @@
+"""A coordinator with people of several projects, and files for them to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import grpc
+
+from coordinator_harness import Harness
+from slipway.artifacts import ManifestFile
+from slipway.client import Client
+from slipway.client.calls import BlockingCalls
+from slipway.security.access_file import AccessFile
+from slipway.security.server import ServerSecurity
+from slipway.security.settings import Security
+from slipway.security.tokens import new_token, token_hash
+from slipway_protos.v1 import artifact_pb2 as pb
+
+PEOPLE = {
+    "viewer": "role: viewer, projects: [red]",
+    "submitter": "role: submitter, projects: [red]",
+    "neighbour": "role: submitter, projects: [blue]",
+    "admin": 'role: operator, projects: ["*"]',
+    "keyholder": "role: submitter, projects: [blue], holds_store: true",
+}
+
+
+class Place(Harness):
+    """A coordinator with an access file over a store."""
+
+    def __init__(self, home: Path) -> None:
+        self.tokens = {name: new_token() for name in PEOPLE}
+        access = home / "access.yaml"
+        entries = [
+            f"  - {{name: {n}, {what}, token_sha256: {token_hash(self.tokens[n])}}}" for n, what in PEOPLE.items()
+        ]
+        access.write_text("\n".join(["principals:", *entries]))
+        super().__init__(home, with_worker=False, security=ServerSecurity(authenticator=AccessFile(access)))
+
+    def client_of(self, name: str) -> Client:
+        return Client(self.address, security=self.security_of(name), project="blue" if name != "submitter" else "red")
+
+    def security_of(self, name: str) -> Security:
+        path = self.home / f"{name}.token"
+        path.write_text(self.tokens[name])
+        return Security(token_file=path)
+
+
+def some_files(tmp_path: Path) -> Path:
+    """Some files: a large one, an empty one, two alike, and one of this test alone."""
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "large").write_bytes(b"0123456789abcdef" * 200_000)
+    (folder / "empty").touch()
+    (folder / "deep" / "one").write_text("alike")
+    (folder / "deep" / "two").write_text("alike")
+    (folder / "own").write_text(str(tmp_path))
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def create(client: Client, files: Iterable[ManifestFile]) -> pb.CreateArtifactResponse:
+    """Ask for an artifact of files, whatever they are."""
+    entries = [pb.ArtifactFile(**asdict(file)) for file in files]
+    request = pb.CreateArtifactRequest(parent=f"projects/{client.project}", files=entries)
+    return client._calls.call(client._calls.artifacts.CreateArtifact, request)
+
+
+def listed(client: Client, digest: str) -> list[ManifestFile]:
+    """The files of an artifact."""
+    return [ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in client.get_artifact(digest).files]
+
+
+def write(calls: BlockingCalls, project: str, file: ManifestFile, data: bytes) -> grpc.StatusCode:
+    """Status of bringing some bytes under a digest."""
+    first = pb.WriteBlobRequest(parent=f"projects/{project}", digest=file.digest, size_bytes=file.size_bytes)
+    pieces = [pb.WriteBlobRequest(data=data[at : at + 1_000_000]) for at in range(0, len(data), 1_000_000)]
+    try:
+        calls.artifacts.WriteBlob(iter([first, *pieces]), metadata=calls.metadata())
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
