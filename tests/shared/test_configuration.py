@@ -21,7 +21,7 @@ from slipway.configuration import (
     parse,
     render_name,
 )
-from slipway.configuration.model import STAGES
+from slipway.configuration.model import STAGES, CombinationConfiguration
 from slipway.configuration.schema import keys, sections
 from slipway.errors import ConfigurationError
 from slipway_coordinator.plan import plan
@@ -164,9 +164,42 @@ def test_timeouts_of_stages_that_cannot_be(canonical: Path, assignment: str, mes
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:
     tensorrt = TensorRTConfiguration(enabled=True)
     everything = ExportConfiguration(
-        formats=FormatsConfiguration(tensorrt=tensorrt), optimization=OptimizationConfiguration(quantization=("int8",))
+        combination=CombinationConfiguration(adapters=("other",)),
+        formats=FormatsConfiguration(tensorrt=tensorrt),
+        optimization=OptimizationConfiguration(quantization=("int8",)),
     )
-    assert {task.stage for task in plan(everything, {"base", "adapter"})} == set(STAGES)
+    assert {task.stage for task in plan(everything, {"base", "adapter", "adapter-02"})} == set(STAGES)
+
+
+def test_adapters_to_combine_are_paths_from_the_files_folder(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+export:
+  checkpoint: {path: runs/a}
+  combination: {adapters: [runs/b, "s3://bucket/runs/c"], weights: [1, 0.5, -0.25], type: ties}
+""",
+    )
+    combination = loaded(path, "combination.density=0.3").configuration.combination
+    assert combination.adapters == (str(tmp_path / "runs/b"), "s3://bucket/runs/c")
+    assert combination.weights == (1.0, 0.5, -0.25)
+    assert (combination.type, combination.density) == ("ties", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message", "remedy"),
+    [
+        (["combination.weights=1,2"], "2 weights are given for no adapters", "combination.adapters"),
+        (["combination.adapters=b", "combination.weights=1"], "1 weights are given for 2 adapters", "[1.0, 1.0]"),
+        (["combination.adapters=b", "combination.weights=1,much"], "'much' is not a number", "digits"),
+        (["combination.density=0"], "density", "0"),
+        (["combination.type=sum"], "sum", "cat"),
+    ],
+)
+def test_combinations_that_cannot_be(canonical: Path, assignments: list[str], message: str, remedy: str) -> None:
+    (problem,) = problems(canonical, *assignments)
+    assert message in f"{problem['key']} {problem['message']}"
+    assert remedy in f"{problem['message']} {problem['remedy']}"
 
 
 def test_everything_wrong_is_reported_at_once_with_its_source_and_remedy(tmp_path: Path) -> None:

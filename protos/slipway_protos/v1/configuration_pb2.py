@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipway/v1/configuration.proto\x12\nslipway.v1\"\xf7\x03\n\x13\x45xportConfiguration\x12\x37\n\ncheckpoint\x18\x01 \x01(\x0b\x32#.slipway.v1.CheckpointConfiguration\x12\x36\n\nbase_model\x18\x02 \x01(\x0b\x32\".slipway.v1.BaseModelConfiguration\x12;\n\x0coptimization\x18\x03 \x01(\x0b\x32%.slipway.v1.OptimizationConfiguration\x12\x31\n\x07\x66ormats\x18\x04 \x01(\x0b\x32 .slipway.v1.FormatsConfiguration\x12\x37\n\nvalidation\x18\x05 \x01(\x0b\x32#.slipway.v1.ValidationConfiguration\x12/\n\x06output\x18\x06 \x01(\x0b\x32\x1f.slipway.v1.OutputConfiguration\x12\x33\n\x08recovery\x18\x07 \x01(\x0b\x32!.slipway.v1.RecoveryConfiguration\x12\x35\n\tresources\x18\x08 \x01(\x0b\x32\".slipway.v1.ResourcesConfiguration\x12)\n\x03log\x18\t \x01(\x0b\x32\x1c.slipway.v1.LogConfiguration\"\x8d\x01\n\x17\x43heckpointConfiguration\x12\x11\n\x04path\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x12\x61uto_detect_latest\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x06select\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_pathB\x15\n\x13_auto_detect_latestB\t\n\x07_select\"`\n\x16\x42\x61seModelConfiguration\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cload_in_4bit\x18\x02 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_load_in_4bit\"$\n\x12QuantizationLevels\x12\x0e\n\x06levels\x18\x01 \x03(\t\"\xe1\x01\n\x19OptimizationConfiguration\x12\x34\n\x0cquantization\x18\x01 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevels\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1d\n\x10remove_artifacts\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10\x63ompress_weights\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_group_sizeB\x13\n\x11_remove_artifactsB\x13\n\x11_compress_weights\"\xab\x01\n\x14\x46ormatsConfiguration\x12\x31\n\x07pytorch\x18\x01 \x01(\x0b\x32 .slipway.v1.PyTorchConfiguration\x12+\n\x04onnx\x18\x02 \x01(\x0b\x32\x1d.slipway.v1.OnnxConfiguration\x12\x33\n\x08tensorrt\x18\x03 \x01(\x0b\x32!.slipway.v1.TensorRTConfiguration\"\x9e\x01\n\x14PyTorchConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1b\n\x0esave_tokenizer\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x34\n\x0cquantization\x18\x03 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevelsB\n\n\x08_enabledB\x11\n\x0f_save_tokenizer\"\xf5\x01\n\x11OnnxConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\ropset_version\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0c\x64ynamic_axes\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x1b\n\x0eoptimize_graph\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x34\n\x0cquantization\x18\x05 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevelsB\n\n\x08_enabledB\x10\n\x0e_opset_versionB\x0f\n\r_dynamic_axesB\x11\n\x0f_optimize_graph\"\xef\x01\n\x15TensorRTConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x07\x62uilder\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0f\n\x07targets\x18\x03 \x03(\t\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.slipway.v1.DimensionRange\x12,\n\x08sequence\x18\x05 \x01(\x0b\x32\x1a.slipway.v1.DimensionRange\x12(\n\x04past\x18\x06 \x01(\x0b\x32\x1a.slipway.v1.DimensionRangeB\n\n\x08_enabledB\n\n\x08_builder\"7\n\x0e\x44imensionRange\x12\x0b\n\x03min\x18\x01 \x01(\x05\x12\x0b\n\x03opt\x18\x02 \x01(\x05\x12\x0b\n\x03max\x18\x03 \x01(\x05\"\xf9\x01\n\x17ValidationConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x0ctest_samples\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x63ompare_outputs\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\"\n\x15\x62\x65nchmark_performance\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x14\n\x07heldout\x18\x05 \x01(\tH\x04\x88\x01\x01\x42\n\n\x08_enabledB\x0f\n\r_test_samplesB\x12\n\x10_compare_outputsB\x18\n\x16_benchmark_performanceB\n\n\x08_heldout\"k\n\x13OutputConfiguration\x12\x16\n\tdirectory\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x0enaming_pattern\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_directoryB\x11\n\x0f_naming_pattern\"e\n\x15RecoveryConfiguration\x12\x14\n\x07profile\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cmax_attempts\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_profileB\x0f\n\r_max_attempts\"\xb1\x02\n\x16ResourcesConfiguration\x12\x1d\n\x10max_memory_bytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07threads\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\"\n\x15stage_timeout_seconds\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12M\n\x0estage_timeouts\x18\x04 \x03(\x0b\x32\x35.slipway.v1.ResourcesConfiguration.StageTimeoutsEntry\x1a\x34\n\x12StageTimeoutsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\x13\n\x11_max_memory_bytesB\n\n\x08_threadsB\x18\n\x16_stage_timeout_seconds\"0\n\x10LogConfiguration\x12\x12\n\x05level\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_levelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipway/v1/configuration.proto\x12\nslipway.v1\"\xb2\x04\n\x13\x45xportConfiguration\x12\x37\n\ncheckpoint\x18\x01 \x01(\x0b\x32#.slipway.v1.CheckpointConfiguration\x12\x36\n\nbase_model\x18\x02 \x01(\x0b\x32\".slipway.v1.BaseModelConfiguration\x12;\n\x0coptimization\x18\x03 \x01(\x0b\x32%.slipway.v1.OptimizationConfiguration\x12\x31\n\x07\x66ormats\x18\x04 \x01(\x0b\x32 .slipway.v1.FormatsConfiguration\x12\x37\n\nvalidation\x18\x05 \x01(\x0b\x32#.slipway.v1.ValidationConfiguration\x12/\n\x06output\x18\x06 \x01(\x0b\x32\x1f.slipway.v1.OutputConfiguration\x12\x33\n\x08recovery\x18\x07 \x01(\x0b\x32!.slipway.v1.RecoveryConfiguration\x12\x35\n\tresources\x18\x08 \x01(\x0b\x32\".slipway.v1.ResourcesConfiguration\x12)\n\x03log\x18\t \x01(\x0b\x32\x1c.slipway.v1.LogConfiguration\x12\x39\n\x0b\x63ombination\x18\n \x01(\x0b\x32$.slipway.v1.CombinationConfiguration\"\x8d\x01\n\x17\x43heckpointConfiguration\x12\x11\n\x04path\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x12\x61uto_detect_latest\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x06select\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_pathB\x15\n\x13_auto_detect_latestB\t\n\x07_select\"\xc5\x01\n\x18\x43ombinationConfiguration\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x11\n\x04type\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07\x64\x65nsity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rmajority_sign\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x42\x07\n\x05_typeB\n\n\x08_densityB\x10\n\x0e_majority_signB\x07\n\x05_seed\"`\n\x16\x42\x61seModelConfiguration\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cload_in_4bit\x18\x02 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_load_in_4bit\"$\n\x12QuantizationLevels\x12\x0e\n\x06levels\x18\x01 \x03(\t\"\xe1\x01\n\x19OptimizationConfiguration\x12\x34\n\x0cquantization\x18\x01 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevels\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1d\n\x10remove_artifacts\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10\x63ompress_weights\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_group_sizeB\x13\n\x11_remove_artifactsB\x13\n\x11_compress_weights\"\xab\x01\n\x14\x46ormatsConfiguration\x12\x31\n\x07pytorch\x18\x01 \x01(\x0b\x32 .slipway.v1.PyTorchConfiguration\x12+\n\x04onnx\x18\x02 \x01(\x0b\x32\x1d.slipway.v1.OnnxConfiguration\x12\x33\n\x08tensorrt\x18\x03 \x01(\x0b\x32!.slipway.v1.TensorRTConfiguration\"\x9e\x01\n\x14PyTorchConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1b\n\x0esave_tokenizer\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x34\n\x0cquantization\x18\x03 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevelsB\n\n\x08_enabledB\x11\n\x0f_save_tokenizer\"\xf5\x01\n\x11OnnxConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\ropset_version\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0c\x64ynamic_axes\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x1b\n\x0eoptimize_graph\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x34\n\x0cquantization\x18\x05 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevelsB\n\n\x08_enabledB\x10\n\x0e_opset_versionB\x0f\n\r_dynamic_axesB\x11\n\x0f_optimize_graph\"\xef\x01\n\x15TensorRTConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x07\x62uilder\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0f\n\x07targets\x18\x03 \x03(\t\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.slipway.v1.DimensionRange\x12,\n\x08sequence\x18\x05 \x01(\x0b\x32\x1a.slipway.v1.DimensionRange\x12(\n\x04past\x18\x06 \x01(\x0b\x32\x1a.slipway.v1.DimensionRangeB\n\n\x08_enabledB\n\n\x08_builder\"7\n\x0e\x44imensionRange\x12\x0b\n\x03min\x18\x01 \x01(\x05\x12\x0b\n\x03opt\x18\x02 \x01(\x05\x12\x0b\n\x03max\x18\x03 \x01(\x05\"\xf9\x01\n\x17ValidationConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x0ctest_samples\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x63ompare_outputs\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\"\n\x15\x62\x65nchmark_performance\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x14\n\x07heldout\x18\x05 \x01(\tH\x04\x88\x01\x01\x42\n\n\x08_enabledB\x0f\n\r_test_samplesB\x12\n\x10_compare_outputsB\x18\n\x16_benchmark_performanceB\n\n\x08_heldout\"k\n\x13OutputConfiguration\x12\x16\n\tdirectory\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x0enaming_pattern\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_directoryB\x11\n\x0f_naming_pattern\"e\n\x15RecoveryConfiguration\x12\x14\n\x07profile\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cmax_attempts\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_profileB\x0f\n\r_max_attempts\"\xb1\x02\n\x16ResourcesConfiguration\x12\x1d\n\x10max_memory_bytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07threads\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\"\n\x15stage_timeout_seconds\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12M\n\x0estage_timeouts\x18\x04 \x03(\x0b\x32\x35.slipway.v1.ResourcesConfiguration.StageTimeoutsEntry\x1a\x34\n\x12StageTimeoutsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\x13\n\x11_max_memory_bytesB\n\n\x08_threadsB\x18\n\x16_stage_timeout_seconds\"0\n\x10LogConfiguration\x12\x12\n\x05level\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_levelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._loaded_options = None
   _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_options = b'8\001'
   _globals['_EXPORTCONFIGURATION']._serialized_start=47
-  _globals['_EXPORTCONFIGURATION']._serialized_end=550
-  _globals['_CHECKPOINTCONFIGURATION']._serialized_start=553
-  _globals['_CHECKPOINTCONFIGURATION']._serialized_end=694
-  _globals['_BASEMODELCONFIGURATION']._serialized_start=696
-  _globals['_BASEMODELCONFIGURATION']._serialized_end=792
-  _globals['_QUANTIZATIONLEVELS']._serialized_start=794
-  _globals['_QUANTIZATIONLEVELS']._serialized_end=830
-  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_start=833
-  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_end=1058
-  _globals['_FORMATSCONFIGURATION']._serialized_start=1061
-  _globals['_FORMATSCONFIGURATION']._serialized_end=1232
-  _globals['_PYTORCHCONFIGURATION']._serialized_start=1235
-  _globals['_PYTORCHCONFIGURATION']._serialized_end=1393
-  _globals['_ONNXCONFIGURATION']._serialized_start=1396
-  _globals['_ONNXCONFIGURATION']._serialized_end=1641
-  _globals['_TENSORRTCONFIGURATION']._serialized_start=1644
-  _globals['_TENSORRTCONFIGURATION']._serialized_end=1883
-  _globals['_DIMENSIONRANGE']._serialized_start=1885
-  _globals['_DIMENSIONRANGE']._serialized_end=1940
-  _globals['_VALIDATIONCONFIGURATION']._serialized_start=1943
-  _globals['_VALIDATIONCONFIGURATION']._serialized_end=2192
-  _globals['_OUTPUTCONFIGURATION']._serialized_start=2194
-  _globals['_OUTPUTCONFIGURATION']._serialized_end=2301
-  _globals['_RECOVERYCONFIGURATION']._serialized_start=2303
-  _globals['_RECOVERYCONFIGURATION']._serialized_end=2404
-  _globals['_RESOURCESCONFIGURATION']._serialized_start=2407
-  _globals['_RESOURCESCONFIGURATION']._serialized_end=2712
-  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_start=2601
-  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_end=2653
-  _globals['_LOGCONFIGURATION']._serialized_start=2714
-  _globals['_LOGCONFIGURATION']._serialized_end=2762
+  _globals['_EXPORTCONFIGURATION']._serialized_end=609
+  _globals['_CHECKPOINTCONFIGURATION']._serialized_start=612
+  _globals['_CHECKPOINTCONFIGURATION']._serialized_end=753
+  _globals['_COMBINATIONCONFIGURATION']._serialized_start=756
+  _globals['_COMBINATIONCONFIGURATION']._serialized_end=953
+  _globals['_BASEMODELCONFIGURATION']._serialized_start=955
+  _globals['_BASEMODELCONFIGURATION']._serialized_end=1051
+  _globals['_QUANTIZATIONLEVELS']._serialized_start=1053
+  _globals['_QUANTIZATIONLEVELS']._serialized_end=1089
+  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_start=1092
+  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_end=1317
+  _globals['_FORMATSCONFIGURATION']._serialized_start=1320
+  _globals['_FORMATSCONFIGURATION']._serialized_end=1491
+  _globals['_PYTORCHCONFIGURATION']._serialized_start=1494
+  _globals['_PYTORCHCONFIGURATION']._serialized_end=1652
+  _globals['_ONNXCONFIGURATION']._serialized_start=1655
+  _globals['_ONNXCONFIGURATION']._serialized_end=1900
+  _globals['_TENSORRTCONFIGURATION']._serialized_start=1903
+  _globals['_TENSORRTCONFIGURATION']._serialized_end=2142
+  _globals['_DIMENSIONRANGE']._serialized_start=2144
+  _globals['_DIMENSIONRANGE']._serialized_end=2199
+  _globals['_VALIDATIONCONFIGURATION']._serialized_start=2202
+  _globals['_VALIDATIONCONFIGURATION']._serialized_end=2451
+  _globals['_OUTPUTCONFIGURATION']._serialized_start=2453
+  _globals['_OUTPUTCONFIGURATION']._serialized_end=2560
+  _globals['_RECOVERYCONFIGURATION']._serialized_start=2562
+  _globals['_RECOVERYCONFIGURATION']._serialized_end=2663
+  _globals['_RESOURCESCONFIGURATION']._serialized_start=2666
+  _globals['_RESOURCESCONFIGURATION']._serialized_end=2971
+  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_start=2860
+  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_end=2912
+  _globals['_LOGCONFIGURATION']._serialized_start=2973
+  _globals['_LOGCONFIGURATION']._serialized_end=3021
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExportConfiguration(_message.Message):
-    __slots__ = ("checkpoint", "base_model", "optimization", "formats", "validation", "output", "recovery", "resources", "log")
+    __slots__ = ("checkpoint", "base_model", "optimization", "formats", "validation", "output", "recovery", "resources", "log", "combination")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZATION_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ExportConfiguration(_message.Message):
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    COMBINATION_FIELD_NUMBER: _ClassVar[int]
     checkpoint: CheckpointConfiguration
     base_model: BaseModelConfiguration
     optimization: OptimizationConfiguration
@@ -26,7 +27,8 @@ class ExportConfiguration(_message.Message):
     recovery: RecoveryConfiguration
     resources: ResourcesConfiguration
     log: LogConfiguration
-    def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., formats: _Optional[_Union[FormatsConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ...) -> None: ...
+    combination: CombinationConfiguration
+    def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., formats: _Optional[_Union[FormatsConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ..., combination: _Optional[_Union[CombinationConfiguration, _Mapping]] = ...) -> None: ...
 
 class CheckpointConfiguration(_message.Message):
     __slots__ = ("path", "auto_detect_latest", "select")
@@ -37,6 +39,22 @@ class CheckpointConfiguration(_message.Message):
     auto_detect_latest: bool
     select: str
     def __init__(self, path: _Optional[str] = ..., auto_detect_latest: _Optional[bool] = ..., select: _Optional[str] = ...) -> None: ...
+
+class CombinationConfiguration(_message.Message):
+    __slots__ = ("adapters", "weights", "type", "density", "majority_sign", "seed")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DENSITY_FIELD_NUMBER: _ClassVar[int]
+    MAJORITY_SIGN_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    type: str
+    density: float
+    majority_sign: str
+    seed: int
+    def __init__(self, adapters: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[float]] = ..., type: _Optional[str] = ..., density: _Optional[float] = ..., majority_sign: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class BaseModelConfiguration(_message.Message):
     __slots__ = ("name", "load_in_4bit")

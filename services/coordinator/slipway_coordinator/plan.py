@@ -67,12 +67,14 @@ def plan(configuration: ExportConfiguration, source_names: Collection[str]) -> t
 
     Args:
         configuration: What the export shall do; only what it asks for is planned.
-        source_names: Names of the artifacts the export starts from: ``base``, ``adapter`` and perhaps ``heldout``.
+        source_names: Names of the artifacts the export starts from: ``base``, ``adapter``, perhaps ``heldout``, and ``adapter-02``
+            and so on for each of ``combination.adapters``.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when a source is missing.
     """
-    missing = [name for name in REQUIRED_SOURCES if name not in source_names]
+    more = more_adapters(configuration)
+    missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names]
     if missing:
         raise ServiceError(
             f"sources lacks {', '.join(missing)}",
@@ -80,16 +82,42 @@ def plan(configuration: ExportConfiguration, source_names: Collection[str]) -> t
             remedy="push the folder and name its digest",
         )
     graph = _Graph()
-    merged = _merge(graph, configuration)
+    adapter = _adapter(graph, configuration, more)
+    merged = _merge(graph, configuration, adapter=adapter)
     _pytorch_levels(graph, configuration, merged)
     _onnx(graph, configuration, merged)
     _tensorrt(graph, configuration, merged)
     if configuration.validation.enabled:
-        _validate(graph, configuration, source_names)
+        _validate(graph, configuration, source_names, adapter=adapter)
     return tuple(graph.tasks)
 
 
-def _merge(graph: _Graph, configuration: ExportConfiguration) -> str:
+def more_adapters(configuration: ExportConfiguration) -> tuple[str, ...]:
+    """Source names of the adapters that join the checkpoint's, in the order of the configuration."""
+    return tuple(f"adapter-{number:02}" for number, _ in enumerate(configuration.combination.adapters, 2))
+
+
+def _adapter(graph: _Graph, configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
+    """The one adapter that is merged and that outputs are compared with."""
+    if not more:
+        return "source:adapter"
+    combination = configuration.combination
+    return graph.add(
+        "combine",
+        "combine",
+        params={
+            "weights": list(combination.weights),
+            "combination_type": combination.type,
+            "density": combination.density,
+            "majority_sign_method": combination.majority_sign,
+            "seed": combination.seed,
+        },
+        inputs={name: f"source:{name}" for name in ("adapter", *more)},
+        output="adapter",
+    )
+
+
+def _merge(graph: _Graph, configuration: ExportConfiguration, *, adapter: str) -> str:
     pytorch = configuration.formats.pytorch
     # Later formats take their tokenizer from the merged model, so it is left out only where nothing else is made.
     others = configuration.formats.onnx.enabled or configuration.formats.tensorrt.enabled
@@ -97,7 +125,7 @@ def _merge(graph: _Graph, configuration: ExportConfiguration) -> str:
         "merge",
         "merge",
         params={"save_tokenizer": pytorch.save_tokenizer or others},
-        inputs={"base": "source:base", "adapter": "source:adapter"},
+        inputs={"base": "source:base", "adapter": adapter},
         format="pytorch" if pytorch.enabled else "",
         output="pytorch",
     )
@@ -185,9 +213,11 @@ def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
     return (on_gpu, rtx) if len(targets) < 2 else (rtx,)
 
 
-def _validate(graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str]) -> None:
+def _validate(
+    graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str], *, adapter: str
+) -> None:
     validation = configuration.validation
-    inputs = {name: f"source:{name}" for name in ("base", "adapter", "heldout") if name in source_names}
+    inputs = {name: f"source:{name}" for name in ("base", "heldout") if name in source_names} | {"adapter": adapter}
     outputs = {"merge": "pytorch", "onnx_export": "onnx", "tensorrt_build": "tensorrt", "quantize": "model"}
     inputs |= {task.format: f"task:{task.id}/{outputs[task.stage]}" for task in graph.tasks if task.format}
     graph.add(

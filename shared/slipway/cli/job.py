@@ -92,7 +92,7 @@ class ExportJob:
             ModelExportError: It cannot come to anything.
         """
         checked = preflight(
-            plan(self.configuration, {"base", "adapter"}),
+            plan(self.configuration, sources.files()),
             base=sources.base,
             home=self.settings.home,
             output=Path(self.configuration.output.directory),

@@ -18,7 +18,7 @@ from slipway.errors import REASONS, ModelExportError
 from slipway.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
-from slipway_coordinator.plan import PlannedTask, plan
+from slipway_coordinator.plan import PlannedTask, more_adapters, plan
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 
@@ -39,7 +39,9 @@ def examine(
 ) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
     """Sources (None when they are not usable), preflight and task graph of a configuration."""
     configuration = loaded.configuration
-    names = {"base", "adapter"} | ({"heldout"} if configuration.validation.heldout else set())
+    names = {"base", "adapter", *more_adapters(configuration)}
+    if configuration.validation.heldout:
+        names.add("heldout")
     tasks = plan(configuration, names)
     try:
         with SourceFolders(settings) as folders:

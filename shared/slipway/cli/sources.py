@@ -30,6 +30,7 @@ class Sources:
         base: Folder of the base model.
         base_name: As the user or the adapter names it.
         checkpoint: The checkpoint that was chosen.
+        more: Those whose adapters join it.
         heldout: Folder of held-out text, or None.
         warnings: What was odd in finding them.
         folders: Knows which of them are in a bucket, and what they are called.
@@ -38,6 +39,7 @@ class Sources:
     base: Path
     base_name: str
     checkpoint: Checkpoint
+    more: tuple[Checkpoint, ...]
     heldout: Path | None
     warnings: tuple[str, ...]
     folders: SourceFolders
@@ -48,6 +50,8 @@ class Sources:
             "base": _named(self.base, model_files(self.base)),
             "adapter": _named(self.checkpoint.path, travelling_files(self.checkpoint.path)),
         }
+        for number, checkpoint in enumerate(self.more, 2):
+            found[f"adapter-{number:02}"] = _named(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
             found["heldout"] = _named(self.heldout, sorted(self.heldout.rglob("*.txt")))
         return found
@@ -97,6 +101,10 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources
     checkpoint = find_checkpoint(
         folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
     )
+    more = tuple(
+        find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
+        for path in configuration.combination.adapters
+    )
     name = configuration.base_model.name or _adapters_base(checkpoint)
     if not name:
         raise ConfigurationError(
@@ -115,8 +123,11 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources
         base=resolve_base_model(str(folders.find(name))),
         base_name=name,
         checkpoint=checkpoint,
+        more=more,
         heldout=heldout if configuration.validation.enabled else None,
-        warnings=(*checkpoint.warnings, *other_base(name, checkpoint.base_model)),
+        warnings=tuple(
+            warning for each in (checkpoint, *more) for warning in (*each.warnings, *other_base(name, each.base_model))
+        ),
         folders=folders,
     )
 

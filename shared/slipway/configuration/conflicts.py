@@ -16,6 +16,7 @@ def conflicts(configuration: ExportConfiguration) -> tuple[Problem, ...]:
         *_no_format(configuration),
         *_levels_without_format(configuration),
         *_targets_without_builder(configuration),
+        *_weights_of_others(configuration),
     )
 
 
@@ -64,5 +65,20 @@ def _targets_without_builder(configuration: ExportConfiguration) -> list[Problem
     return [
         Problem(
             "formats.tensorrt.targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets"
+        )
+    ]
+
+
+def _weights_of_others(configuration: ExportConfiguration) -> list[Problem]:
+    combination = configuration.combination
+    count = len(combination.adapters) + 1 if combination.adapters else 0
+    if not combination.weights or len(combination.weights) == count:
+        return []
+    given, ones = len(combination.weights), ", ".join(["1.0"] * count)
+    return [
+        Problem(
+            "combination.weights",
+            f"{given} weights are given for {count or 'no'} adapters to combine, the checkpoint's included",
+            f"set combination.weights: [{ones}]" if count else "name the other adapters in combination.adapters",
         )
     ]

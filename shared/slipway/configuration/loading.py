@@ -18,8 +18,8 @@ from slipway.configuration.problems import Problem, configuration_error, did_you
 from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.yaml_file import read_yaml
 
-PATH_KEYS = ("checkpoint.path", "validation.heldout", "output.directory")
-"""Settings that are paths; a relative one starts at the YAML file's folder, or at the current one elsewhere."""
+PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
+"""Settings that are paths, or lists of them; a relative one starts at the YAML file's folder, or at the current one elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,23 @@ def _anchor(layer: Layer, folder: Path) -> None:
     """Make a layer's relative paths absolute; a base model is one only when it looks like a path or exists as one."""
     for key in PATH_KEYS:
         setting = layer.settings.get(key)
-        if setting is not None and isinstance(setting.value, str) and setting.value:
-            if setting.value.startswith(_ADDRESSES) and not key.startswith("output."):
-                continue
-            layer.settings[key] = Setting(str(_absolute(setting.value, folder)), setting.source)
+        if setting is None:
+            continue
+        addresses = () if key.startswith("output.") else _ADDRESSES
+        value = setting.value
+        if isinstance(value, str):
+            layer.settings[key] = Setting(_anchored(value, folder, addresses), setting.source)
+        elif isinstance(value, list) and all(isinstance(path, str) for path in value):
+            layer.settings[key] = Setting([_anchored(path, folder, addresses) for path in value], setting.source)
     base = layer.settings.get("base_model.name")
     if base is None or not isinstance(base.value, str) or not base.value:
         return
     if base.value.startswith((".", "/", "~")) or _absolute(base.value, folder).is_dir():
         layer.settings["base_model.name"] = Setting(str(_absolute(base.value, folder)), base.source)
+
+
+def _anchored(text: str, folder: Path, addresses: tuple[str, ...]) -> str:
+    return str(_absolute(text, folder)) if text and not text.startswith(addresses) else text
 
 
 def _absolute(text: str, folder: Path) -> Path:

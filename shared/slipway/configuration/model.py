@@ -22,7 +22,7 @@ FORMAT_LEVELS: Mapping[str, tuple[str, ...]] = {
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 
-STAGES = ("merge", "onnx_export", "quantize", "tensorrt_build", "validate")
+STAGES = ("combine", "merge", "onnx_export", "quantize", "tensorrt_build", "validate")
 """Stages an export may consist of. They need not be installed where it is asked for."""
 
 
@@ -78,6 +78,27 @@ class CheckpointConfiguration(_Section):
     path: str = ""
     auto_detect_latest: bool = True
     select: Literal["latest", "best"] = "latest"
+
+
+class CombinationConfiguration(_Section):
+    """Several adapters as one, as peft's ``add_weighted_adapter`` combines them.
+
+    Attributes:
+        adapters: Checkpoints or runs whose adapters join that of ``checkpoint.path``; empty combines nothing.
+        weights: One factor per adapter, the checkpoint's first; empty gives each 1.
+        type: ``cat`` is the exact sum; ``linear``, ``ties``, ``dare_linear``, ``dare_ties`` and ``magnitude_prune`` mix the
+            factors of adapters of the same rank.
+        density: Share of the values that types with pruning keep, above 0 and at most 1.
+        majority_sign: How the types with ties elect a sign: ``total`` or ``frequency``.
+        seed: Of the types with dare, which prune at random.
+    """
+
+    adapters: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    weights: Annotated[tuple[float, ...], BeforeValidator(_tuple)] = ()
+    type: Literal["cat", "linear", "ties", "dare_linear", "dare_ties", "magnitude_prune"] = "cat"
+    density: float = Field(default=0.5, gt=0, le=1)
+    majority_sign: Literal["total", "frequency"] = "total"
+    seed: int = Field(default=0, ge=0)
 
 
 class BaseModelConfiguration(_Section):
@@ -330,6 +351,7 @@ class ExportConfiguration(_Section):
     """What an export shall do: from which checkpoint and base model, to which formats, proven how, put where."""
 
     checkpoint: CheckpointConfiguration = CheckpointConfiguration()
+    combination: CombinationConfiguration = CombinationConfiguration()
     base_model: BaseModelConfiguration = BaseModelConfiguration()
     optimization: OptimizationConfiguration = OptimizationConfiguration()
     formats: FormatsConfiguration = FormatsConfiguration()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -60,17 +60,19 @@ def from_text(key: str, text: str) -> Any:
         ValueError: The text is not of the setting's type; the message is ``what|remedy``.
     """
     kind = _plain(keys()[key])
-    if kind is bool:
-        return _boolean(text)
-    if kind is int:
-        return size(text) if key.endswith("_bytes") else _integer(text)
-    if kind is DimensionRange:
-        return [_integer(part) for part in _list(text)]
-    if get_origin(kind) is tuple:
-        return _list(text)
+    if kind is int and key.endswith("_bytes"):
+        return size(text)
     if get_origin(kind) is Mapping:
         return dict(_row(part) for part in _list(text))
-    return text
+    element = int if kind is DimensionRange else get_args(kind)[0] if get_origin(kind) is tuple else None
+    if element is not None:
+        return [_scalar(element, part) for part in _list(text)]
+    return _scalar(kind, text)
+
+
+def _scalar(kind: Any, text: str) -> Any:
+    parsers: dict[Any, Callable[[str], Any]] = {bool: _boolean, int: _integer, float: _number}
+    return parsers.get(kind, str)(text)
 
 
 def size(text: str) -> int:
@@ -131,6 +133,13 @@ def _boolean(text: str) -> bool:
     if lowered in FALSE:
         return False
     raise ValueError(f"{text!r} is neither true nor false|use true or false")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number|use digits and a point") from None
 
 
 def _integer(text: str) -> int:

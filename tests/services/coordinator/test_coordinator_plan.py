@@ -114,3 +114,18 @@ def test_a_missing_source_is_named() -> None:
     with pytest.raises(ServiceError, match="adapter") as caught:
         plan(parse({}), ["base"])
     assert caught.value.reason == "REQUEST_INVALID"
+
+
+def test_several_adapters_become_one_that_is_merged_and_compared_with() -> None:
+    data = {"combination": {"adapters": ["b", "c"], "weights": [0.5, 0.25, -1.0], "type": "ties"}}
+    tasks = planned(data, ("adapter", "adapter-02", "adapter-03", "base"))
+    combine = tasks["combine"]
+    assert combine.inputs == {name: f"source:{name}" for name in ("adapter", "adapter-02", "adapter-03")}
+    check_call(load_stage("combine"), combine.params, combine.inputs)
+    assert combine.params["weights"] == [0.5, 0.25, -1.0]
+    assert tasks["merge"].inputs["adapter"] == tasks["validate"].inputs["adapter"] == "task:combine/adapter"
+
+
+def test_every_adapter_to_combine_must_be_there() -> None:
+    with pytest.raises(ServiceError, match="adapter-03"):
+        planned({"combination": {"adapters": ["b", "c"]}}, ("adapter", "adapter-02", "base"))
