@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import grpc
 
 from slipway.errors import ServiceError
 from slipway.rpc import LONGEST_POLL_SECONDS, unary
+from slipway.security.interceptor import current_principal
+from slipway.security.principals import OWNER
 from slipway.wire import dict_of, failure_of_status
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.messages import duration, lease_message
 from slipway_coordinator.offers import Held, WorkerReport
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
+
+_MOST = 99  # with a principal's name, a column's width
+_WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -52,7 +58,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         for line in request.logs:
             line.task = task
             await self._coordinator.hub.publish(export, line)
-        await self._coordinator.broker.complete(request.worker_id, held, _event(request))
+        await self._coordinator.broker.complete(_worker(request.worker_id), held, _event(request))
         return worker_pb2.CompleteTaskResponse()
 
     async def _pass_on(self, request: worker_pb2.SynchronizeRequest) -> None:
@@ -68,10 +74,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
 
 def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
-    if not request.worker_id or not request.stages:
-        raise ServiceError("worker_id and stages are needed", reason="REQUEST_INVALID")
+    if not request.stages:
+        raise ServiceError("stages are needed", reason="REQUEST_INVALID")
     return WorkerReport(
-        worker=request.worker_id,
+        worker=_worker(request.worker_id),
         stages=frozenset(request.stages),
         free_slots=request.free_slots,
         draining=request.draining,
@@ -81,6 +87,22 @@ def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
         libraries=dict(request.capabilities.versions),
         running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
     )
+
+
+def _worker(worker_id: str) -> str:
+    """A worker's full name: who it proved to be by its certificate or token, then what it calls itself.
+
+    Leases are held under this name, so that nobody renews or completes those of another identity, whatever it says.
+    """
+    if not _WORKER_ID.fullmatch(worker_id):
+        raise ServiceError(
+            f"worker_id is {worker_id[:_MOST]!r}",
+            reason="REQUEST_INVALID",
+            remedy=f"it takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'",
+            about={"field": "worker_id"},
+        )
+    principal = current_principal.get()
+    return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"
 
 
 def _event(request: worker_pb2.CompleteTaskRequest) -> Event:

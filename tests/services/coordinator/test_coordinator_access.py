@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from certificates import Authority
-from coordinator_harness import CONFIGURATION, DIGEST, Harness
+from coordinator_harness import CONFIGURATION, DIGEST, Harness, tiny_export, tiny_task
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.rpc import add_health_and_reflection
@@ -211,6 +211,43 @@ def test_workers_are_let_in_by_certificate_or_token(place: Place) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             worker_pb2_grpc.WorkerServiceStub(channel).Synchronize(request, metadata=metadata)
         assert caught.value.code() is code
+
+
+def test_a_worker_cannot_touch_the_lease_of_another_identity(place: Place) -> None:
+    """One shows a token, the other a certificate; both call themselves the same."""
+    place.harness.submit(tiny_export("leased", tiny_task("t", stage="leased")))
+    stubs = {}
+    for name, certificate in (("worker", "anybody.slipway"), ("", "robots.slipway")):
+        channel, metadata = place.channel(name, certificate=certificate)
+        stubs[name] = worker_pb2_grpc.WorkerServiceStub(channel), metadata
+    report = worker_pb2.SynchronizeRequest(worker_id="same", stages=["leased"], free_slots=1)
+    stub, metadata = stubs["worker"]
+    report.max_wait.FromSeconds(10)
+    (lease,) = stub.Synchronize(report, metadata=metadata).leases
+    running = [worker_pb2.RunningTask(task=lease.task, lease_epoch=lease.lease_epoch)]
+    report = worker_pb2.SynchronizeRequest(worker_id="same", stages=["none"], running=running)
+    done = worker_pb2.CompleteTaskRequest(worker_id="same", task=lease.task, lease_epoch=lease.lease_epoch)
+    done.output.outputs["out"] = DIGEST
+    thief, shown = stubs[""]
+    assert thief.Synchronize(report, metadata=shown).cancel_tasks == [lease.task]
+    with pytest.raises(grpc.RpcError) as caught:
+        thief.CompleteTask(done, metadata=shown)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert not stub.Synchronize(report, metadata=metadata).cancel_tasks
+    stub.CompleteTask(done, metadata=metadata)
+    with place.client("admin") as admin:
+        export = list(admin.watch_export("projects/default/exports/leased"))[-1].export
+    assert export.state == export_pb2.EXPORT_STATE_SUCCEEDED
+    assert [attempt.worker for attempt in export.tasks[0].attempts] == ["worker/same"]
+
+
+@pytest.mark.parametrize("worker_id", ["", "robots/w", "w" * 100, "a b", "é"])
+def test_odd_names_of_workers_are_refused(place: Place, worker_id: str) -> None:
+    channel, metadata = place.channel("worker")
+    request = worker_pb2.SynchronizeRequest(worker_id=worker_id, stages=["merge"])
+    with pytest.raises(grpc.RpcError) as caught:
+        worker_pb2_grpc.WorkerServiceStub(channel).Synchronize(request, metadata=metadata)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_health_needs_no_identity_and_reflection_does(place: Place) -> None:
