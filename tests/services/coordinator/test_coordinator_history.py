@@ -103,18 +103,18 @@ def test_all_projects_can_be_listed(client: Client, listed: list[str]) -> None:
 def test_pages_stay_whole_while_exports_come_and_go(client: Client) -> None:
     names = [client.create_export(DEFAULTS, sources=SOURCES, project="moving").name for _ in range(6)]
     request = export_pb2.ListExportsRequest(parent="projects/moving", page_size=2)
-    first = client._stub.ListExports(request)
+    first = client._calls.exports.ListExports(request)
     client.cancel_export(names[5])
     client.delete_export(names[5])
     client.create_export(DEFAULTS, sources=SOURCES, project="moving")
     request.page_token = first.next_page_token
-    second = client._stub.ListExports(request)
+    second = client._calls.exports.ListExports(request)
     assert [e.name for e in (*first.exports, *second.exports)] == [names[n] for n in (5, 4, 3, 2)]
     request.filter = "state=queued"
-    assert reason(client._call, client._stub.ListExports, request) == "REQUEST_INVALID"
+    assert reason(client._calls.call, client._calls.exports.ListExports, request) == "REQUEST_INVALID"
     for token in ("?", "bm9wZQ==", first.next_page_token[:-4]):
         wrong = export_pb2.ListExportsRequest(parent="projects/moving", page_token=token)
-        assert reason(client._call, client._stub.ListExports, wrong) == "REQUEST_INVALID"
+        assert reason(client._calls.call, client._calls.exports.ListExports, wrong) == "REQUEST_INVALID"
 
 
 def test_a_stale_etag_prevents_a_change(client: Client) -> None:
@@ -124,7 +124,7 @@ def test_a_stale_etag_prevents_a_change(client: Client) -> None:
     assert reason(client.retry_export, "etags", etag=seen) == "ETAG_MISMATCH"
     assert reason(client.delete_export, "etags", etag=seen) == "ETAG_MISMATCH"
     with pytest.raises(grpc.RpcError) as caught:
-        client._stub.DeleteExport(export_pb2.DeleteExportRequest(name=cancelled.name, etag=seen))
+        client._calls.exports.DeleteExport(export_pb2.DeleteExportRequest(name=cancelled.name, etag=seen))
     assert caught.value.code() == grpc.StatusCode.ABORTED
     client.delete_export("etags", etag=cancelled.etag)
 

@@ -114,7 +114,7 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
         assert client.create_export(DEFAULTS, sources=SOURCES, export_id="a").name == first.name
         request = export_pb2.CreateExportRequest(parent="projects/default", sources=SOURCES)
         with pytest.raises(grpc.RpcError) as caught:
-            client._stub.CreateExport(request)
+            client._calls.exports.CreateExport(request)
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         (data,) = [value for key, value in caught.value.trailing_metadata() if key == STATUS_KEY]
         retry = error_details_pb2.RetryInfo()

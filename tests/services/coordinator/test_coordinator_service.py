@@ -83,7 +83,7 @@ def test_a_configuration_that_cannot_be_honoured_is_refused_with_all_problems(ha
     message.recovery.profile = "bold"
     request = export_pb2.CreateExportRequest(parent="projects/default", configuration=message, sources=SOURCES)
     with pytest.raises(ModelExportError, match="group_size") as caught:
-        harness.client._call(harness.client._stub.CreateExport, request)
+        harness.client._calls.call(harness.client._calls.exports.CreateExport, request)
     assert caught.value.reason == "CONFIGURATION_INVALID"
     assert "bold" in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_lists_come_in_pages_newest_first(harness: Harness) -> None:
     client = harness.client
     names = [client.create_export(DEFAULTS, sources=SOURCES, project="pages").name for _ in range(5)]
     assert [export.name for export in client.list_exports(project="pages")] == names[::-1]
-    stub = client._stub
+    stub = client._calls.exports
     seen: list[str] = []
     token = ""
     for expected in (2, 2, 1):
@@ -126,13 +126,13 @@ def test_lists_come_in_pages_newest_first(harness: Harness) -> None:
         token = page.next_page_token
     assert (seen, token) == (names[::-1], "")
     wrong = export_pb2.ListExportsRequest(parent="projects/pages", page_token="?")
-    assert reason(client, client._call, stub.ListExports, wrong) == "REQUEST_INVALID"
+    assert reason(client, client._calls.call, stub.ListExports, wrong) == "REQUEST_INVALID"
 
 
 def test_the_trace_of_a_request_is_the_exports(harness: Harness) -> None:
     request = export_pb2.CreateExportRequest(parent="projects/default", sources=SOURCES)
     traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
-    export = harness.client._stub.CreateExport(request, metadata=(("traceparent", traceparent),))
+    export = harness.client._calls.exports.CreateExport(request, metadata=(("traceparent", traceparent),))
     assert export.trace_id == "ab" * 16
     with grpc.insecure_channel(harness.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
