@@ -115,7 +115,7 @@ class Embedded:
         from slipway_coordinator.state import SqliteState
 
         options = CoordinatorOptions(
-            state=SqliteState(self._folder / "state.db"), poll_seconds=0.02, workers_gone=True, no_worker_seconds=2.0
+            state=SqliteState(self._folder / "state.db"), workers_gone=True, no_worker_seconds=2.0
         )
         return CoordinatorServer(options, address=address, store=lambda: open_store(self._settings))
 

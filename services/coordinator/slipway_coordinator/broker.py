@@ -5,6 +5,9 @@ The workflow says what is wanted (:meth:`Broker.set_offers`), workers say what t
 epoch that grows with every grant, so what a former owner hands in late is recognised and refused. After a restart the
 memory is empty; workers present what they run and are adopted, which is why nobody's lease is ended in the first
 ``ttl`` seconds.
+
+Memory decides who is asked, and changes at once; the :class:`Ledger` decides what counts, and changes in the same order a
+little later. Nobody waits for another's transaction: those of one worker, and those about what one export wants, take turns.
 """
 
 from __future__ import annotations
@@ -13,17 +16,19 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Executor
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from slipway import metrics
 from slipway.errors import ServiceError
 from slipway.telemetry import within
-from slipway_coordinator.database import Database, answering
 from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.leases import LeaseState
+from slipway_coordinator.inbox import Message
+from slipway_coordinator.journal import Journal
+from slipway_coordinator.leases import LeaseRow, LeaseState
+from slipway_coordinator.ledger import Ledger
 from slipway_coordinator.matching import NO_GPU, Abilities
 from slipway_coordinator.offers import Answer, Granted, Held, Load, Offer, WorkerReport, memory_limit
 from slipway_coordinator.waiting import Waiting
@@ -31,14 +36,12 @@ from slipway_coordinator.waiting import Waiting
 log = logging.getLogger("slipway.coordinator.broker")
 
 T = TypeVar("T")
-Notify = Callable[[str, Event, str], Awaitable[None]]
-"""``notify(export, event, key)``: tell an export's workflow something, durably, once per key."""
 
 
 @dataclass
 class _Lease:
     worker: str
-    epoch: int
+    epoch: int  # 0 until it is durable
     expires: float
     offer: Offer | None
     revoked: bool = False
@@ -52,28 +55,38 @@ class _Worker:
 
 
 @dataclass
+class _Wanted:
+    """What an export wants, and which of that has its result, of which the workflow will hear."""
+
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+
+
+@dataclass
 class Broker:
     """Offers and leases of one coordinator. All methods run on one event loop.
 
     Attributes:
-        database: Durable part.
-        notify: Where events go.
+        ledger: Durable part.
+        journal: Carries changes of the ledger out.
+        deliver: Hands events that were stored to the workflows.
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
-        executor: Runs blocking calls to ``database``; None runs them at once.
     """
 
-    database: Database
-    notify: Notify
+    ledger: Ledger
+    journal: Journal
+    deliver: Callable[[Message | None], None]
     ttl: float = 30.0
     clock: Callable[[], float] = time.monotonic
-    executor: Executor | None = None
     _offers: Waiting = field(default_factory=Waiting)
     _held: dict[str, _Lease] = field(default_factory=dict)
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _offered_since: dict[str, float] = field(default_factory=dict)
     _generation: int = 0
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _wanted: dict[str, _Wanted] = field(default_factory=dict)
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[str] = ()) -> None:
@@ -84,47 +97,55 @@ class Broker:
             wanted: Attempts that shall run, or run already.
             revoked: Keys of running attempts whose workers shall end them and say so.
         """
-        revoked = set(revoked)
-        async with self._lock:
-            offers = {offer.key: offer for offer in wanted}
-            for key in [key for key, offer in self._offers.items() if offer.export == export and key not in offers]:
-                self._withdraw(key)
-            for key in [key for key in self._held if key.rpartition(":")[0].rpartition(":")[0] == export]:
-                if key not in offers:
-                    del self._held[key]
-            await self._call(lambda: self.database.leases.end(export, keep=offers))
-            for key, offer in offers.items():
-                await self._want(key, offer, revoked=key in revoked)
-        await self._wake()
+        await self._whole(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
 
-    async def _want(self, key: str, offer: Offer, *, revoked: bool) -> None:
-        if key in self._held:
-            self._held[key].offer = offer
-            self._held[key].revoked = revoked
-            return
-        if key in self._offers:
-            return
-        row = await self._call(lambda: self.database.leases.get(key))
-        if row is not None and row.state is LeaseState.ENDED:
-            return  # its result is on the way to the workflow
-        if row is not None and row.state is LeaseState.HELD:
-            self._held[key] = _Lease(row.worker, row.epoch, self.clock() + self.ttl, offer, revoked=revoked)
-            return
-        if revoked:
-            await self._tell(offer, EventKind.CANCELLED, key=f"{key}#revoked")
-            return
-        if row is not None:
-            await self._tell(offer, EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost")
-        self._offers.add(offer, now=time.time())
-        self._offered_since[key] = self.clock()
+    async def _set_offers(self, export: str, offers: Mapping[str, Offer], revoked: frozenset[str]) -> None:
+        async with self._turn(export):
+            before = self._wanted.get(export)
+            gone = [key for key in (before.offers if before is not None else ()) if key not in offers]
+            gone += [key for key in self._held if key not in offers and key.partition(":")[0] == export]
+            for key in gone:
+                self._withdraw(key)
+                self._held.pop(key, None)
+            done = before.done & offers.keys() if before is not None else set[str]()
+            for key in offers.keys() & self._held.keys():
+                self._held[key].offer, self._held[key].revoked = offers[key], key in revoked
+            new = [key for key in offers if not self._is_known(key) and key not in done]
+            self._wanted[export] = _Wanted(offers, done)
+            if new or before is None or not before.done.issuperset(gone):
+                rows, told = await self.journal.do(lambda: self.ledger.settle(export, offers, new=new, revoked=revoked))
+                for message in told:
+                    self.deliver(message)
+                self._add(new, rows, offers, revoked=revoked)
+            if not offers:
+                del self._wanted[export]
+        if new or revoked:
+            await self._wake()
+
+    def _add(
+        self,
+        new: Iterable[str],
+        rows: Mapping[str, LeaseRow],
+        offers: Mapping[str, Offer],
+        *,
+        revoked: frozenset[str],
+    ) -> None:
+        for key in new:
+            row = rows.get(key)
+            if self._is_known(key) or (row is not None and row.state is LeaseState.ENDED):
+                continue  # taken back meanwhile, or its result is on the way to the workflow
+            if row is not None and row.state is LeaseState.HELD:
+                expires = self.clock() + self.ttl
+                self._held[key] = _Lease(row.worker, row.epoch, expires, offers[key], revoked=key in revoked)
+            elif key not in revoked:
+                self._offer(offers[key])
 
     async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
         """Renew, adopt, cancel and grant; parks up to ``wait_seconds`` while there is nothing to say."""
         deadline = self.clock() + wait_seconds
         while True:
             seen = self._generation
-            async with self._lock:
-                answer = await self._synchronize(report)
+            answer = await self._whole(self._synchronize(report))
             remaining = deadline - self.clock()
             if answer.granted or answer.cancel or remaining <= 0:
                 return answer
@@ -135,18 +156,24 @@ class Broker:
                 deadline = self.clock()
 
     async def _synchronize(self, report: WorkerReport) -> Answer:
-        self._workers[report.worker] = _Worker(report.abilities, self.clock(), report.draining)
-        cancel = [held.task for held in report.running if not await self._renew(report.worker, held)]
-        granted = list(await self._unknown_to(report))
-        free = 0 if report.draining else report.free_slots - len(granted)
-        busy = len(report.running) + len(granted)
-        while free > 0 and not self._has_exclusive(report.worker):
-            offer = self._offers.first(report.worker, self._ready(), running=self._running_by_project())
-            if offer is None or (offer.exclusive and busy):
-                break  # an exclusive one waits for the worker to become idle, or it would wait for ever
-            granted.append(await self._grant(offer.key, offer, report))
-            free, busy = free - 1, busy + 1
-        return Answer(granted=tuple(granted), cancel=tuple(cancel))
+        async with self._turn(f"worker {report.worker}"):
+            self._workers[report.worker] = _Worker(report.abilities, self.clock(), report.draining)
+            cancel = [held.task for held in report.running if not await self._renew(report.worker, held)]
+            granted = self._unknown_to(report)
+            free = 0 if report.draining else report.free_slots - len(granted)
+            busy = len(report.running) + len(granted)
+            chosen: list[Offer] = []
+            while free > 0 and not self._has_exclusive(report.worker):
+                offer = self._offers.first(report.worker, self._ready(), running=self._running_by_project())
+                if offer is None or (offer.exclusive and busy):
+                    break  # an exclusive one waits for the worker to become idle, or it would wait for ever
+                chosen.append(offer)
+                self._offers.remove(offer.key)
+                self._held[offer.key] = _Lease(report.worker, 0, self.clock() + self.ttl, offer)
+                free, busy = free - 1, busy + 1
+            if chosen:
+                granted += await self._grant(chosen, report)
+            return Answer(granted=tuple(granted), cancel=tuple(cancel))
 
     async def _renew(self, worker: str, held: Held) -> bool:
         """Renew or adopt a lease; False when the worker shall end the task."""
@@ -156,43 +183,62 @@ class Broker:
                 return False
             lease.expires = self.clock() + self.ttl
             return not lease.revoked
-        row = await self._call(lambda: self.database.leases.get(held.task))
-        if row is None or row.worker != worker or row.epoch != held.epoch:
-            return False
-        if row.state not in {LeaseState.HELD, LeaseState.EXPIRED}:
-            return False  # handed in or back; this report was on its way meanwhile
-        offer = self._withdraw(held.task)
-        self._held[held.task] = _Lease(worker, row.epoch, self.clock() + self.ttl, offer)
-        log.info(f"adopted {held.task} from worker {worker}")
-        if row.state is LeaseState.EXPIRED:
-            await self._call(lambda: self.database.leases.set_state(held.task, LeaseState.HELD))
-            if offer is not None:
-                stamp = f"{held.task}#{row.epoch}#adopted{self.clock()}"
-                await self._tell(offer, EventKind.LEASED, key=stamp, worker=worker, epoch=row.epoch)
-        return True
+        return await self._adopt(worker, held)
 
-    async def _unknown_to(self, report: WorkerReport) -> list[Granted]:
+    async def _adopt(self, worker: str, held: Held) -> bool:
+        async with self._turn(held.export):
+            offer = self._withdraw(held.task)  # nobody is given it meanwhile
+            adopted = False
+            try:
+                adopted, told = await self.journal.do(lambda: self.ledger.adopt(worker, held, offer))
+            finally:
+                if not adopted and offer is not None:
+                    self._offer(offer)
+            if not adopted:
+                return False
+            self.deliver(told)
+            self._held[held.task] = _Lease(worker, held.epoch, self.clock() + self.ttl, self._wanted_offer(held.task))
+            log.info(f"adopted {held.task} from worker {worker}")
+            return True
+
+    def _unknown_to(self, report: WorkerReport) -> list[Granted]:
         """Leases of this worker that it does not report: the answer that granted them was lost, so they are given again."""
         if report.draining:
             return []
         reported = {held.task for held in report.running}
-        again = []
+        again: list[Granted] = []
         for key, lease in self._held.items():
-            if lease.worker == report.worker and key not in reported and lease.offer is not None and not lease.revoked:
+            if lease.worker != report.worker or key in reported or not lease.epoch:
+                continue
+            if lease.offer is not None and not lease.revoked:
                 lease.expires = self.clock() + self.ttl
                 again.append(Granted(lease.offer, lease.epoch, memory_limit(lease.offer, report)))
         return again[: max(report.free_slots, 0)]
 
-    async def _grant(self, key: str, offer: Offer, report: WorkerReport) -> Granted:
-        epoch = await self._call(lambda: self.database.leases.grant(key, export=offer.export, worker=report.worker))
-        metrics.LEASES_GRANTED.add(stage=offer.stage)
-        metrics.QUEUE_SECONDS.observe(self.clock() - self._offered_since.get(key, self.clock()), stage=offer.stage)
-        self._withdraw(key)
-        self._held[key] = _Lease(report.worker, epoch, self.clock() + self.ttl, offer)
-        with within(offer.traceparent):
-            log.info(f"leased {key} (epoch {epoch}) to worker {report.worker}")
-        await self._tell(offer, EventKind.LEASED, key=f"{key}#{epoch}#leased", worker=report.worker, epoch=epoch)
-        return Granted(offer, epoch, memory_limit(offer, report))
+    async def _grant(self, offers: Sequence[Offer], report: WorkerReport) -> list[Granted]:
+        pending = [self._held[offer.key] for offer in offers]
+        try:
+            epochs, told = await self.journal.do(lambda: self.ledger.grant(offers, report.worker))
+        except BaseException:
+            for offer, lease in zip(offers, pending, strict=True):
+                if self._let_go(offer.key, lease) and self._wanted_offer(offer.key) is not None:
+                    self._offer(offer)
+            raise
+        for message in told:
+            self.deliver(message)
+        granted = []
+        for offer, lease, epoch in zip(offers, pending, epochs, strict=True):
+            since = self._offered_since.pop(offer.key, self.clock())
+            if epoch is None:
+                self._let_go(offer.key, lease)
+            elif self._held.get(offer.key) is lease:  # or it is not wanted any more
+                lease.epoch, lease.expires = epoch, self.clock() + self.ttl
+                metrics.LEASES_GRANTED.add(stage=offer.stage)
+                metrics.QUEUE_SECONDS.observe(self.clock() - since, stage=offer.stage)
+                with within(offer.traceparent):
+                    log.info(f"leased {offer.key} (epoch {epoch}) to worker {report.worker}")
+                granted.append(Granted(offer, epoch, memory_limit(offer, report)))
+        return granted
 
     async def complete(self, worker: str, held: Held, event: Event) -> None:
         """Take a result in: durable when this returns, and safe to repeat.
@@ -205,9 +251,13 @@ class Broker:
         Raises:
             ServiceError: reason ``LEASE_LOST``.
         """
-        async with self._lock:
-            row = await self._call(lambda: self.database.leases.get(held.task))
-            if row is None or row.epoch != held.epoch or row.worker != worker:
+        await self._whole(self._complete(worker, held, event))
+
+    async def _complete(self, worker: str, held: Held, event: Event) -> None:
+        ended = event.kind is not EventKind.CANCELLED
+        async with self._turn(held.export):
+            accepted, told = await self.journal.do(lambda: self.ledger.complete(worker, held, event))
+            if not accepted:
                 metrics.LEASES_REFUSED.add()
                 raise ServiceError(
                     f"{held.task} was given to another worker since, or is not wanted any more",
@@ -215,36 +265,51 @@ class Broker:
                     remedy="drop the result",
                     about={"task": held.task, "lease_epoch": held.epoch},
                 )
-            if row.state in {LeaseState.HELD, LeaseState.EXPIRED}:
-                await self.notify(row.export, event, f"{held.task}#{held.epoch}#completed")
-                state = LeaseState.RETURNED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
-                await self._call(lambda: self.database.leases.set_state(held.task, state))
-            self._held.pop(held.task, None)
-            self._withdraw(held.task)
-        await self._wake()
+            lease = self._held.get(held.task)
+            if lease is not None and lease.epoch == held.epoch:
+                del self._held[held.task]
+            if ended:
+                self._withdraw(held.task)
+                if held.export in self._wanted:
+                    self._wanted[held.export].done.add(held.task)
+            self.deliver(told)
+        if lease is None or lease.offer is None or lease.offer.exclusive:
+            await self._wake()
 
     async def expire(self) -> None:
         """Take back leases whose workers were silent for too long, and let go on what was postponed; called about once a second."""
-        async with self._lock:
-            now = self.clock()
-            self._offers.release(now=time.time())
-            for key in [key for key, lease in self._held.items() if lease.expires < now]:
-                lease = self._held.pop(key)
-                with within(lease.offer.traceparent if lease.offer is not None else ""):
-                    log.warning(f"worker {lease.worker} is silent: {key} is taken back")
-                await self._call(lambda key=key: self.database.leases.set_state(key, LeaseState.EXPIRED))  # type: ignore[misc]
-                if lease.offer is None:
-                    continue
-                metrics.LEASES_EXPIRED.add(stage=lease.offer.stage)
-                if lease.revoked:
-                    await self._tell(lease.offer, EventKind.CANCELLED, key=f"{key}#revoked")
-                    continue
-                await self._tell(lease.offer, EventKind.LEASE_LOST, key=f"{key}#{lease.epoch}#lost")
-                self._offers.add(lease.offer, now=time.time())
-                self._offered_since[key] = now
+        now = self.clock()
+        self._offers.release(now=time.time())
+        late = [(key, lease) for key, lease in self._held.items() if lease.epoch and lease.expires < now]
+        try:
+            await self._whole(self._take_back(late))
+        finally:
             for worker in [name for name, known in self._workers.items() if known.seen + 2 * self.ttl < now]:
                 del self._workers[worker]
         await self._wake()
+
+    async def _take_back(self, late: Sequence[tuple[str, _Lease]]) -> None:
+        for key, lease in late:
+            if not self._let_go(key, lease):
+                continue
+            held, offer = Held(key, lease.epoch), lease.offer
+            try:
+                taken, told = await self.journal.do(
+                    lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked)  # noqa: B023 - waited for here
+                )
+            except ServiceError:
+                self._held.setdefault(key, lease)  # it is tried again
+                raise
+            if not taken:
+                continue  # its result came in meanwhile
+            self.deliver(told)
+            with within(offer.traceparent if offer is not None else ""):
+                log.warning(f"worker {lease.worker} is silent: {key} is taken back")
+            if offer is None:
+                continue
+            metrics.LEASES_EXPIRED.add(stage=offer.stage)
+            if not lease.revoked and self._wanted_offer(key) is not None and not self._is_known(key):
+                self._offer(offer)
 
     def load(self) -> Load:
         """What waits, runs and serves now; may be called from any thread."""
@@ -303,20 +368,40 @@ class Broker:
             lease.offer is not None and lease.offer.exclusive for lease in self._held.values() if lease.worker == worker
         )
 
+    def _offer(self, offer: Offer) -> None:
+        self._offers.add(offer, now=time.time())
+        self._offered_since[offer.key] = self.clock()
+
+    def _is_known(self, key: str) -> bool:
+        return key in self._held or key in self._offers
+
+    def _wanted_offer(self, key: str) -> Offer | None:
+        wanted = self._wanted.get(key.partition(":")[0])
+        return None if wanted is None else wanted.offers.get(key)
+
+    def _let_go(self, key: str, lease: _Lease) -> bool:
+        """Forget a lease if it is still the one of its attempt."""
+        if self._held.get(key) is not lease:
+            return False
+        del self._held[key]
+        return True
+
     def _withdraw(self, key: str) -> Offer | None:
         self._offered_since.pop(key, None)
         return self._offers.remove(key)
-
-    async def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "", epoch: int = 0) -> None:
-        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker, epoch=epoch)
-        await self.notify(offer.export, event, key)
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        if self.executor is None:
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(self.executor, answering, function)
 
     async def _wake(self) -> None:
         self._generation += 1
         async with self._changed:
             self._changed.notify_all()
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What is done in turns for one worker, or for one export."""
+        return self._turns.setdefault(name, asyncio.Lock())
+
+    async def _whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Carry something out to its end, even if who asked for it goes away meanwhile."""
+        task = asyncio.create_task(coroutine)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,16 +16,21 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
 from slipway.errors import Failure, ServiceError
 from slipway_coordinator import graph, history, workflow
 from slipway_coordinator.broker import Broker
-from slipway_coordinator.database import Database, answering
+from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
+from slipway_coordinator.inbox import Inbox, Message
+from slipway_coordinator.journal import Journal, answering
+from slipway_coordinator.ledger import Ledger
 from slipway_coordinator.observation import observe
 from slipway_coordinator.offering import offer_of
+from slipway_coordinator.offers import Offer
 from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
 from slipway_coordinator.state import State
 from slipway_coordinator.states import ExportState, TaskState
 from slipway_coordinator.unserved import Unserved
+from slipway_coordinator.workflow import Change
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -34,7 +39,10 @@ T = TypeVar("T")
 # Fixed, so that whichever process holds the lock goes on with all workflows. The version changes only when a workflow's
 # steps change order, and stored workflows could not be replayed any more.
 EXECUTOR_ID = "coordinator"
-WORKFLOW_VERSION = "slipway-1"
+WORKFLOW_VERSION = "slipway-2"
+
+_READERS = 4
+_STARTS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,6 @@ class CoordinatorOptions:
     Attributes:
         state: Where all state is; the caller holds its lock.
         lease_seconds: How long a worker may be silent before its task is given to another.
-        poll_seconds: How often workflows look for messages.
         workers_gone: No worker of an earlier process can be alive, so their leases end at once (embedded mode).
         no_worker_seconds: Fail a task when no worker can run it for this long; None waits, and says so once.
         max_unended: Exports that may be under way; more are refused.
@@ -54,7 +61,6 @@ class CoordinatorOptions:
 
     state: State
     lease_seconds: float = 30.0
-    poll_seconds: float = 0.1
     workers_gone: bool = False
     no_worker_seconds: float | None = None
     max_unended: int = 10_000
@@ -69,11 +75,15 @@ class Coordinator:
         self.options = options
         self.rules = options.rules
         self.alone = options.workers_gone
-        # One thread: SQLite takes a single writer anyway, and calls keep their order.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="slipway-state")
+        self._executor = ThreadPoolExecutor(_READERS, thread_name_prefix="slipway-state")
         self.database = database = Database(options.state.url)
-        self.hub = Hub(reserve=lambda name: self.call(lambda: database.reserve_sequences(name)), load=self.load)
-        self.broker = Broker(database, notify=self._notify, ttl=options.lease_seconds, executor=self._executor)
+        self.journal = journal = Journal(database.transactions)
+        self.hub = Hub(reserve=lambda name: journal.do(lambda: database.reserve_sequences(name)), load=self.load)
+        self.inbox = Inbox(lambda export, run, after: self.call(lambda: database.events.read(export, run, after=after)))
+        ledger = Ledger(database.leases, database.events)
+        self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds)
+        self._unended: set[str] = set()
+        self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._background: set[asyncio.Task[Any]] = set()
         self._workflows: set[asyncio.Task[Any]] = set()
 
@@ -111,16 +121,23 @@ class Coordinator:
         with ThreadPoolExecutor(1) as once:
             await asyncio.get_running_loop().run_in_executor(once, DBOS.destroy)
         self._executor.shutdown()
+        self.journal.close()
         self.database.close()
 
     # Called by the services
 
     async def create(self, record: ExportRecord) -> ExportRecord | None:
         """Store an export and start it; None when there is one of this name, or of this request, already."""
-        if not await self.call(lambda: self.database.insert(record)):
+        if not await self.journal.do(lambda: self.database.insert(record)):
             return None
-        await self._start_workflow(record)
+        self._unended.add(record.name)
+        self._spawn(self._start_workflow(record))
         return record
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another export may be created now."""
+        return len(self._unended) < self.options.max_unended
 
     async def load(self, name: str) -> ExportRecord | None:
         """The stored export."""
@@ -135,16 +152,17 @@ class Coordinator:
         """Run an ended export again."""
         again = graph.restarted(record)
         again = again.with_(revision=record.revision + 1)
-        await self.call(lambda: self.database.save(again))
+        await self.journal.do(lambda: self.database.save(again))
+        self._unended.add(again.name)
         await self.hub.publish(again.name, again)
-        await self._start_workflow(again)
+        self._spawn(self._start_workflow(again))
         return again
 
     async def delete(self, record: ExportRecord) -> None:
         """Forget an ended export."""
         for run in range(1, record.run + 1):
             await self.call(lambda run=run: DBOS.delete_workflow(f"{record.name}#{run}"))  # type: ignore[misc]
-        await self.call(lambda: self.database.delete(record.name))
+        await self.journal.do(lambda: self.database.delete(record.name))
         self.hub.forget(record.name)
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -163,19 +181,24 @@ class Coordinator:
             self._workflows.add(task)
             task.add_done_callback(self._workflows.discard)
 
-    async def show(self, record: ExportRecord, *, before: ExportRecord | None, at: float) -> None:
+    async def events(self, record: ExportRecord, *, after: int) -> list[Message]:
+        """What happened in this run after the event of this number, once there is something."""
+        return await self.inbox.after(record.name, record.run, after)
+
+    async def show(self, record: ExportRecord, changes: Sequence[Change]) -> None:
         """Store a new revision, tell those who watch, and offer what shall run; only spans for revisions that are replayed."""
-        news = await self.call(lambda: self.database.save(record, before=before))
+        before = changes[0].before
+        news = await self.journal.do(lambda: self.database.save(record, before=before))
         # Before anybody hears of it: who does may end this process.
-        observe(before, record, at=at, news=news)
+        for change in changes:
+            observe(change.before, change.after, at=change.at, news=news)
+        if record.state.ended:
+            self.inbox.close(record.name, record.run)
         if not news:
             return
-        await self.hub.publish(record.name, record)
         offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _wanted(task)]
         stopping = record.state is ExportState.CANCELLING
-        await self._outside(
-            self.broker.set_offers(record.name, offers, revoked=[offer.key for offer in offers] if stopping else ())
-        )
+        await self._shown(record, offers, revoked=[offer.key for offer in offers] if stopping else ())
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that the coordinator itself cannot go on with."""
@@ -185,10 +208,16 @@ class Coordinator:
         stopped = record.with_(
             state=ExportState.FAILED, failure=failure, end_time=time.time(), revision=record.revision + 1
         )
-        await self.call(lambda: self.database.save(stopped))
+        await self.journal.do(lambda: self.database.save(stopped))
         observe(record, stopped, at=time.time(), news=True)
-        await self.hub.publish(name, stopped)
-        await self._outside(self.broker.set_offers(name, ()))
+        self.inbox.close(name, stopped.run)
+        await self._shown(stopped, (), revoked=())
+
+    async def _shown(self, record: ExportRecord, offers: Iterable[Offer], *, revoked: Iterable[str]) -> None:
+        if record.state.ended:
+            self._unended.discard(record.name)
+        await self.hub.publish(record.name, record)
+        await self.broker.set_offers(record.name, offers, revoked=revoked)
 
     # Inside
 
@@ -202,7 +231,6 @@ class Coordinator:
             application_version=WORKFLOW_VERSION,
             serializer=DBOSPortableJSONSerializer(),
             log_level="CRITICAL",  # what matters reaches the export's record; DBOS prints to stderr by itself
-            notification_listener_polling_interval_sec=self.options.poll_seconds,
             enable_otlp=False,
         )
         DBOS(config=config)
@@ -211,44 +239,45 @@ class Coordinator:
     async def _resume(self) -> None:
         """Start what was stored but never started, and settle what ended without saying so."""
         for record in await self.call(self.database.unended):
+            self._unended.add(record.name)
             status = await self.call(lambda record=record: DBOS.get_workflow_status(record.workflow_id))  # type: ignore[misc]
             if status is None:
-                await self._start_workflow(record)
-            elif status.status not in {"PENDING", "ENQUEUED"}:
-                reason = ServiceError(f"its workflow ended as {status.status}", reason="INTERNAL", remedy="retry it")
+                self._spawn(self._start_workflow(record))
+                continue
+            problem = f"ended as {status.status}" if status.status not in {"PENDING", "ENQUEUED"} else ""
+            if not problem and status.app_version != WORKFLOW_VERSION:
+                problem = f"was begun by another version, {status.app_version}"
+            if problem:
+                reason = ServiceError(f"its workflow {problem}", reason="INTERNAL", remedy="retry it")
                 await self.stop_on_fault(record.name, reason.failure())
 
     async def _start_workflow(self, record: ExportRecord) -> None:
-        async def start() -> None:
-            with SetWorkflowID(record.workflow_id):
-                await DBOS.start_workflow_async(workflow.export_workflow, record.name, record.run)
-
-        await self._outside(start())
+        """Begin an export that is stored; if this process ends before, the next one does it."""
+        async with self._starting:
+            try:
+                with SetWorkflowID(record.workflow_id):
+                    await DBOS.start_workflow_async(workflow.export_workflow, record.to_json(), time.time())
+            except Exception as error:
+                log.exception(f"{record.name} cannot be started")
+                await self.stop_on_fault(record.name, workflow.fault(error))
 
     async def _notify(self, export: str, event: Event, key: str) -> None:
-        def send() -> None:
-            record = self.database.get(export)
-            if record is not None and not record.state.ended:
-                message = event.model_dump(mode="json")
-                DBOS.send(record.workflow_id, message, workflow.TOPIC, idempotency_key=key)
-
-        await self.call(send)
+        self.inbox.deliver(await self.journal.do(lambda: self.database.events.put(export, event, key)))
 
     async def _watch_leases(self) -> None:
         unserved = Unserved(self.broker, self.hub, self._notify, fail_after=self.options.no_worker_seconds)
         while True:
             await asyncio.sleep(min(1.0, self.options.lease_seconds / 3))
-            await self.broker.expire()
-            await unserved.look()
+            try:
+                await self.broker.expire()
+                await unserved.look()
+            except ServiceError as error:
+                log.warning(f"leases are not looked at now: {error}")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine, context=contextvars.Context())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    async def _outside(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run something outside the calling workflow's context, where sending and starting would become steps of it."""
-        return await asyncio.create_task(coroutine, context=contextvars.Context())
 
 
 def _wanted(task: TaskRecord) -> bool:

@@ -7,23 +7,24 @@ All calls block for a few milliseconds; services run them in a thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from slipway.errors import ServiceError
 from slipway_coordinator import ownership, schema
+from slipway_coordinator.inbox import Events
+from slipway_coordinator.journal import Transactions
 from slipway_coordinator.leases import Leases
 from slipway_coordinator.ownership import Ownership
 from slipway_coordinator.records import ExportRecord
+from slipway_coordinator.schema import events as _events
 from slipway_coordinator.schema import exports as _exports
 from slipway_coordinator.schema import labels as _labels
 from slipway_coordinator.schema import leases as _leases
 
 SEQUENCE_BLOCK = 10_000
-
-T = TypeVar("T")
 
 
 class Database:
@@ -33,7 +34,9 @@ class Database:
         url: SQLAlchemy URL; for SQLite ``sqlite:///FILE``.
 
     Attributes:
+        transactions: Those in which all of this happens, except what concerns artifacts alone.
         leases: The table of leases.
+        events: The table of events.
         ownership: The tables of projects' artifacts.
     """
 
@@ -41,7 +44,9 @@ class Database:
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
-        self.leases = Leases(self._engine)
+        self.transactions = Transactions(self._engine)
+        self.leases = Leases(self.transactions)
+        self.events = Events(self.transactions)
         self.ownership = Ownership(self._engine)
 
     def prepare(self) -> None:
@@ -77,15 +82,15 @@ class Database:
             "sequence_limit": 0,
             **_changing(record),
         }
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(sa.insert(_exports).values(row))
-                if record.labels:
-                    rows = [{"export": record.name, "name": k, "value": v} for k, v in record.labels.items()]
-                    connection.execute(sa.insert(_labels), rows)
-                ownership.note(connection, record.name, record.sources.values(), project=record.project)
-        except sa.exc.IntegrityError:
-            return False
+        with self.transactions.begin() as connection:
+            insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+            new = insert(_exports).values(row).on_conflict_do_nothing().returning(_exports.c.name)
+            if connection.execute(new).scalar() is None:
+                return False
+            if record.labels:
+                rows = [{"export": record.name, "name": k, "value": v} for k, v in record.labels.items()]
+                connection.execute(sa.insert(_labels), rows)
+            ownership.note(connection, record.name, record.sources.values(), project=record.project)
         return True
 
     def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
@@ -96,7 +101,7 @@ class Database:
             before: One that was stored before, whose results are known to be the project's.
         """
         made = record.results - (before.results if before is not None else set())
-        with self._engine.begin() as connection:
+        with self.transactions.begin() as connection:
             result = connection.execute(
                 sa.update(_exports)
                 .where(_exports.c.name == record.name, _exports.c.revision < record.revision)
@@ -155,10 +160,11 @@ class Database:
 
     def delete(self, name: str) -> None:
         """Forget an export and its leases."""
-        with self._engine.begin() as connection:
+        with self.transactions.begin() as connection:
             connection.execute(sa.delete(_exports).where(_exports.c.name == name))
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             connection.execute(sa.delete(_leases).where(_leases.c.export == name))
+            connection.execute(sa.delete(_events).where(_events.c.export == name))
             ownership.forget(connection, name)
 
     def reserve_sequences(self, name: str) -> int:
@@ -166,14 +172,13 @@ class Database:
 
         Reserved numbers are never given again, so the numbers a client has seen stay meaningful over a restart.
         """
-        with self._engine.begin() as connection:
-            update = (
+        with self.transactions.begin() as connection:
+            limit = connection.execute(
                 sa.update(_exports)
                 .where(_exports.c.name == name)
                 .values(sequence_limit=_exports.c.sequence_limit + SEQUENCE_BLOCK)
-            )
-            connection.execute(update)
-            limit = connection.execute(sa.select(_exports.c.sequence_limit).where(_exports.c.name == name)).scalar()
+                .returning(_exports.c.sequence_limit)
+            ).scalar()
         return (limit or SEQUENCE_BLOCK) - SEQUENCE_BLOCK
 
     def _one(self, *conditions: sa.ColumnElement[bool]) -> ExportRecord | None:
@@ -183,20 +188,6 @@ class Database:
     def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
         with self._engine.connect() as connection:
             return [ExportRecord.from_json(json.loads(text)) for text in connection.execute(query).scalars()]
-
-
-def answering(function: Callable[[], T]) -> T:
-    """Make a call on a database.
-
-    Raises:
-        ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
-    """
-    try:
-        return function()
-    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
-        raise ServiceError(
-            "the coordinator's database does not answer", remedy="try again; the database's log says why"
-        ) from error
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -213,5 +204,6 @@ def _changing(record: ExportRecord) -> dict[str, Any]:
         "ended": record.state.ended,
         "end_time": record.end_time,
         "revision": record.revision,
+        "run": record.run,
         "record": json.dumps(record.to_json(), separators=(",", ":"), ensure_ascii=False),
     }

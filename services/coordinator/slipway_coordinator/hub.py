@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from slipway_coordinator.database import SEQUENCE_BLOCK
 from slipway_coordinator.records import ExportRecord
@@ -84,15 +85,19 @@ class Hub:
         self._reserve = reserve
         self._load = load
         self._channels: dict[str, _Channel] = {}
-        self._opening = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def publish(self, name: str, payload: Payload) -> None:
         """Tell everybody who watches an export. Its end is the last they hear: a worker's report may come later."""
+        if isinstance(payload, ExportRecord):
+            async with self._turn(name):  # a channel that opens just now may have read what was stored before
+                if name not in self._channels:
+                    return  # who watches it later begins with what is stored then
         channel = await self._channel(name)
         if channel is None or (channel.ended and not isinstance(payload, ExportRecord)):
             return
         if channel.last + 1 >= channel.limit:
-            async with self._opening:
+            async with self._turn(name):
                 if channel.last + 1 >= channel.limit:
                     channel.last = await self._reserve(name)
                     channel.limit = channel.last + SEQUENCE_BLOCK
@@ -110,6 +115,8 @@ class Hub:
             for happening in channel.after(cursor):
                 yield happening
                 cursor = happening.sequence
+            if channel.after(cursor):
+                continue  # it happened while its reader was busy with the last one
             if channel.ended:
                 return
             async with channel.changed:
@@ -120,7 +127,7 @@ class Hub:
         self._channels.pop(name, None)
 
     async def _channel(self, name: str) -> _Channel | None:
-        async with self._opening:
+        async with self._turn(name):
             channel = self._channels.get(name)
             if channel is None:
                 record = await self._load(name)
@@ -130,6 +137,9 @@ class Hub:
                 channel = self._channels[name] = _Channel(last=first, limit=first + SEQUENCE_BLOCK)
                 channel.keep(record)
             return channel
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     def _drop_old(self) -> None:
         ended = [name for name, channel in self._channels.items() if channel.ended]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
 
+from slipway_coordinator.journal import Transactions
 from slipway_coordinator.schema import leases as _leases
 
 
@@ -34,49 +35,58 @@ class LeaseRow:
     state: LeaseState
 
 
+# One statement, whether it was leased before or not.
+_GRANT = sa.text("""
+    INSERT INTO slipway_leases AS l (task, export, epoch, worker, state)
+    VALUES (:task, :export, 1, :worker, 'held')
+    ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
+    WHERE l.state <> 'ended' RETURNING epoch
+""")
+
+
 class Leases:
-    """The table of leases. All calls block for some milliseconds.
+    """The table of leases, which decides what counts. All calls block for some milliseconds.
 
     Args:
-        engine: The database; see :class:`~slipway_coordinator.database.Database`.
+        transactions: The database; see :class:`~slipway_coordinator.database.Database`.
     """
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
 
     def get(self, task: str) -> LeaseRow | None:
         """The lease of an attempt, if it was ever leased."""
-        with self._engine.connect() as connection:
-            row = connection.execute(sa.select(_leases).where(_leases.c.task == task)).mappings().first()
-        return None if row is None else _lease_row(row)
+        return self.of([task]).get(task)
 
-    def grant(self, task: str, *, export: str, worker: str) -> int:
-        """Lease an attempt to a worker; returns the epoch, which grows with every grant."""
-        values = {"export": export, "worker": worker, "state": LeaseState.HELD.value}
-        with self._engine.begin() as connection:
-            updated = connection.execute(
-                sa.update(_leases).where(_leases.c.task == task).values(epoch=_leases.c.epoch + 1, **values)
-            )
-            if not updated.rowcount:
-                connection.execute(sa.insert(_leases).values(task=task, epoch=1, **values))
-                return 1
-            return connection.execute(sa.select(_leases.c.epoch).where(_leases.c.task == task)).scalar_one()
+    def of(self, tasks: Collection[str]) -> dict[str, LeaseRow]:
+        """The leases of those attempts that were ever leased."""
+        query = sa.select(_leases).where(_leases.c.task.in_(sorted(tasks)))
+        with self._transactions.begin() as connection:
+            return {row["task"]: _lease_row(row) for row in connection.execute(query).mappings()}
 
-    def set_state(self, task: str, state: LeaseState) -> None:
-        """Change the state of a lease that exists."""
-        with self._engine.begin() as connection:
-            connection.execute(sa.update(_leases).where(_leases.c.task == task).values(state=state.value))
+    def grant(self, task: str, *, export: str, worker: str) -> int | None:
+        """Lease an attempt to a worker; the epoch, which grows with every grant, or None when it has its result."""
+        with self._transactions.begin() as connection:
+            return connection.execute(_GRANT, {"task": task, "export": export, "worker": worker}).scalar()
 
-    def end(self, export: str, *, keep: Iterable[str]) -> None:
+    def move(self, task: str, state: LeaseState, *, epoch: int, worker: str, before: Collection[LeaseState]) -> bool:
+        """Change the state of a lease; False, and nothing changed, when it is another's or in none of the states ``before``."""
+        same = [_leases.c.task == task, _leases.c.epoch == epoch, _leases.c.worker == worker]
+        known = _leases.c.state.in_(sorted(before))
+        with self._transactions.begin() as connection:
+            changed = connection.execute(sa.update(_leases).where(*same, known).values(state=state.value))
+        return changed.rowcount > 0
+
+    def end(self, export: str, *, keep: Collection[str]) -> None:
         """End all leases of an export except those of the attempts to keep."""
-        query = sa.update(_leases).where(_leases.c.export == export, _leases.c.task.not_in(list(keep)))
-        with self._engine.begin() as connection:
-            connection.execute(query.values(state=LeaseState.ENDED.value))
+        query = sa.update(_leases).where(_leases.c.export == export, _leases.c.state != LeaseState.ENDED.value)
+        with self._transactions.begin() as connection:
+            connection.execute(query.where(_leases.c.task.not_in(sorted(keep))).values(state=LeaseState.ENDED.value))
 
     def expire_all(self) -> None:
         """Mark every held lease as expired: its worker is known to be gone."""
         query = sa.update(_leases).where(_leases.c.state == LeaseState.HELD.value)
-        with self._engine.begin() as connection:
+        with self._transactions.begin() as connection:
             connection.execute(query.values(state=LeaseState.EXPIRED.value))
 
 

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from dbos import DBOS
 
 from slipway.errors import ServiceError
-from slipway_coordinator.database import Database, answering
+from slipway_coordinator.database import Database
+from slipway_coordinator.journal import answering
 from slipway_coordinator.state import State
 
 log = logging.getLogger("slipway.coordinator.migration")

@@ -57,6 +57,11 @@ class Held:
     task: str
     epoch: int
 
+    @property
+    def export(self) -> str:
+        """Name of the export it is of."""
+        return self.task.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:

@@ -27,6 +27,7 @@ exports = sa.Table(
     sa.Column("revision", sa.Integer, nullable=False),
     sa.Column("request_id", sa.String(64)),
     sa.Column("sequence_limit", sa.BigInteger, nullable=False, default=0),
+    sa.Column("run", sa.Integer, nullable=False),
     sa.Column("record", sa.Text, nullable=False),
 )
 
@@ -63,6 +64,16 @@ blobs = sa.Table(
     sa.Column("project", sa.String(100), primary_key=True),
     sa.Column("digest", sa.String(80), primary_key=True),
     sa.Column("create_time", sa.Double, nullable=False),
+)
+
+events = sa.Table(
+    "slipway_events",
+    metadata,
+    sa.Column("export", sa.String(300), primary_key=True),
+    sa.Column("run", sa.Integer, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("key", sa.String(600), nullable=False, unique=True),
+    sa.Column("event", sa.Text, nullable=False),
 )
 
 _versions = sa.Table(
@@ -132,7 +143,20 @@ def _ownership(connection: sa.Connection) -> None:
             connection.execute(sa.insert(artifacts), rows)
 
 
-MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership)
+def _events(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        "ALTER TABLE slipway_exports ADD COLUMN run INTEGER NOT NULL DEFAULT 1",
+        """CREATE TABLE slipway_events (
+            export VARCHAR(300) NOT NULL, run INTEGER NOT NULL, number INTEGER NOT NULL,
+            key VARCHAR(600) NOT NULL UNIQUE, event TEXT NOT NULL, PRIMARY KEY (export, run, number))""",
+    )
+    for name, text in connection.execute(sa.text("SELECT name, record FROM slipway_exports")).all():
+        run = json.loads(text).get("run", 1)
+        connection.execute(sa.update(exports).where(exports.c.name == name).values(run=run))
+
+
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events)
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:

@@ -56,12 +56,11 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         if request.validate_only:
             return export_message(record)
         named = bool(request.export_id)
+        if self._coordinator.has_room and await self._coordinator.create(record) is not None:
+            return export_message(record)
         existing = await self._made_before(record, named=named)
         if existing is None:
-            await self._check_room()
-            if await self._coordinator.create(record) is not None:
-                return export_message(record)
-            existing = await self._made_before(record, named=named)
+            self._check_room()
         if existing is None:
             raise ServiceError(
                 f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
@@ -86,9 +85,9 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             raise _taken(existing, f"{record.name} was created", "export_id")
         return existing
 
-    async def _check_room(self) -> None:
+    def _check_room(self) -> None:
         most = self._coordinator.options.max_unended
-        if await self._coordinator.call(self._coordinator.database.count_unended) >= most:
+        if not self._coordinator.has_room:
             raise ServiceError(
                 f"{most} exports are under way, which is as many as are allowed",
                 reason="QUEUE_FULL",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from slipway.errors import ServiceError
 from slipway.telemetry import within
-from slipway_coordinator.broker import Broker, Notify
+from slipway_coordinator.broker import Broker
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
 from slipway_coordinator.offers import Offer
 from slipway_protos.v1 import export_pb2
 
 log = logging.getLogger("slipway.coordinator")
+
+Notify = Callable[[str, Event, str], Awaitable[None]]
+"""``notify(export, event, key)``: tell an export's workflow something, durably, once per key."""
 
 # Longer than it takes to start a worker on a node that is there; a worker that comes later takes the task all the same.
 SAY_AFTER_SECONDS = 60.0

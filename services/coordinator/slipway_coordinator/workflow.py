@@ -1,9 +1,10 @@
 """The durable workflow of one export: what happened comes in as messages, one step per decision, replayed after a crash.
 
-Everything that happens to an export (a lease, a result, a cancellation) is a message to its workflow. The workflow holds the
-export as a record, applies pure functions to it, and shows each new record to the rest of the process. Decisions that
-could come out otherwise after a restart (the clock, the recovery table) are steps, whose results are stored. A stage's
-failure is a value in a message, never an exception.
+Everything that happens to an export (a lease, a result, a cancellation) is an event in its inbox. The workflow holds the export
+as a record, applies pure functions to it, and shows new records to the rest of the process. The inbox is durable and gives the
+same events in the same order when a workflow is replayed, so reading it is no step. Decisions that could come out otherwise
+after a restart (the recovery table, the clock) are steps, whose results are stored. Revisions count what happened, so they do
+not depend on how many events are shown at once. A stage's failure is a value in an event, never an exception.
 """
 
 from __future__ import annotations
@@ -11,23 +12,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dbos import DBOS
 
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.telemetry import within
 from slipway_coordinator import graph
-from slipway_coordinator.graph import Event
+from slipway_coordinator.inbox import Message
 from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
 from slipway_coordinator.states import ExportState
 
 log = logging.getLogger("slipway.coordinator.workflow")
 
-TOPIC = "events"
-_WAIT_SECONDS = 24 * 3600.0
+
+class Change(NamedTuple):
+    """A step of an export, at a time in seconds since the epoch; ``before`` is None at the beginning of a run."""
+
+    before: ExportRecord | None
+    after: ExportRecord
+    at: float
 
 
 class Surroundings(Protocol):
@@ -39,16 +46,15 @@ class Surroundings(Protocol):
     def entered(self, task: asyncio.Task[Any] | None) -> None:
         """Note the asyncio task that carries out a workflow, so that it can be stopped with the process."""
 
-    async def load(self, name: str) -> ExportRecord | None:
-        """The stored export."""
+    async def events(self, record: ExportRecord, *, after: int) -> list[Message]:
+        """What happened in this run after the event of this number, once there is something."""
 
-    async def show(self, record: ExportRecord, *, before: ExportRecord | None, at: float) -> None:
+    async def show(self, record: ExportRecord, changes: Sequence[Change]) -> None:
         """Store a new revision, tell those who watch, and offer what shall run. Harmless to repeat.
 
         Args:
             record: The new revision.
-            before: The one shown before it in this run, if any.
-            at: When it changed, in seconds since the epoch.
+            changes: What led to it from the one shown before, in order.
         """
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
@@ -86,42 +92,37 @@ def _surroundings() -> Surroundings:
 
 
 @DBOS.workflow(name="slipway.export", max_recovery_attempts=None)
-async def export_workflow(name: str, run: int) -> str:
-    """Carry out one run of an export; returns the state it ended in."""
+async def export_workflow(record_json: dict[str, Any], now: float) -> str:
+    """Carry out one run of an export, which begins now; returns the state it ended in."""
     _surroundings().entered(asyncio.current_task())
-    record = ExportRecord.from_json(await _begin(name, run))
+    record = ExportRecord.from_json(record_json)
     try:
         with within(record.traceparent):
-            return await _carry_out(record)
+            return await _carry_out(graph.begin(record, now=now), now)
     except Exception as error:
-        log.exception(f"{name} stopped on a fault of the coordinator")
-        await _surroundings().stop_on_fault(name, fault(error))
+        log.exception(f"{record.name} stopped on a fault of the coordinator")
+        await _surroundings().stop_on_fault(record.name, fault(error))
         return ExportState.FAILED.value
 
 
-async def _carry_out(record: ExportRecord) -> str:
-    shown, at = None, record.begin_time or record.create_time
+async def _carry_out(record: ExportRecord, now: float) -> str:
+    read = 0
+    record = record.with_(revision=record.revision + 1)
+    changes = [Change(None, record, now)]
     while True:
-        for task in graph.undecided(record):
-            record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
-        record = record.with_(revision=record.revision + 1)
-        await _surroundings().show(record, before=shown, at=at)
-        shown = record
+        await _surroundings().show(record, changes)
         if record.state.ended:
             return record.state.value
-        message = None
-        while message is None:
-            message = await DBOS.recv_async(TOPIC, timeout_seconds=_WAIT_SECONDS)
-        event = Event.model_validate(message)
-        record, at = graph.apply(record, event), event.time
-
-
-@DBOS.step(name="slipway.begin")
-async def _begin(name: str, run: int) -> dict[str, Any]:
-    record = await _surroundings().load(name)
-    if record is None or record.run != run:
-        raise ServiceError(f"{name} has no run {run}", reason="EXPORT_NOT_FOUND")
-    return graph.begin(record, now=time.time()).to_json()
+        changes = []
+        for message in await _surroundings().events(record, after=read):
+            before, read = record, message.number
+            record = graph.apply(record, message.event)
+            for task in graph.undecided(record):
+                record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
+            record = record.with_(revision=before.revision + 1)
+            changes.append(Change(before, record, message.event.time))
+            if record.state.ended:
+                break
 
 
 @DBOS.step(name="slipway.decide")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from coordinator_harness import tiny_export, tiny_task
 from slipway.errors import ServiceError
 from slipway_coordinator.broker import Broker
 from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.inbox import Message
+from slipway_coordinator.journal import Journal
 from slipway_coordinator.leases import LeaseState
+from slipway_coordinator.ledger import Ledger
 from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport
 
 EXPORT = "projects/p/exports/x"
@@ -30,25 +34,31 @@ def offer(task: str = "m", attempt: int = 1, **more: object) -> Offer:
 @dataclass
 class Setup:
     database: Database
+    journal: Journal
     now: float = 100.0
-    told: dict[str, Event] = field(default_factory=dict)
 
     def broker(self) -> Broker:
-        async def notify(export: str, event: Event, key: str) -> None:
-            assert export == EXPORT
-            self.told.setdefault(key, event)
+        ledger = Ledger(self.database.leases, self.database.events)
+        return Broker(ledger, self.journal, deliver=self.delivered.append, ttl=10.0, clock=lambda: self.now)
 
-        return Broker(self.database, notify, ttl=10.0, clock=lambda: self.now)
+    def __post_init__(self) -> None:
+        self.delivered: list[Message | None] = []
 
     def kinds(self) -> list[str]:
-        return [event.kind.value for event in self.told.values()]
+        """What the workflow of the export is told, in order."""
+        stored = self.database.events.read(EXPORT, 1)
+        assert [message for message in self.delivered if message is not None] == stored
+        return [message.event.kind.value for message in stored]
 
 
 @pytest.fixture
 def setup(tmp_path: Path) -> Iterator[Setup]:
     database = Database(f"sqlite:///{tmp_path / 'state.db'}")
     database.prepare()
-    yield Setup(database)
+    database.insert(tiny_export("x", tiny_task("m")).with_(name=EXPORT))
+    journal = Journal(database.transactions)
+    yield Setup(database, journal)
+    journal.close()
     database.close()
 
 

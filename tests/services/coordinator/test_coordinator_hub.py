@@ -14,12 +14,14 @@ RUNNING = tiny_export("x", tiny_task("m")).with_(state=ExportState.RUNNING)
 ENDED = RUNNING.with_(state=ExportState.SUCCEEDED, revision=2)
 
 
-def hub() -> Hub:
+def hub(stored: ExportRecord = RUNNING) -> Hub:
+    """Events over one stored export; whoever publishes a record has stored it."""
+
     async def reserve(name: str) -> int:
         return 0
 
     async def load(name: str) -> ExportRecord | None:
-        return RUNNING if name == RUNNING.name else None
+        return stored if name == RUNNING.name else None
 
     return Hub(reserve, load)
 
@@ -45,7 +47,7 @@ def test_the_end_of_an_export_is_the_last_event() -> None:
 
 def test_another_run_of_an_export_that_ended_is_told() -> None:
     async def story() -> None:
-        events = hub()
+        events = hub(ENDED)
         await events.publish(RUNNING.name, ENDED)
         last = (await watched(events))[-1].sequence
         await events.publish(RUNNING.name, RUNNING.with_(revision=3, run=2))
@@ -53,6 +55,42 @@ def test_another_run_of_an_export_that_ended_is_told() -> None:
         await events.publish(RUNNING.name, ENDED.with_(revision=4, run=2))
         seen = await watched(events, after=last)
         assert [type(happening.payload).__name__ for happening in seen] == ["TaskProgress", "ExportRecord"]
+
+    asyncio.run(story())
+
+
+def test_the_end_is_told_to_a_reader_that_was_busy_meanwhile() -> None:
+    async def story() -> None:
+        events = hub()
+        reading = events.watch(RUNNING.name, after=0)
+        assert (await anext(reading)).payload == RUNNING
+        await events.publish(RUNNING.name, ENDED)
+        assert [happening.payload async for happening in reading] == [ENDED]
+
+    asyncio.run(story())
+
+
+def test_a_channel_that_opens_while_a_record_is_published_has_it() -> None:
+    async def story() -> None:
+        opening, go_on = asyncio.Event(), asyncio.Event()
+
+        async def load(name: str) -> ExportRecord | None:
+            opening.set()
+            await go_on.wait()
+            return RUNNING
+
+        async def reserve(name: str) -> int:
+            return 0
+
+        events = Hub(reserve, load)
+        reading = asyncio.create_task(watched(events))
+        await opening.wait()
+        publishing = asyncio.create_task(events.publish(RUNNING.name, ENDED))
+        await asyncio.sleep(0)
+        go_on.set()
+        async with asyncio.timeout(2):
+            await publishing
+            assert (await reading)[-1].payload == ENDED
 
     asyncio.run(story())
 

@@ -138,9 +138,12 @@ def test_an_export_and_its_revisions(database: Database) -> None:
 def test_leases_have_growing_epochs(database: Database) -> None:
     leases = database.leases
     assert [leases.grant("t", export="e", worker=w) for w in "ab"] == [1, 2]
-    leases.set_state("t", LeaseState.EXPIRED)
+    assert not leases.move("t", LeaseState.EXPIRED, epoch=1, worker="a", before=LeaseState), "it is the other's by now"
+    assert leases.move("t", LeaseState.EXPIRED, epoch=2, worker="b", before=LeaseState)
+    assert not leases.move("t", LeaseState.EXPIRED, epoch=2, worker="b", before=[LeaseState.HELD])
     assert leases.get("t").state is LeaseState.EXPIRED  # type: ignore[union-attr]
     leases.end("e", keep=[])
+    assert leases.grant("t", export="e", worker="a") is None
     assert leases.get("t").state is LeaseState.ENDED  # type: ignore[union-attr]
 
 

@@ -1,0 +1,133 @@
+"""Changes of the state, in order and many to a transaction: what is asked for while one is committed makes up the next.
+
+A change is durable when its caller is answered. Committing takes as long for one change as for a hundred, so a coordinator
+under load answers a hundred callers in the time of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from slipway.errors import ServiceError
+
+T = TypeVar("T")
+_Change = Callable[[], Any]
+
+_MOST_AT_ONCE = 256
+
+
+class Transactions:
+    """Transactions on a database that calls in the same thread join.
+
+    Args:
+        engine: The database.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._open = threading.local()
+
+    @contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        """The transaction that is open in this thread, or one of its own that is committed at the end of the block.
+
+        Whoever catches an error of the database inside it has to raise another: PostgreSQL takes nothing more, and would
+        drop without a word what others have changed in it.
+        """
+        joined: sa.Connection | None = getattr(self._open, "connection", None)
+        if joined is not None:
+            yield joined
+            return
+        with self._engine.begin() as connection:
+            self._open.connection = connection
+            try:
+                yield connection
+            finally:
+                self._open.connection = None
+
+
+class Journal:
+    """Carries changes out one after another, in the order in which they were asked for. Used on one event loop.
+
+    Args:
+        transactions: Where they are carried out, in a thread of the journal's.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-journal")
+        self._asked: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def do(self, change: Callable[[], T]) -> T:
+        """Carry out a change: what it answers, once that is durable.
+
+        Args:
+            change: Uses the transactions of this journal; carried out again when another change of its transaction failed.
+
+        Raises:
+            ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._asked.append((change, answer))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+        return await answer
+
+    def close(self) -> None:
+        """Carry nothing out any more."""
+        self._thread.shutdown()
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._asked:
+                batch = [self._asked.popleft() for _ in range(min(len(self._asked), _MOST_AT_ONCE))]
+                changes = [change for change, _ in batch]
+                results = await loop.run_in_executor(self._thread, self._carry_out, changes)
+                for (_, answer), result in zip(batch, results, strict=True):
+                    if answer.cancelled():
+                        continue
+                    if isinstance(result, BaseException):
+                        answer.set_exception(result)
+                    else:
+                        answer.set_result(result)
+        finally:
+            self._writing = None
+
+    def _carry_out(self, changes: Sequence[_Change]) -> list[Any]:
+        """What each change answers or raises."""
+        try:
+            return answering(lambda: self._together(changes))
+        except ServiceError as error:
+            return [error] * len(changes)
+        except Exception as error:  # noqa: BLE001 - a fault in one of them: the others do not suffer from it
+            if len(changes) == 1:
+                return [error]
+        return [result for change in changes for result in self._carry_out([change])]
+
+    def _together(self, changes: Sequence[_Change]) -> list[Any]:
+        with self._transactions.begin():
+            return [change() for change in changes]
+
+
+def answering(function: Callable[[], T]) -> T:
+    """Make a call on a database.
+
+    Raises:
+        ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
+    """
+    try:
+        return function()
+    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        raise ServiceError(
+            "the coordinator's database does not answer", remedy="try again; the database's log says why"
+        ) from error

@@ -1,0 +1,99 @@
+"""How leases change hands: every change together with what the export's workflow is told of it, in one transaction.
+
+What the broker has in memory may be behind; each of these looks at the table itself, so whatever comes first counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from slipway_coordinator.graph import Event, EventKind
+from slipway_coordinator.inbox import Events, Message
+from slipway_coordinator.leases import LeaseRow, Leases, LeaseState
+from slipway_coordinator.offers import Held, Offer
+
+Told = list[Message | None]
+"""What was stored for workflows; None stands for what they were told before."""
+
+_OPEN = (LeaseState.HELD, LeaseState.EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Changes of leases. All calls block for some milliseconds, and join an open transaction.
+
+    Attributes:
+        leases: The table of leases.
+        events: The table of events.
+    """
+
+    leases: Leases
+    events: Events
+
+    def settle(
+        self, export: str, offers: Mapping[str, Offer], *, new: Collection[str], revoked: Collection[str]
+    ) -> tuple[dict[str, LeaseRow], Told]:
+        """End the leases of what is not wanted, and look up those of ``new`` attempts: the ones there are."""
+        self.leases.end(export, keep=offers)
+        rows = self.leases.of(new)
+        told: Told = []
+        for key in new:
+            row = rows.get(key)
+            if row is not None and row.state in {LeaseState.HELD, LeaseState.ENDED}:
+                continue
+            if key in revoked:
+                told.append(self._tell(offers[key], EventKind.CANCELLED, key=f"{key}#revoked"))
+            elif row is not None:
+                told.append(self._tell(offers[key], EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost"))
+        return rows, told
+
+    def grant(self, offers: Sequence[Offer], worker: str) -> tuple[list[int | None], Told]:
+        """Lease attempts to a worker: the epoch of each, None for those that have their result."""
+        epochs: list[int | None] = []
+        told: Told = []
+        for offer in offers:
+            epoch = self.leases.grant(offer.key, export=offer.export, worker=worker)
+            epochs.append(epoch)
+            if epoch is not None:
+                told.append(self._leased(offer, worker, epoch, key=f"{offer.key}#{epoch}#leased"))
+        return epochs, told
+
+    def complete(self, worker: str, held: Held, event: Event) -> tuple[bool, Message | None]:
+        """Take in a result, or an attempt that is handed back; False when the lease is another's."""
+        state = LeaseState.RETURNED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
+        if self.leases.move(held.task, state, epoch=held.epoch, worker=worker, before=_OPEN):
+            return True, self.events.put(held.export, event, f"{held.task}#{held.epoch}#completed")
+        row = self.leases.get(held.task)
+        return row is not None and row.epoch == held.epoch and row.worker == worker, None
+
+    def expire(self, worker: str, held: Held, offer: Offer | None, *, revoked: bool) -> tuple[bool, Message | None]:
+        """Take a lease back; False when it is not held any more."""
+        known = (LeaseState.HELD,)
+        if not self.leases.move(held.task, LeaseState.EXPIRED, epoch=held.epoch, worker=worker, before=known):
+            return False, None
+        if offer is None:
+            return True, None
+        if revoked:
+            return True, self._tell(offer, EventKind.CANCELLED, key=f"{held.task}#revoked")
+        return True, self._tell(offer, EventKind.LEASE_LOST, key=f"{held.task}#{held.epoch}#lost")
+
+    def adopt(self, worker: str, held: Held, offer: Offer | None) -> tuple[bool, Message | None]:
+        """Give a lease to its owner again; False when it is another's, or was handed in or back."""
+        row = self.leases.get(held.task)
+        if row is None or row.worker != worker or row.epoch != held.epoch or row.state not in _OPEN:
+            return False, None
+        if row.state is LeaseState.HELD:
+            return True, None
+        known = (LeaseState.EXPIRED,)
+        self.leases.move(held.task, LeaseState.HELD, epoch=held.epoch, worker=worker, before=known)
+        stamp = f"{held.task}#{row.epoch}#adopted{time.time_ns()}"
+        return True, None if offer is None else self._leased(offer, worker, row.epoch, key=stamp)
+
+    def _leased(self, offer: Offer, worker: str, epoch: int, *, key: str) -> Message | None:
+        return self._tell(offer, EventKind.LEASED, key=key, worker=worker, epoch=epoch)
+
+    def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "", epoch: int = 0) -> Message | None:
+        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker, epoch=epoch)
+        return self.events.put(offer.export, event, key)
