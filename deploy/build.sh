@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Build the images: deploy/build.sh [NAME…], by default all that need no GPU. Uses docker, podman or buildah, whichever works.
+# Build the images: deploy/build.sh [NAME…], by default all that need no GPU; --list shows all. Uses docker, podman or buildah,
+# whichever works.
 #
 #   BUILDER      one of them, in place of the first that works
 #   VERSION      tag; by default the project's version
 #   BASE         base image, in place of the Dockerfile's own
 #   TORCH_INDEX  package index with PyTorch's CPU builds; empty for none
+#   WITHOUT      an extra to leave out, such as tensorrt where NVIDIA's own package index cannot be reached
 #   BUILD_FLAGS  more flags of the builder, such as --volume or --pull
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +23,11 @@ declare -A IMAGES=(
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
 ON_CPU=(coordinator merge quantize onnx-export tensorrt-build validate)
+
+if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, extras
+    for name in "${!IMAGES[@]}"; do echo "$name ${IMAGES[$name]}"; done | sort
+    exit
+fi
 
 builder() {
     if command -v docker >/dev/null && docker info >/dev/null 2>&1; then echo docker
@@ -48,6 +55,7 @@ for name in "${@:-${ON_CPU[@]}}"; do
         exit 2
     fi
     read -r dockerfile extras <<<"${IMAGES[$name]}"
+    [[ -z ${WITHOUT:-} ]] || extras=$(tr , '\n' <<<"$extras" | grep -vx -e "$WITHOUT" | paste -sd,)
     image=slipway-${name%-cuda} tag=$VERSION
     [[ $dockerfile == cpu ]] || tag+=-$dockerfile
     echo "building $image:$tag with $BUILDER" >&2

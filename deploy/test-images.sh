@@ -1,71 +1,129 @@
 #!/usr/bin/env bash
-# Build images for real, without any registry, and run `slipway doctor` in each as their user: their stage runs, nothing is
-# written outside the volume. deploy/test-images.sh [NAME…], by default coordinator and merge. Needs root, buildah and debootstrap; says so and ends
-# with 0 where they are not there. The base is made from Debian's packages and takes the place of python:…-slim.
+# Build images for real, without any registry, and see what they hold: deploy/test-images.sh [NAME…], by default all of build.sh.
 #
-#   WORK         folder for base, layers and images, removed at the end; by default a temporary one (several GB)
+# Each runs as its own user with its root file system read-only: `slipway doctor`, the programs, and check_image.py. The bases are
+# made from Debian's packages. That of Dockerfile.cuda stands in for NVIDIA's: without CUDA's files, which PyTorch brings itself.
+# Needs root, buildah, debootstrap and the right to mount; where one of them is missing it says so and ends with 0.
+#
+#   WORK         folder for bases, layers and images, removed at the end; by default a temporary one (up to 6 GB, 20 GB with CUDA)
 #   KEEP         anything: do not remove it
-#   ROOTFS       a Debian made before, with python3 and python3-venv
-#   BUILD_FLAGS, TORCH_INDEX  as for build.sh
+#   BUILD_FLAGS, TORCH_INDEX, WITHOUT  as for build.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for tool in buildah debootstrap; do
-    if ! command -v "$tool" >/dev/null; then
-        echo "skipped: $tool is not installed (apt-get install buildah debootstrap)"
-        exit 0
-    fi
-done
-if [[ $(id -u) != 0 ]]; then
-    echo "skipped: debootstrap needs root"
+skip() {
+    echo "skipped: $1"
     exit 0
-fi
+}
+for tool in buildah debootstrap unshare python3; do
+    command -v "$tool" >/dev/null || skip "$tool is not installed (apt-get install buildah debootstrap util-linux)"
+done
+[[ $(id -u) == 0 ]] || skip "debootstrap needs root"
+unshare --mount --pid --fork true 2>/dev/null || skip "this machine does not let its root mount anything"
 
 WORK=${WORK:-$(mktemp -d)}
 mkdir -p "$WORK"
-export BASE=localhost/slipway-test-base:bookworm BUILDER=buildah STORAGE_DRIVER=vfs TMPDIR="$WORK"
-export CONTAINERS_STORAGE_CONF="$WORK/storage.conf"
-printf '[storage]\ndriver = "vfs"\nrunroot = "%s/run"\ngraphroot = "%s/graph"\n' "$WORK" "$WORK" >"$CONTAINERS_STORAGE_CONF"
-buildah() { command buildah --storage-driver vfs "$@"; }
 finish() {
     buildah rm --all >/dev/null 2>&1 || true
+    buildah rmi --all --force >/dev/null 2>&1 || true
     [[ -n ${KEEP:-} ]] || rm -rf "$WORK"
 }
 trap finish EXIT
 
-if [[ -z ${ROOTFS:-} ]]; then
-    ROOTFS="$WORK/rootfs"
-    debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$ROOTFS" >"$WORK/debootstrap.log"
+export CONTAINERS_STORAGE_CONF="$WORK/storage.conf" TMPDIR="$WORK" BUILDER=buildah
+for STORAGE_DRIVER in overlay vfs; do # overlay is much faster, but needs a kernel and a disk that let it
+    export STORAGE_DRIVER
+    printf '[storage]\ndriver = "%s"\nrunroot = "%s/run"\ngraphroot = "%s/graph"\n' "$STORAGE_DRIVER" "$WORK" "$WORK" \
+        >"$CONTAINERS_STORAGE_CONF"
+    ! buildah info >/dev/null 2>&1 || break
+done
+
+# The build gets its packages as this machine does: with the same settings of pip and the same authorities.
+settings() {
+    echo "[global]"
+    python3 -m pip config list 2>/dev/null | sed -En "s/^(global|:env:)\.([a-z-]+)='(.*)'$/\2 = \3/p" | sort -u -t= -k1,1
+}
+settings >"$WORK/pip.conf"
+read -ra MOUNTS <<<"${BUILD_FLAGS:-}"
+MOUNTS+=(--volume "$WORK/pip.conf:/etc/pip.conf:ro" --volume /etc/ssl/certs:/etc/ssl/certs:ro)
+for folder in $(grep -oE '(^|[ /])/[a-zA-Z0-9_./-]+' "$WORK/pip.conf" | sed -E 's#^[ /]*/#/#; s#/simple$##' | sort -u); do
+    [[ ! -d $folder ]] || MOUNTS+=(--volume "$folder:$folder:ro")
+done
+export BUILD_FLAGS="${MOUNTS[*]}"
+reached='import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)'
+if [[ -z ${TORCH_INDEX+set} ]] && ! python3 -c "$reached" https://download.pytorch.org/whl/cpu/ 2>/dev/null; then
+    export TORCH_INDEX=
 fi
-base=$(buildah from scratch)
-buildah copy --quiet "$base" "$ROOTFS" / >/dev/null
-buildah commit --quiet "$base" "$BASE" >/dev/null
-buildah rm "$base" >/dev/null
+
+# Debian in place of the base of a Dockerfile: make_base NAME PACKAGES
+make_base() {
+    local container rootfs="$WORK/rootfs-$1"
+    debootstrap --variant=minbase --include="$2" bookworm "$rootfs" >"$WORK/debootstrap.log" 2>&1 ||
+        skip "Debian's packages cannot be had: $(tail -n 1 "$WORK/debootstrap.log")"
+    rm -rf "$rootfs"/var/cache/apt/*.bin "$rootfs"/var/cache/apt/archives/*.deb "$rootfs"/var/lib/apt/lists/*
+    container=$(buildah from scratch)
+    buildah copy --quiet "$container" "$rootfs" / >/dev/null
+    buildah commit --quiet --rm "$container" "localhost/slipway-test-base:$1" >/dev/null
+    rm -rf "$rootfs"
+}
+
+# Runs in a mount namespace of its own, so that nothing stays mounted: what Kubernetes makes of the image's root.
+# shellcheck disable=SC2016 # expanded there
+CONFINED='
+set -euo pipefail
+root=$1 extras=$2 image_env=$3
+mount --bind "$root" "$root"
+mount --options remount,bind,ro "$root"
+mount --types tmpfs --options mode=1777 tmpfs "$root/tmp"
+mount --types tmpfs --options uid=10001,gid=10001 tmpfs "$root/var/lib/slipway"
+mount --bind /dev "$root/dev"
+mount --types proc proc "$root/proc"
+inside() {
+    chroot "$root" setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all \
+        env --ignore-environment --chdir=/var/lib/slipway $image_env "$@"
+}
+inside slipway doctor | sed "s/^/  /"
+inside python -m slipway_coordinator --help >/dev/null
+inside python -m slipway.worker --help >/dev/null
+inside python - "$extras" <deploy/check_image.py
+'
+
+# check NAME IMAGE EXTRAS
+check() {
+    local container root user leftovers
+    container=$(buildah from --pull-never "localhost/$2")
+    user=$(buildah inspect --format '{{.OCIv1.Config.User}}' "$container")
+    [[ $user == 10001:10001 ]] || { echo "$2 runs as ${user:-root}"; exit 1; }
+    root=$(buildah mount "$container")
+    leftovers=$(find "$root"/{root/.cache,src,tmp,var/lib/slipway,var/lib/apt/lists,var/cache/apt/archives} -type f ! -name lock 2>/dev/null || true)
+    leftovers=$(grep -v "/var/lib/slipway/\.\(bash\|profile\)" <<<"$leftovers" || true)
+    [[ -z $leftovers ]] || { echo "$2 still holds: $(head -n 3 <<<"$leftovers")"; exit 1; }
+    [[ ! -e $root/opt/slipway/bin/pip ]] || { echo "$2 still holds pip"; exit 1; }
+    echo "== $2: $(du --summarize --block-size=1M "$root" | cut --fields=1) MB unpacked, built in $4 s"
+    unshare --mount --pid --fork --kill-child bash -c "$CONFINED" "$1" "$root" "$3" \
+        "$(buildah inspect --format '{{range .OCIv1.Config.Env}}{{.}} {{end}}' "$container")"
+    buildah umount "$container" >/dev/null
+    buildah rm "$container" >/dev/null
+}
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-for name in "${@:-coordinator merge}"; do
-    for image in $name; do
-        deploy/build.sh "$image" >"$WORK/$image.log" 2>&1 || { tail -n 40 "$WORK/$image.log"; exit 1; }
-        container=$(buildah from "localhost/slipway-$image:$version")
-        user=$(buildah inspect --format '{{.OCIv1.Config.User}}' "$container")
-        [[ $user == 10001:10001 ]] || { echo "slipway-$image runs as ${user:-root}"; exit 1; }
-        root=$(buildah mount "$container")
-        size=$(du --summarize --block-size=1M --exclude=./proc "$root" | cut --fields=1)
-        echo "== slipway-$image:$version, $size MB unpacked"
-        # What the container writes to is listed before and after: nothing may change outside the volume and /tmp.
-        buildah run --isolation chroot --user 10001:10001 "$container" -- slipway doctor
-        check='import json, sys; print(*[s["name"] for s in json.load(sys.stdin)["stages"] if s["available"]])'
-        runs=$(buildah run --isolation chroot --user 10001:10001 "$container" -- \
-            sh -c 'slipway doctor --json 2>/dev/null | python -c "$1"' sh "$check")
-        stage=${image//-/_}
-        if [[ $stage != coordinator && " $runs " != *" $stage "* ]] || [[ $stage == coordinator && -n $runs ]]; then
-            echo "slipway-$image runs the stages: ${runs:-none}"
-            exit 1
-        fi
-        written=$(find "$root" -xdev -newer "$WORK/$image.log" -type f \
-            ! -path "$root/var/lib/slipway/*" ! -path "$root/tmp/*" ! -path "$root/proc/*" ! -path "$root/run/*" ! -path "$root/etc/*")
-        [[ -z $written ]] || { echo "slipway-$image wrote outside its volume: $written"; exit 1; }
-        buildah umount "$container" >/dev/null
-        buildah rm "$container" >/dev/null
-    done
+read -ra NAMES <<<"${*:-$(deploy/build.sh --list | cut --delimiter=' ' --fields=1 | paste -sd' ')}"
+for name in "${NAMES[@]}"; do
+    read -r _ dockerfile extras < <(deploy/build.sh --list | grep "^$name ") || { deploy/build.sh "$name"; exit 2; }
+    case $dockerfile in
+        cpu) packages=ca-certificates,python3,python3-venv ;;
+        *) packages=ca-certificates ;; # Python is installed by the Dockerfile
+    esac
+    export BASE="localhost/slipway-test-base:$dockerfile"
+    buildah inspect --type image "$BASE" >/dev/null 2>&1 || make_base "$dockerfile" "$packages"
+    if [[ ,$extras, == *,tensorrt,* && -z ${WITHOUT+set} ]] && ! python3 -c "$reached" https://pypi.nvidia.com/ 2>/dev/null; then
+        echo "TensorRT comes from NVIDIA's own package index, which cannot be reached: $name is built without it"
+        extras=${extras/,tensorrt,/,} without=tensorrt
+    fi
+    began=$SECONDS
+    WITHOUT=${WITHOUT-${without:-}} deploy/build.sh "$name" >"$WORK/$name.log" 2>&1 || { tail -n 40 "$WORK/$name.log"; exit 1; }
+    tag=$version
+    [[ $dockerfile == cpu ]] || tag+=-$dockerfile
+    check "$name" "slipway-${name%-cuda}:$tag" "$extras" $((SECONDS - began))
+    if [[ -z ${KEEP:-} ]]; then buildah rmi --force "localhost/slipway-${name%-cuda}:$tag" >/dev/null; fi
 done
