@@ -130,6 +130,7 @@ REASONS: Mapping[str, Reason] = {
     "STAGE_KILLED": Reason(_C.INTERNAL, "somebody else ended the stage's process", retryable=True),
     "STAGE_TIMEOUT": Reason(_C.TIMEOUT, "the stage took longer than its limit", retryable=True),
     "STAGE_ERROR": Reason(_C.INTERNAL, "the stage stopped with an error nobody foresaw"),
+    "MERGE_NOT_VERIFIED": Reason(_C.INTERNAL, "the merged model does not compute what base and adapter do"),
     "CANCELLED": Reason(_C.CANCELLED, "the export was cancelled"),
     # Artifacts
     "ARTIFACT_NOT_FOUND": Reason(_C.NOT_FOUND, "no artifact with this digest in the store"),

@@ -1,0 +1,111 @@
+"""The written folder as its users will load it: transformers finds every weight, and it computes what base plus adapter do.
+
+One model is in memory at a time. Checkpoints too large for that are left to the spot check, and to the validation of an export.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import PeftModel
+
+from slipway.errors import ModelMergeError
+from slipway_merge.spot_check import UNIT_ROUNDOFF
+
+_TOKENS = (2, 8)
+"""Rows and length of the random input."""
+
+
+def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict[str, Any]:
+    """Load the merged model, compare its logits with those of base and adapter; answers figures for the report.
+
+    Args:
+        folder: The merged model.
+        base: The base model.
+        adapter: The adapter.
+        dtype: Safetensors name of the type that was written.
+
+    Raises:
+        ModelMergeError: ``MERGE_NOT_VERIFIED``.
+    """
+    cls = _model_class(folder)
+    if cls is None:
+        return {"loaded": "not checked: transformers has no class of this model's name"}
+    merged, info = _quietly(lambda: cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True))
+    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    for kind, names in wrong.items():
+        if names:
+            raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {names[0]}", names[0])
+    ours = _logits(merged)
+    size = merged.get_input_embeddings().num_embeddings if ours is not None else 0
+    del merged
+    gc.collect()
+    if ours is None:
+        return {"loaded": True, "logits": "not compared: the model does not map token ids to logits"}
+    return {"loaded": True, **_compare(cls, base, adapter, ours, dtype=dtype, size=size)}
+
+
+def _compare(cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: str, size: int) -> dict[str, Any]:
+    model = _quietly(lambda: cls.from_pretrained(base, dtype=torch.float32))
+    if model.get_input_embeddings().num_embeddings != size:
+        model.resize_token_embeddings(size, mean_resizing=False)
+    before = _logits(model)
+    tuned = _logits(_quietly(lambda: PeftModel.from_pretrained(model, str(adapter))))
+    assert before is not None
+    assert tuned is not None
+    difference, change = _norm(ours - tuned), _norm(tuned - before)
+    tolerance = _norm(tuned) * 64 * UNIT_ROUNDOFF[dtype] + 1e-6
+    if not difference <= max(tolerance, 1e-4 * _norm(tuned)):
+        raise _not_verified(
+            f"its logits differ from those of base and adapter by {difference:.3g} (norm), which rounding does not explain "
+            f"({tolerance:.3g}); the adapter changes them by {change:.3g}",
+            "",
+        )
+    return {"logits_difference": difference, "logits_change": change, "logits_tolerance": tolerance}
+
+
+def _logits(model: Any) -> torch.Tensor | None:
+    """Logits on random tokens; None for a model that takes something else or gives something else."""
+    if model.main_input_name != "input_ids":
+        return None
+    embedding = model.get_input_embeddings()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, embedding.num_embeddings, _TOKENS, generator=generator)
+    inputs = {"input_ids": tokens}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        logits = getattr(model.eval()(**inputs), "logits", None)
+    return logits.double() if isinstance(logits, torch.Tensor) else None
+
+
+def _model_class(folder: Path) -> Any:
+    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    return getattr(transformers, str(names[0]), None)
+
+
+def _norm(values: torch.Tensor) -> float:
+    """Root of the mean square."""
+    return float(values.square().mean().sqrt())
+
+
+def _quietly(load: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load()
+
+
+def _not_verified(what: str, tensor: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the merged model does not behave like base and adapter: {what}",
+        reason="MERGE_NOT_VERIFIED",
+        remedy="run slipway stage merge with verify=spot to have the files all the same, and report it with this message",
+        about={"tensor": tensor},
+    )
