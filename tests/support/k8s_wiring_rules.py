@@ -70,14 +70,14 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
         return needed
     if one.program == "slipway.worker":
         needed.add(f"to coordinator {port_of(arguments.coordinator)}")
-        if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
-            url = environment["AWS_ENDPOINT_URL_S3"]
-            needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")
     else:
         port = port_of(arguments.listen)
         needed |= {f"from worker {port}", f"from client {port}"}
         if cluster.of("ScaledObject"):
             needed.add(f"from keda/keda-operator {port}")
+    if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
+        url = environment["AWS_ENDPOINT_URL_S3"]
+        needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")
     if environment.get("SLIPWAY_TRACING") == "otlp":
         url = environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
         needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")

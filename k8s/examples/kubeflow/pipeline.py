@@ -16,7 +16,6 @@ ENVIRONMENT = {
     "SLIPWAY_TLS_CA_FILE": "/tls/ca.crt",
     "SLIPWAY_TLS_CERT_FILE": "/tls/tls.crt",
     "SLIPWAY_TLS_KEY_FILE": "/tls/tls.key",
-    "SLIPWAY_STORE": "s3://slipway/artifacts",
     "AWS_ENDPOINT_URL_S3": "http://minio.minio.svc:9000",
 }
 S3_SECRET, TLS_SECRET = "slipway-s3", "slipway-pipelines-tls"
