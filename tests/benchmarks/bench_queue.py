@@ -2,6 +2,11 @@
 
 Prints how long creating takes, what the coordinator adds to every stage, how much memory it needs, and whether anything was
 lost or run twice. ``python tests/benchmarks/bench_queue.py --exports 2000 --workers 20 --watchers 200``.
+
+With tasks that take no time (the default), workers ask for the next one as fast as they are answered, so what is added to a stage
+is the number of workers by the exports a second the machine can carry out at most. ``--task-seconds 1`` shows what is added at the
+pace of real tasks, and ``--stages 2`` how long it takes from the result of one stage until a worker has the next stage of the
+same export.
 """
 
 from __future__ import annotations
@@ -31,9 +36,13 @@ from slipway.wire import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 DIGEST = "sha256:" + hashlib.sha256(b"nothing").hexdigest()
-CONFIGURATION = configuration_message(
-    parse({"formats": {"onnx": {"enabled": False}}, "validation": {"enabled": False}})
-)
+CONFIGURATIONS = {
+    stages: configuration_message(
+        parse({"formats": {"onnx": {"enabled": stages == 2}}, "validation": {"enabled": False}})
+    )
+    for stages in (1, 2)
+}
+OUTPUTS = {"merge": "pytorch", "onnx_export": "onnx"}
 CREATING = 8
 
 
@@ -42,8 +51,12 @@ class Load:
     """What happened."""
 
     exports: int
+    stages: int
+    task_seconds: float
     creation: list[float] = field(default_factory=list)
     added: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    merged: dict[str, float] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     peak_bytes: int = 0
@@ -54,7 +67,7 @@ async def create(load: Load, address: str, numbers: list[int]) -> None:
         stub = export_pb2_grpc.ExportServiceStub(channel)
         for number in numbers:
             request = export_pb2.CreateExportRequest(
-                parent=f"projects/p{number % 4}", export_id=f"e{number}", configuration=CONFIGURATION,
+                parent=f"projects/p{number % 4}", export_id=f"e{number}", configuration=CONFIGURATIONS[load.stages],
                 sources={"base": DIGEST, "adapter": DIGEST}, request_id=f"r{number}",
             )  # fmt: skip
             began = time.monotonic()
@@ -70,7 +83,7 @@ async def work(load: Load, address: str, name: str) -> None:
         done: float | None = None
         while sum(load.ended.values()) < load.exports:
             request = worker_pb2.SynchronizeRequest(
-                worker_id=name, stages=["merge"], free_slots=1, max_wait=Duration(seconds=1)
+                worker_id=name, stages=sorted(OUTPUTS), free_slots=1, max_wait=Duration(seconds=1)
             )
             response = await stub.Synchronize(request)
             if not response.leases:
@@ -80,11 +93,17 @@ async def work(load: Load, address: str, name: str) -> None:
                 load.added.append(time.monotonic() - done)
             (lease,) = response.leases
             load.runs[lease.task] += 1
+            export = lease.task.partition(":")[0]
+            if export in load.merged:
+                load.between.append(time.monotonic() - load.merged.pop(export))
+            await asyncio.sleep(load.task_seconds)
             done = time.monotonic()
+            if lease.stage == "merge" and load.stages > 1:
+                load.merged[export] = done
             await stub.CompleteTask(
                 worker_pb2.CompleteTaskRequest(
                     worker_id=name, task=lease.task, lease_epoch=lease.lease_epoch,
-                    output=worker_pb2.TaskOutput(outputs={"pytorch": DIGEST}),
+                    output=worker_pb2.TaskOutput(outputs={OUTPUTS[lease.stage]: DIGEST}),
                 )
             )  # fmt: skip
 
@@ -104,7 +123,7 @@ async def observe(load: Load, address: str, process: psutil.Process) -> None:
         while sum(load.ended.values()) < load.exports:
             load.peak_bytes = max(load.peak_bytes, process.memory_info().rss)
             await asyncio.sleep(0.5)
-            if sum(load.runs.values()) < load.exports:
+            if sum(load.runs.values()) < load.exports * load.stages:
                 continue
             ended: Counter[str] = Counter()
             token = ""
@@ -142,7 +161,16 @@ async def measure(load: Load, address: str, process: psutil.Process, *, workers:
     print(
         f"added per stage: median {1e3 * statistics.median(load.added):.0f} ms, p99 {1e3 * quantile(load.added):.0f} ms"
     )
+    if load.between:
+        print(
+            f"from stage to stage: median {1e3 * statistics.median(load.between):.0f} ms,"
+            f" p99 {1e3 * quantile(load.between):.0f} ms"
+        )
     print(f"coordinator: {load.peak_bytes / 1e6:.0f} MB resident at most")
+    used = process.cpu_times()
+    print(
+        f"coordinator's processor time: {1e3 * (used.user + used.system) / load.exports:.1f} ms an export, creating included"
+    )
     print(f"lost: {load.exports - len(load.ended)}, run twice: {sum(count > 1 for count in load.runs.values())}")
     print(f"watchers that saw the end: {sum(count == 1 for count in seen.values())} of {watchers}")
 
@@ -156,6 +184,8 @@ def main() -> None:
     parser.add_argument("--exports", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=20)
     parser.add_argument("--watchers", type=int, default=200)
+    parser.add_argument("--stages", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--task-seconds", type=float, default=0.0)
     arguments = parser.parse_args()
     with postgres_server(durable=True) as server, tempfile.TemporaryDirectory() as folder:
         database = server.create("load")
@@ -167,7 +197,7 @@ def main() -> None:
             process = subprocess.Popen([*command, *options], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         try:
             asyncio.run(ready(address))
-            load = Load(arguments.exports)
+            load = Load(arguments.exports, arguments.stages, arguments.task_seconds)
             asyncio.run(measure(load, address, psutil.Process(process.pid), workers=arguments.workers,
                                 watchers=arguments.watchers))  # fmt: skip
         finally:

@@ -113,7 +113,9 @@ class Broker:
             new = [key for key in offers if not self._is_known(key) and key not in done]
             self._wanted[export] = _Wanted(offers, done)
             if new or before is None or not before.done.issuperset(gone):
-                rows, told = await self.journal.do(lambda: self.ledger.settle(export, offers, new=new, revoked=revoked))
+                rows, told = await self.journal.do(
+                    lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
+                )
                 for message in told:
                     self.deliver(message)
                 self._add(new, rows, offers, revoked=revoked)

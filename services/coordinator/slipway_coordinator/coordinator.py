@@ -42,7 +42,7 @@ EXECUTOR_ID = "coordinator"
 WORKFLOW_VERSION = "slipway-2"
 
 _READERS = 4
-_STARTS_AT_ONCE = 4
+_STARTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Coordinator:
     async def show(self, record: ExportRecord, changes: Sequence[Change]) -> None:
         """Store a new revision, tell those who watch, and offer what shall run; only spans for revisions that are replayed."""
         before = changes[0].before
-        news = await self.journal.do(lambda: self.database.save(record, before=before))
+        news = await self.journal.do(lambda: self.database.save(record, before=before), later=True)
         # Before anybody hears of it: who does may end this process.
         for change in changes:
             observe(change.before, change.after, at=change.at, news=news)

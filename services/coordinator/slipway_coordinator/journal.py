@@ -21,7 +21,8 @@ from slipway.errors import ServiceError
 T = TypeVar("T")
 _Change = Callable[[], Any]
 
-_MOST_AT_ONCE = 256
+# Of each kind in one transaction: callers wait for the first, and shall not wait for long; the others go on meanwhile.
+_MOST_SOON, _MOST_LATER = 64, 16
 
 
 class Transactions:
@@ -55,7 +56,7 @@ class Transactions:
 
 
 class Journal:
-    """Carries changes out one after another, in the order in which they were asked for. Used on one event loop.
+    """Carries changes out one after another, those of a kind in the order in which they were asked for. Used on one event loop.
 
     Args:
         transactions: Where they are carried out, in a thread of the journal's.
@@ -64,20 +65,22 @@ class Journal:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-journal")
-        self._asked: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
+        self._soon: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
+        self._later: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
-    async def do(self, change: Callable[[], T]) -> T:
+    async def do(self, change: Callable[[], T], *, later: bool = False) -> T:
         """Carry out a change: what it answers, once that is durable.
 
         Args:
             change: Uses the transactions of this journal; carried out again when another change of its transaction failed.
+            later: Let changes that clients and workers wait for go first.
 
         Raises:
             ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._asked.append((change, answer))
+        (self._later if later else self._soon).append((change, answer))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
         return await answer
@@ -89,8 +92,9 @@ class Journal:
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._asked:
-                batch = [self._asked.popleft() for _ in range(min(len(self._asked), _MOST_AT_ONCE))]
+            while self._soon or self._later:
+                batch = [self._soon.popleft() for _ in range(min(len(self._soon), _MOST_SOON))]
+                batch += [self._later.popleft() for _ in range(min(len(self._later), _MOST_LATER))]
                 changes = [change for change, _ in batch]
                 results = await loop.run_in_executor(self._thread, self._carry_out, changes)
                 for (_, answer), result in zip(batch, results, strict=True):

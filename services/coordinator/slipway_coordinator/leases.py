@@ -42,6 +42,16 @@ _GRANT = sa.text("""
     ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
     WHERE l.state <> 'ended' RETURNING epoch
 """)
+_OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task IN :tasks").bindparams(
+    sa.bindparam("tasks", expanding=True, type_=sa.String)
+)
+_MOVE = sa.text("""
+    UPDATE slipway_leases SET state = :state
+    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN :before
+""").bindparams(sa.bindparam("before", expanding=True, type_=sa.String))
+_END = sa.text("""
+    UPDATE slipway_leases SET state = 'ended' WHERE export = :export AND state <> 'ended' AND task NOT IN :keep
+""").bindparams(sa.bindparam("keep", expanding=True, type_=sa.String))
 
 
 class Leases:
@@ -60,9 +70,11 @@ class Leases:
 
     def of(self, tasks: Collection[str]) -> dict[str, LeaseRow]:
         """The leases of those attempts that were ever leased."""
-        query = sa.select(_leases).where(_leases.c.task.in_(sorted(tasks)))
+        if not tasks:
+            return {}
         with self._transactions.begin() as connection:
-            return {row["task"]: _lease_row(row) for row in connection.execute(query).mappings()}
+            rows = connection.execute(_OF, {"tasks": sorted(tasks)}).mappings()
+            return {row["task"]: _lease_row(row) for row in rows}
 
     def grant(self, task: str, *, export: str, worker: str) -> int | None:
         """Lease an attempt to a worker; the epoch, which grows with every grant, or None when it has its result."""
@@ -71,17 +83,14 @@ class Leases:
 
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str, before: Collection[LeaseState]) -> bool:
         """Change the state of a lease; False, and nothing changed, when it is another's or in none of the states ``before``."""
-        same = [_leases.c.task == task, _leases.c.epoch == epoch, _leases.c.worker == worker]
-        known = _leases.c.state.in_(sorted(before))
+        values = {"task": task, "state": state.value, "epoch": epoch, "worker": worker, "before": sorted(before)}
         with self._transactions.begin() as connection:
-            changed = connection.execute(sa.update(_leases).where(*same, known).values(state=state.value))
-        return changed.rowcount > 0
+            return connection.execute(_MOVE, values).rowcount > 0
 
     def end(self, export: str, *, keep: Collection[str]) -> None:
         """End all leases of an export except those of the attempts to keep."""
-        query = sa.update(_leases).where(_leases.c.export == export, _leases.c.state != LeaseState.ENDED.value)
         with self._transactions.begin() as connection:
-            connection.execute(query.where(_leases.c.task.not_in(sorted(keep))).values(state=LeaseState.ENDED.value))
+            connection.execute(_END, {"export": export, "keep": sorted(keep)})
 
     def expire_all(self) -> None:
         """Mark every held lease as expired: its worker is known to be gone."""
