@@ -1,0 +1,193 @@
+"""What the stage does: reads what there is, decides every tensor of the result, writes them, and says what was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.base_format import quantization_of, read_config
+from slipway.model_files import CONFIG, copy_companions, has_safetensors
+from slipway.stage import Context
+from slipway_prepare.bitsandbytes_format import read_bitsandbytes
+from slipway_prepare.compressed_format import read_compressed
+from slipway_prepare.faults import invalid, unsupported
+from slipway_prepare.fp8_format import read_fp8
+from slipway_prepare.gptq_format import read_awq, read_gptq
+from slipway_prepare.nf4_round_trip import nf4_round_trip
+from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account
+from slipway_prepare.source import open_source
+from slipway_prepare.stage import PrepareParams
+from slipway_prepare.writer import write_weights
+
+READERS: Mapping[str, Callable[[Base], Dequantized]] = {
+    "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
+    "compressed-tensors": read_compressed,
+    "fbgemm_fp8": read_fp8,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+}
+"""Readers by ``quant_method``."""
+
+_FLOAT_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) -> None:
+    """Write the model in ``folder`` as a plain one into the new folder ``output``."""
+    torch.set_num_threads(max(1, ctx.threads))
+    config = read_config(folder)
+    quantization = quantization_of(config)
+    with open_source(folder) as source, torch.no_grad():
+        base = Base(folder, config, quantization, source)
+        made = _dequantized(base)
+        recipes = _oriented(base, account(base, made, left_out=_ties(base)))
+        _check_complete(base, recipes)
+        if params.merge_onto == "nf4":
+            recipes = _as_nf4(base, recipes, made)
+        output.mkdir()
+        size = write_weights(output, recipes, source, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
+    copy_companions(folder, output)
+    _write_config(output, config, recipes, changed=bool(made.recipes))
+    ctx.record(source="safetensors" if has_safetensors(folder) else "pickle", weight_bytes=size)
+    _report(ctx, made, recipes, merge_onto=params.merge_onto)
+
+
+def _dequantized(base: Base) -> Dequantized:
+    method = base.quantization.get("quant_method")
+    if not base.quantization:
+        return read_fp8(base)  # nothing but a change of type for 8-bit floats, if there are any
+    if method not in READERS:
+        raise unsupported(f"is quantized by {method!r}; {', '.join(READERS)} are read", quant_method=method)
+    return READERS[str(method)](base)
+
+
+def _ties(base: Base) -> list[str]:
+    """Names in a pickle that are one tensor with another which the model ties to them: written once, as transformers saves."""
+    if not base.source.aliases:
+        return []
+    tied = base.structure.tied
+    left: list[str] = []
+    for group in base.source.aliases:
+        own = {base.structure.own_name(name): name for name in group}
+        left += [name for model_name, name in sorted(own.items()) if tied.get(model_name) in own]
+    return left
+
+
+def _oriented(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
+    """Dequantized weights the way the model stores them: those of ``Conv1D`` are (in, out), packed ones are always (out, in)."""
+    found = []
+    for recipe in recipes:
+        if (
+            recipe.build is not None
+            and base.quantization
+            and base.structure.own_name(recipe.name) in base.structure.transposed
+        ):
+            found.append(replace(recipe, shape=recipe.shape[::-1], build=_transposed(recipe.build)))
+        else:
+            found.append(recipe)
+    return tuple(found)
+
+
+def _transposed(build: Callable[[Read], torch.Tensor]) -> Callable[[Read], torch.Tensor]:
+    return lambda read: build(read).T
+
+
+def _check_complete(base: Base, recipes: tuple[Recipe, ...]) -> None:
+    """Compare the result with the model's class before any work: every parameter has a tensor, of its shape.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    structure = base.structure
+    missing = structure.missing([recipe.name for recipe in recipes])
+    if missing:
+        raise invalid(
+            f"lacks {len(missing)} of its {len(structure.shapes)} tensors, first {missing[0]!r}", tensor=missing[0]
+        )
+    for recipe in recipes:
+        expected = structure.shapes.get(recipe.name)
+        if expected is not None and expected != recipe.shape:
+            raise invalid(
+                f"has {recipe.name!r} of shape {recipe.shape}, its config.json says {expected}", tensor=recipe.name
+            )
+
+
+def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple[Recipe, ...]:
+    if made.method.startswith("bitsandbytes") and "int8" not in made.method:
+        return recipes  # these are the NF4 weights already
+    if base.quantization:
+        raise unsupported(
+            f"is quantized ({made.method}), so it is not what an adapter with load_in_4bit was trained on",
+            remedy="set base_model.merge_onto to original, or use the 16-bit version of the base model",
+            quant_method=made.method,
+        )
+    names, transposed = base.structure.nf4, base.structure.transposed
+    changed = tuple(
+        _nf4(recipe, transposed=base.structure.own_name(recipe.name) in transposed)
+        if base.structure.own_name(recipe.name) in names
+        else recipe
+        for recipe in recipes
+    )
+    if changed == recipes:
+        raise unsupported(
+            "has no linear layer that load_in_4bit quantizes", remedy="set base_model.merge_onto to original"
+        )
+    return changed
+
+
+def _nf4(recipe: Recipe, *, transposed: bool) -> Recipe:
+    inner, name = recipe.build, recipe.parts[0]
+
+    def build(read: Read) -> torch.Tensor:
+        weight = inner(read) if inner is not None else read(name)
+        return nf4_round_trip(weight.T).T if transposed else nf4_round_trip(weight)
+
+    return replace(recipe, build=build)
+
+
+def _write_config(output: Path, config: Mapping[str, Any], recipes: tuple[Recipe, ...], *, changed: bool) -> None:
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
+    if isinstance(plain.get("text_config"), dict):
+        plain["text_config"] = {k: v for k, v in plain["text_config"].items() if k != "quantization_config"}
+    if changed:
+        sizes: dict[torch.dtype, int] = {}
+        for recipe in recipes:
+            if recipe.dtype in _FLOAT_NAMES and recipe.build is not None:
+                sizes[recipe.dtype] = sizes.get(recipe.dtype, 0) + torch.Size(recipe.shape).numel()
+        most = max(sorted(sizes, key=str), key=lambda dtype: sizes[dtype])
+        key = "torch_dtype" if "torch_dtype" in plain and "dtype" not in plain else "dtype"
+        plain[key] = _FLOAT_NAMES[most]
+    (output / CONFIG).write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _report(ctx: Context, made: Dequantized, recipes: tuple[Recipe, ...], *, merge_onto: str) -> None:
+    computed = [recipe for recipe in recipes if recipe.build is not None]
+    ctx.record(
+        method=made.method if made.recipes else "",
+        details=dict(made.details) if made.recipes else {},
+        merge_onto=merge_onto,
+        tensors=len(recipes),
+        computed=len(computed),
+        dropped=len(made.dropped),
+    )
+    if made.recipes and merge_onto == "original":
+        dtypes = sorted({_FLOAT_NAMES[recipe.dtype] for recipe in computed})
+        ctx.warn(
+            f"the base model is stored as {made.method}: {len(made.recipes)} weights were dequantized to {', '.join(dtypes)}, "
+            "and the adapter is merged there; what quantization lost of the original weights stays lost"
+        )
+    if merge_onto == "nf4":
+        ctx.warn(
+            f"the adapter is merged onto the NF4 round trip of the base model ({len(computed)} linear layers), "
+            "as it saw it in training with load_in_4bit; outputs are compared with that base"
+        )

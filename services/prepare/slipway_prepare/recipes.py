@@ -1,0 +1,172 @@
+"""How every tensor of the prepared base comes about, decided and checked before a value is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from slipway_prepare.faults import invalid
+from slipway_prepare.source import Source, Stored
+
+if TYPE_CHECKING:
+    from slipway_prepare.structure import Structure
+
+Read = Callable[[str], Tensor]
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One tensor of the result.
+
+    Attributes:
+        name: Its name there.
+        dtype: Its type there.
+        shape: Its shape there.
+        parts: Names of the stored tensors it is made of.
+        build: Makes it of them; None copies the only part.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+    build: Callable[[Read], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """What a format's reader makes of a stored model.
+
+    Attributes:
+        method: For people, such as ``bitsandbytes nf4``.
+        recipes: The weights that are computed; every other tensor is copied.
+        dropped: Tensors that only matter while computing with quantized weights (activation scales and the like).
+        details: JSON-ready facts for the report.
+        suffixes: Last parts of names that belong to the format: a tensor of such a name must have been used.
+    """
+
+    method: str
+    recipes: tuple[Recipe, ...]
+    dropped: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    suffixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Base:
+    """The stored base model.
+
+    Attributes:
+        folder: Where it is.
+        config: Its ``config.json``.
+        quantization: Its ``quantization_config``; empty when it has none.
+        source: Its tensors.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    quantization: Mapping[str, Any]
+    source: Source
+
+    @cached_property
+    def structure(self) -> Structure:
+        """What transformers knows of its class."""
+        from slipway_prepare.structure import structure
+
+        return structure(self.folder)
+
+    def half(self, hint: torch.dtype | None = None) -> torch.dtype:
+        """The 16-bit type of dequantized weights: the configuration's, else that of the scales, else bfloat16."""
+        text = self.config.get("text_config")
+        for part in (self.config, text if isinstance(text, dict) else {}):
+            name = part.get("dtype") or part.get("torch_dtype")
+            found = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(name).removeprefix("torch."))
+            if found is not None:
+                return found
+        return hint if hint in HALVES else torch.bfloat16
+
+    def modules(self, suffix: str) -> list[str]:
+        """Names of the modules that store a tensor of this last name, sorted."""
+        end = f".{suffix}"
+        return sorted(name.removesuffix(end) for name in self.source.tensors if name.endswith(end))
+
+    def part(self, module: str, suffix: str) -> Stored:
+        """A tensor that a module needs.
+
+        Raises:
+            CheckpointValidationError: ``BASE_MODEL_INVALID``.
+        """
+        name = f"{module}.{suffix}"
+        if name not in self.source.tensors:
+            raise invalid(f"lacks {name!r}, without which {module} cannot be dequantized", tensor=name)
+        return self.source.tensors[name]
+
+    def optional(self, module: str, suffix: str) -> Stored | None:
+        """A tensor that a module may have."""
+        return self.source.tensors.get(f"{module}.{suffix}")
+
+
+def check_shape(stored: Stored, *expected: Sequence[int], dtypes: Sequence[torch.dtype] = ()) -> None:
+    """Refuse a part of another shape or type than its format has.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    if not any(stored.shape == tuple(shape) for shape in expected):
+        wanted = " or ".join(str(tuple(shape)) for shape in expected)
+        raise invalid(f"has {stored.name!r} of shape {stored.shape}, expected {wanted}", tensor=stored.name)
+    if dtypes and stored.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        found = str(stored.dtype).removeprefix("torch.")
+        raise invalid(f"has {stored.name!r} of type {found}, expected {wanted}", tensor=stored.name)
+
+
+def account(base: Base, made: Dequantized, *, left_out: Sequence[str] = ()) -> tuple[Recipe, ...]:
+    """All recipes of the result, in the order of the stored tensors; every stored tensor is used exactly once.
+
+    Args:
+        base: The stored base model.
+        made: What is computed and dropped.
+        left_out: Stored names of which another name holds the same tensor.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` for a part that is used twice or not at all.
+    """
+    used: dict[str, str] = {}
+    for recipe in made.recipes:
+        for part in recipe.parts:
+            if part in used:
+                raise invalid(f"has {part!r}, which both {used[part]!r} and {recipe.name!r} need", tensor=part)
+            used[part] = recipe.name
+    by_first = {min(recipe.parts): recipe for recipe in made.recipes}
+    outputs = {recipe.name for recipe in made.recipes}
+    found: list[Recipe] = []
+    for name, stored in sorted(base.source.tensors.items()):
+        if name in used:
+            found += [by_first[name]] if name in by_first else []
+        elif name not in made.dropped and name not in left_out:
+            if name in outputs:
+                raise invalid(f"has {name!r} both dense and quantized", tensor=name)
+            found.append(_plain(stored, made))
+    return tuple(found)
+
+
+def _plain(stored: Stored, made: Dequantized) -> Recipe:
+    last = stored.name.rpartition(".")[2]
+    integers = not stored.dtype.is_floating_point and stored.dtype != torch.bool
+    if last in made.suffixes or (integers and last == "weight" and len(stored.shape) > 1):
+        raise invalid(
+            f"has {stored.name!r} ({str(stored.dtype).removeprefix('torch.')}), a part of a quantized weight "
+            "whose other parts are missing",
+            tensor=stored.name,
+        )
+    if stored.dtype.is_floating_point and stored.dtype.itemsize == 1:
+        raise invalid(f"has {stored.name!r} in 8 bits without a scale", tensor=stored.name)
+    return Recipe(stored.name, stored.dtype, stored.shape, (stored.name,))

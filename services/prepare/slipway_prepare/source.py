@@ -1,0 +1,218 @@
+"""A stored model as named tensors that are read one at a time: from safetensors, or from pickles that are mapped, not loaded."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import has_safetensors, pickle_files
+from slipway.safetensors_file import corrupt, read_weights
+from slipway_prepare.faults import invalid
+
+BLOCK_BYTES = 8 << 20
+#: Safetensors names of the types that are read.
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One stored tensor."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Source(Protocol):
+    """The stored tensors of a model."""
+
+    tensors: Mapping[str, Stored]
+    aliases: tuple[tuple[str, ...], ...]
+    """Names that are one tensor in memory, each group sorted; only pickles have them."""
+
+    def __enter__(self) -> Self:
+        """Keep files open while the context lasts."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close them."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's elements in order, as flat blocks."""
+        ...
+
+
+def open_source(folder: Path) -> Source:
+    """The weights of a model folder; safetensors are preferred, as transformers does.
+
+    Raises:
+        CheckpointValidationError: ``SAFETENSORS_CORRUPT``, ``BASE_MODEL_INVALID``, ``UNSAFE_PICKLE`` or ``DTYPE_UNSUPPORTED``.
+    """
+    return SafetensorsSource(folder) if has_safetensors(folder) else PickleSource(folder)
+
+
+class SafetensorsSource:
+    """Tensors of safetensors files, read by position (a file cut short meanwhile is an error, not a crash)."""
+
+    aliases: tuple[tuple[str, ...], ...] = ()
+
+    def __init__(self, folder: Path) -> None:
+        self._infos = read_weights(folder)
+        self.tensors: Mapping[str, Stored] = {
+            name: Stored(name, _known(name, info.dtype), info.shape) for name, info in self._infos.items()
+        }
+        self._stack = ExitStack()
+        self._open: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor."""
+        stored = self.tensors[name]
+        return self._bytes(name, 0, self._infos[name].nbytes).view(stored.dtype).reshape(stored.shape)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's elements in order, as flat blocks."""
+        for start in range(0, self._infos[name].nbytes, BLOCK_BYTES):
+            size = min(BLOCK_BYTES, self._infos[name].nbytes - start)
+            yield self._bytes(name, start, size).view(self.tensors[name].dtype)
+
+    def _bytes(self, name: str, start: int, size: int) -> Tensor:
+        info = self._infos[name]
+        if info.file not in self._open:
+            self._open[info.file] = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
+            self._stack.callback(os.close, self._open[info.file])
+        buffer = torch.empty(size, dtype=torch.uint8)
+        view, position = buffer.numpy().data, info.start + start
+        while view:
+            count = os.preadv(self._open[info.file], [view], position)
+            if count == 0:
+                raise corrupt(info.file, f"it ends at byte {position}, within tensor {name!r}", tensor=name)
+            view, position = view[count:], position + count
+        return buffer
+
+
+class PickleSource:
+    """Tensors of ``pytorch_model.bin`` files, mapped into memory and unpickled without running anything.
+
+    Only ``torch.load(weights_only=True, mmap=True)`` is used, which takes the zip format that torch writes since 1.6.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._values: dict[str, Tensor] = {}
+        weight_map = pickle_files(folder)
+        for path in sorted(set(weight_map.values())):
+            for name, value in sorted(_load(path).items()):
+                if not isinstance(name, str) or not isinstance(value, Tensor):
+                    raise invalid(
+                        f"has {name!r} in {path.name}, which is no tensor but a {type(value).__name__}", file=path
+                    )
+                if name in self._values:
+                    raise invalid(f"has tensor {name!r} in two files, one is {path.name}", tensor=name, file=path)
+                if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+                    raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
+                self._values[name] = value
+        missing = sorted(name for name in weight_map if name and name not in self._values)
+        if missing:
+            raise invalid(f"lacks {len(missing)} tensors that its index names, first {missing[0]!r}", tensor=missing[0])
+        types = set(DTYPES.values())
+        unknown = [name for name, value in self._values.items() if value.dtype not in types]
+        if unknown:
+            _known(unknown[0], str(self._values[unknown[0]].dtype))
+        self.tensors: Mapping[str, Stored] = {
+            name: Stored(name, value.dtype, tuple(value.shape)) for name, value in self._values.items()
+        }
+        self.aliases = _aliases(self._values)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._values.clear()
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor; its memory is the file's."""
+        return self._values[name].detach().contiguous()
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's elements in order, as flat blocks."""
+        flat = self.read(name).reshape(-1)
+        step = BLOCK_BYTES // flat.element_size()
+        for start in range(0, flat.numel(), step):
+            yield flat[start : start + step]
+
+
+def _load(path: Path) -> dict[object, object]:
+    if not zipfile.is_zipfile(path):
+        raise CheckpointValidationError(
+            f"{path} is a pickle of the format that torch wrote before version 1.6 (plain or tar), or damaged: "
+            "it cannot be mapped, and is not read",
+            reason="UNSAFE_PICKLE",
+            remedy="use a safetensors revision of the model, or save it anew where you trust it: "
+            "torch.save(torch.load(f, weights_only=True), f)",
+            about={"file": path},
+        )
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointValidationError(
+            f"{path} is a pickle that would run code when loaded: {str(error).strip().splitlines()[0][:300]}",
+            reason="UNSAFE_PICKLE",
+            remedy="use a safetensors revision of the model; do not load this file elsewhere unless you trust its source",
+            about={"file": path},
+        ) from error
+    except (RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise invalid(f"has an unreadable file {path.name} ({str(error).splitlines()[0][:200]})", file=path) from error
+    if not isinstance(loaded, dict):
+        raise invalid(f"has in {path.name} a {type(loaded).__name__}, not a dictionary of tensors", file=path)
+    return loaded
+
+
+def _aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+    groups: dict[object, list[str]] = {}
+    for name, value in sorted(values.items()):
+        if value.numel():
+            key = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+            groups.setdefault(key, []).append(name)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def _known(name: str, dtype: str) -> torch.dtype:
+    if dtype not in DTYPES:
+        raise CheckpointValidationError(
+            f"tensor {name!r} of the base model has data type {dtype}, which is not read here",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="use the 16-bit version of the base model",
+            about={"tensor": name, "dtype": dtype},
+        )
+    return DTYPES[dtype]

@@ -1,0 +1,97 @@
+"""What only the model's own code knows, asked of transformers without loading a weight (the model is built on ``meta``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway_prepare.faults import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Facts about a model class with a given configuration, under the model's own names.
+
+    Attributes:
+        prefix: Name of the backbone inside the model, which stored names may have or lack.
+        shapes: Shape of every parameter.
+        tied: Parameter → the parameter whose storage it shares.
+        transposed: Weights stored as (in, out): those of transformers' ``Conv1D``.
+        nf4: Weights that transformers and bitsandbytes quantize when the model is loaded with ``load_in_4bit``.
+        rename: A stored name as transformers' own loading renames (or fuses) it.
+    """
+
+    prefix: str
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, str]
+    transposed: frozenset[str]
+    nf4: frozenset[str]
+    rename: Callable[[str], str]
+
+    def own_name(self, stored: str) -> str:
+        """The model's name of a stored tensor, as transformers finds it: renamed, with the backbone's prefix or without."""
+        name = self.rename(stored)
+        candidates = (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}."))
+        return next((candidate for candidate in candidates if candidate in self.shapes), stored)
+
+    def missing(self, stored: Collection[str]) -> list[str]:
+        """Parameters that no stored tensor gives, sorted."""
+        given = {self.own_name(name) for name in stored}
+        groups = {name: self.tied.get(name, name) for name in self.shapes}
+        found = {groups[name] for name in given if name in groups}
+        return sorted(name for name in self.shapes if groups[name] not in found)
+
+
+def structure(folder: Path) -> Structure:
+    """Facts about the model in a folder. Only its ``config.json`` is read.
+
+    What ``load_in_4bit`` quantizes: ``nn.Linear`` and ``Conv1D`` but the output embedding, tied weights, the last module and
+    those kept in 32 bit. Source: transformers 5, ``quantizer_bnb_4bit.py`` and ``integrations/bitsandbytes.py``,
+    whose own functions choose here.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when transformers cannot build this model (unknown or custom code).
+    """
+    import transformers
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import get_keys_to_not_convert
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        cls = getattr(transformers, (config.architectures or ["?"])[0])
+        with torch.device("meta"):
+            model = cls._from_config(config)
+    except Exception as error:
+        raise invalid(
+            f"cannot be built by transformers: {str(error).splitlines()[0][:300] if str(error) else type(error).__name__}",
+            remedy="use a base model that transformers knows without custom code",
+            file=folder / "config.json",
+        ) from error
+    skipped = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or [])]
+    modules = list(model.named_modules())
+    linears = [path for path, module in modules if type(module) is torch.nn.Linear or isinstance(module, Conv1D)]
+    return Structure(
+        prefix=model.base_model_prefix,
+        shapes={name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)},
+        tied=dict(model.all_tied_weights_keys),
+        transposed=frozenset(f"{path}.weight" for path, module in modules if isinstance(module, Conv1D)),
+        nf4=frozenset(f"{path}.weight" for path in linears if should_convert_module(path, skipped)),
+        rename=_renaming(get_model_conversion_mapping(model)),
+    )
+
+
+def _renaming(transforms: Sequence[Any]) -> Callable[[str], str]:
+    """Transformers' own renamings of stored names, one after the other; fused tensors get the name of the whole."""
+
+    def rename(name: str) -> str:
+        for transform in transforms:
+            name = transform.rename_source_key(name)[0]
+        return name
+
+    return rename
