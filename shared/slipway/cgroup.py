@@ -6,6 +6,8 @@ a container, usually nothing above its own group is.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +92,12 @@ def available_memory(group: MemoryGroup | None) -> int:
     """Memory in bytes that can be had now: what the machine has, and no more than what is left of a group's."""
     machine = int(psutil.virtual_memory().available)
     return machine if group is None else max(min(machine, group.limit_bytes - group.used_bytes()), 0)
+
+
+def usable_cores(group: ControlGroup) -> int:
+    """Cores that may be used at the same time; of a fraction of one, all of it."""
+    cores, quota = len(os.sched_getaffinity(0)), group.cores()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def _memberships(file: Path) -> dict[str, str]:

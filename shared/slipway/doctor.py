@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from slipway.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.errors import ModelExportError
 from slipway.gpu import first_gpu
 from slipway.registry import load_stage, stage_names
@@ -138,7 +139,8 @@ def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
 
 
 def _machine(settings: Settings) -> Machine:
-    memory = psutil.virtual_memory()
+    group = ControlGroup()
+    limited, memory = group.memory(), psutil.virtual_memory().total
     existing = next(folder for folder in (settings.home, *settings.home.parents) if folder.is_dir())
     gpu = first_gpu()
     return Machine(
@@ -146,11 +148,9 @@ def _machine(settings: Settings) -> Machine:
         python=f"{platform.python_version()} ({sys.executable})",
         platform=platform.platform(),
         processor=_processor(),
-        cores=len(psutil.Process().cpu_affinity())
-        if hasattr(psutil.Process, "cpu_affinity")
-        else psutil.cpu_count() or 1,
-        memory_bytes=memory.total,
-        memory_available_bytes=memory.available,
+        cores=usable_cores(group),
+        memory_bytes=memory if limited is None else min(memory, limited.limit_bytes),
+        memory_available_bytes=available_memory(limited),
         home=str(settings.home),
         home_free_bytes=shutil.disk_usage(existing).free,
         home_writable=_writable(existing),

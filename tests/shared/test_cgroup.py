@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway.cgroup import ControlGroup, available_memory
-from slipway.worker.machine import probe, usable_cores
+from slipway.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.worker.machine import probe
 
 GIB = 1 << 30
 

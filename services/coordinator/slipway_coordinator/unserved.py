@@ -59,8 +59,8 @@ class Unserved:
         late = {offer.key: offer for offer in self._broker.unserved(longer_than=self._say_after)}
         self._said &= set(late)
         for key in sorted(set(late) - self._said):
-            self._said.add(key)
             await self._say(late[key])
+            self._said.add(key)
 
     async def _say(self, offer: Offer) -> None:
         message = f"{offer.task} waits: {self._broker.lacking(offer)}"

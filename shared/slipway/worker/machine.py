@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway.cgroup import ControlGroup, available_memory
+from slipway.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.errors import ConfigurationError
 from slipway.gpu import first_gpu
 from slipway.registry import load_stage
@@ -72,12 +70,6 @@ def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | No
         gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
         libraries=installed_libraries(stages),
     )
-
-
-def usable_cores(group: ControlGroup) -> int:
-    """Cores that may be used at the same time; of a fraction of one, all of it."""
-    cores, quota = len(os.sched_getaffinity(0)), group.cores()
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def installed_libraries(stages: Iterable[str]) -> dict[str, str]:

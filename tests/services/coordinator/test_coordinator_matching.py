@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator_harness import Harness, states, tiny_export, tiny_task, wait_for
+from coordinator_harness import STAGE, Harness, states, tiny_export, tiny_task, wait_for
 from slipway.configuration import parse
 from slipway.errors import StageError
 from slipway.wire import failure_of_status
@@ -219,9 +219,11 @@ def test_what_nobody_can_run_is_said_to_those_who_watch(harness: Harness, worker
 
 def test_what_nobody_can_run_fails_where_nobody_will_come(tmp_path: Path) -> None:
     options = {"workers_gone": False, "no_worker_seconds": 0.3}
-    with Harness(tmp_path, options=options) as harness:
+    with Harness(tmp_path, stages=(STAGE, "merge"), options=options) as harness:
         needs = (Needs(gpu=True, libraries=("tensorrt",)), Needs(memory_bytes=1 << 50))
-        record = tiny_export("x", tiny_task("good"), base=harness.base())
+        # The worker says which libraries its stages find: that of merge, though not of this one, is here.
+        good = tiny_task("good").with_(requirements=Requirements(any_of=(Needs(libraries=("transformers",)),)))
+        record = tiny_export("x", good, base=harness.base())
         impossible = tiny_task("build").with_(requirements=Requirements(any_of=needs))
         export = harness.finished(harness.submit(record.with_(tasks=(*record.tasks, impossible))))
     assert states(export) == {"good": "succeeded", "build": "failed"}
