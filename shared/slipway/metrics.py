@@ -117,6 +117,29 @@ TRANSFER_SECONDS = Histogram(
     "slipway_artifact_transfer_duration_seconds", "Fetching or storing one artifact.", ("direction",)
 )
 
+# Of every process that uses a bucket
+STORE_REQUESTS = Counter(
+    "slipway_store_requests_total",
+    "Requests to the S3 service, by what they were for and how they ended: ok, missing, retried or failed.",
+    ("operation", "outcome"),
+)
+STORE_BYTES = Counter(
+    "slipway_store_bytes_total", "Bytes of objects to and from the S3 service: sent or received.", ("direction",)
+)
+NODE_CACHE_FILES = Counter(
+    "slipway_node_cache_files_total", "Files that were asked of the node's cache: hit or miss.", ("result",)
+)
+NODE_CACHE_FILE_BYTES = Counter(
+    "slipway_node_cache_file_bytes_total", "Their bytes, by whether they were there: hit or miss.", ("result",)
+)
+NODE_CACHE_EVICTIONS = Counter(
+    "slipway_node_cache_evictions_total", "Artifacts that left the node's cache for newer ones."
+)
+NODE_CACHE_EVICTED_BYTES = Counter(
+    "slipway_node_cache_evicted_bytes_total", "Bytes that left the node's cache with them."
+)
+NODE_CACHE_BYTES = Gauge("slipway_node_cache_bytes", "Size of the node's cache, which its processes share.")
+
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 

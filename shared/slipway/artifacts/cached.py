@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from slipway import metrics
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import collect
 from slipway.artifacts.faults import ABSENT, disk_full
@@ -124,6 +125,8 @@ class CachedStore:
     def _bring(self, digest: str, on_bytes: OnBytes) -> None:
         """Complete an artifact in the cache; each blob is fetched by one process, the others wait for it."""
         if self.local.exists(digest):
+            for file in self.local.manifest(digest).files:
+                _count(file, "hit")
             return
         remote = self.remote.during(on_bytes)
         manifest = remote.manifest(digest)
@@ -132,7 +135,9 @@ class CachedStore:
             def bring(file: ManifestFile) -> None:
                 with self._alone(file.digest) as arriving:
                     if self.local.has_blob(file):
+                        _count(file, "hit")
                         return
+                    _count(file, "miss")
                     arriving.unlink(missing_ok=True)  # of a process that was killed meanwhile
                     try:
                         remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=on_bytes)
@@ -163,7 +168,14 @@ class CachedStore:
 
     def _evict(self) -> None:
         if self._max_bytes is not None and self.local.size_bytes() > self._max_bytes:
-            collect(self.local, max_bytes=self._max_bytes)
+            gone = collect(self.local, max_bytes=self._max_bytes)
+            metrics.NODE_CACHE_EVICTIONS.add(len(gone.artifacts))
+            metrics.NODE_CACHE_EVICTED_BYTES.add(gone.freed_bytes)
+
+
+def _count(file: ManifestFile, result: str) -> None:
+    metrics.NODE_CACHE_FILES.add(result=result)
+    metrics.NODE_CACHE_FILE_BYTES.add(file.size_bytes, result=result)
 
 
 def _ignore(_: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from slipway import metrics
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.s3_options import SCHEME, parse_s3_url
 from slipway.artifacts.store import ArtifactStore
@@ -32,3 +34,9 @@ def open_store(settings: Settings) -> ArtifactStore:
         ) from error
     remote = S3Store(S3Bucket(settings.s3, bucket, prefix=prefix))
     return CachedStore(remote, LocalStore(settings.cache_path), max_bytes=settings.cache_bytes)
+
+
+def cache_size(settings: Settings) -> Iterator[metrics.Sample]:
+    """For :func:`slipway.metrics.reading`: the size of this node's cache, if the store is behind one."""
+    if settings.store.startswith(SCHEME):
+        yield metrics.NODE_CACHE_BYTES, {}, LocalStore(settings.cache_path).size_bytes()

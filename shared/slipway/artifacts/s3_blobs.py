@@ -16,6 +16,7 @@ from minio.datatypes import Part
 from minio.error import S3Error
 from urllib3 import BaseHTTPResponse
 
+from slipway import metrics
 from slipway.artifacts.blobs import CHUNK_BYTES, BlobWriter, verified
 from slipway.artifacts.faults import not_found
 from slipway.artifacts.manifest import Manifest, ManifestFile
@@ -71,6 +72,7 @@ def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:
         try:
             for data in response.stream(CHUNK_BYTES):
                 position += len(data)
+                metrics.STORE_BYTES.add(len(data), direction="received")
                 yield data
         except S3_EXCEPTIONS as error:
             fruitless = fruitless + 1 if position == begin else 0
@@ -148,6 +150,7 @@ class _S3Writer(BlobWriter):
                     self._bucket.bucket, self._key, data, None, self._upload_id, number
                 ),
             )
+            metrics.STORE_BYTES.add(len(data), direction="sent")
             return Part(number, etag)
 
         self._sending = self._sender.submit(send)

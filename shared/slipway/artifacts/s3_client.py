@@ -19,6 +19,7 @@ from minio.commonconfig import REPLACE, CopySource
 from minio.credentials.providers import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
 from minio.deleteobjects import DeleteObject
 
+from slipway import metrics
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
 from slipway.artifacts.s3_options import S3Options
 from slipway.errors import ArtifactError
@@ -84,24 +85,31 @@ class S3Bucket:
         """Make a call, again and again while its failure is one that passes.
 
         Args:
-            doing: What the call is for, for messages.
+            doing: What the call is for, for messages; its first word, a verb, is the operation in the metrics.
             request: The call; it must be safe to repeat.
 
         Raises:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``, ``ARTIFACT_NOT_FOUND`` or ``DISK_FULL``.
         """
         deadline, pause, warned = 0.0, _FIRST_PAUSE, False
+        operation = doing.partition(" ")[0]
         while True:
             try:
-                return request()
+                answer = request()
             except S3_EXCEPTIONS as error:
                 now = time.monotonic()
                 deadline = deadline or now + self._patience
-                if not is_passing(error) or now >= deadline:
+                final = not is_passing(error) or now >= deadline
+                outcome = "missing" if is_missing(error) else "failed" if final else "retried"
+                metrics.STORE_REQUESTS.add(operation=operation, outcome=outcome)
+                if final:
                     raise store_error(error, doing, self.where) from error
                 if not warned and pause > 1:  # a single refusal is everyday, a longer one is worth a word
                     warned = True
                     log.warning(f"{doing}: {self.where} does not answer, trying for {self._patience:.0f} s")
+            else:
+                metrics.STORE_REQUESTS.add(operation=operation, outcome="ok")
+                return answer
             self._wait(min(pause * random.uniform(0.5, 1), max(deadline - now, 0.01)))  # noqa: S311
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -123,7 +131,9 @@ class S3Bucket:
             finally:
                 response.release_conn()
 
-        return self.call(f"reading {name}", request)
+        data = self.call(f"reading {name}", request)
+        metrics.STORE_BYTES.add(len(data), direction="received")
+        return data
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object whole; others see all of it or nothing."""
@@ -131,6 +141,7 @@ class S3Bucket:
             f"writing {name}",
             lambda: self.sdk.put_object(self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30),
         )
+        metrics.STORE_BYTES.add(len(data), direction="sent")
 
     def find(self, name: str) -> StoredObject | None:
         """An object's size and age, or None if there is none."""

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from minio.datatypes import Part
 from minio.error import MinioException, S3Error
 
+from slipway import metrics
 from slipway.artifacts.s3_client import WORKERS, S3Bucket
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing
 from slipway.artifacts.store import OnBytes
@@ -61,6 +62,7 @@ def upload(
             doing,
             lambda: bucket.sdk._upload_part(bucket.bucket, key, data, None, upload_id, number + 1),
         )
+        metrics.STORE_BYTES.add(len(data), direction="sent")
         on_bytes(len(data))
         return Part(number + 1, etag)
 
@@ -172,6 +174,7 @@ def _receive(bucket: S3Bucket, name: str, file: BinaryIO, span: range, on_bytes:
                 taken = data[: end - position]
                 _write_at(file, taken, position)
                 position += len(taken)
+                metrics.STORE_BYTES.add(len(taken), direction="received")
                 on_bytes(len(taken))
         finally:
             response.close() if position < end else response.release_conn()

@@ -11,7 +11,7 @@ import sys
 
 import grpc
 
-from slipway.artifacts.opening import open_store
+from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.logs import add_log_options, configure_service_logs
 from slipway.metrics import reading, serving
@@ -86,7 +86,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         f"worker {options.worker_id} runs {', '.join(stages)} for {options.coordinator}, direct calls on port {port}"
     )
     try:
-        with reading(Gauges(worker)):
+        with reading(Gauges(worker)), reading(lambda: cache_size(settings)):
             await worker.run()
     finally:
         await checks.enter_graceful_shutdown()
