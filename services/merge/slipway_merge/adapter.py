@@ -20,21 +20,8 @@ _PREFIX = "base_model.model."
 #: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
-#: Tensors of forms that are not plain LoRA, as peft names them, and the option they come from.
-_FOREIGN = {
-    "lora_magnitude_vector": "use_dora",
-    "lora_B.bias": "lora_bias",
-    "lora_bias": "lora_bias",
-    "token_adapter": "trainable_token_indices",
-    "trainable_tokens": "trainable_token_indices",
-    "lora_": "an unknown LoRA form",
-    "hada_": "LoHa",
-    "lokr_": "LoKr",
-    "oft_": "OFT",
-    "ia3_": "IA3",
-    "vera_": "VeRA",
-    "prompt_embeddings": "prompt tuning",
-}
+#: Rows of an embedding, of an adapter that also has other parts or of one that is nothing else.
+_ROWS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +58,31 @@ class WholeTensor:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A parsed adapter: configuration, pairs by module and whole tensors by the name of the base tensor they replace."""
+    """A parsed adapter.
+
+    Attributes:
+        config: Its configuration.
+        pairs: Low-rank pairs by module.
+        whole: Whole tensors by the name of the base tensor they replace.
+        rows: Rows that replace some of an embedding's, by module.
+        forms: What is left to peft, by the tensors' full names.
+    """
 
     config: AdapterConfig
     pairs: Mapping[str, Pair]
     whole: Mapping[str, WholeTensor]
+    rows: Mapping[str, TensorInfo]
+    forms: Mapping[str, TensorInfo]
+
+    def formed_modules(self) -> set[str]:
+        """LoRA modules that are left to peft."""
+        return {key.removeprefix(_PREFIX).partition(".lora_")[0] for key in self.forms}
 
     def tensors(self) -> list[TensorInfo]:
         """Every tensor of the adapter, once."""
         pairs = [info for pair in self.pairs.values() for info in (pair.a, pair.b)]
         whole = [info for tensor in self.whole.values() for info in (tensor.info, *tensor.copies, *tensor.untrained)]
-        return [*pairs, *whole]
+        return [*pairs, *whole, *self.rows.values(), *self.forms.values()]
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -96,34 +97,68 @@ def read_adapter(folder: Path) -> Adapter:
     path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         raise _no_weights(folder)
-    sides: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
+    tensors = read_safetensors(path).tensors
+    pairs, rest = _take_pairs(tensors, config)
+    rows: dict[str, TensorInfo] = {}
+    forms: dict[str, TensorInfo] = {}
     whole: dict[str, dict[str, TensorInfo]] = {}
-    adapters: set[str] = set()
-    for key, info in read_safetensors(path).tensors.items():
+    for key, info in rest.items():
         name = key.removeprefix(_PREFIX)
-        match = _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
-        if match:
-            adapters.add(match["adapter"] or "")
-            embedding = match.re is _EMBEDDING
-            slot = sides.setdefault((match["module"], embedding), {})
-            if match["side"] in slot:
-                raise _broken(f"tensor {key!r} is there twice", key)
-            slot[match["side"]] = info
+        if match := _ROWS.fullmatch(name):
+            rows[match["module"]] = info
+        elif _is_of_form(key, config):
+            forms[key] = info
         else:
-            _refuse_foreign(name, info)
             clean, role = _role(name)
             slot = whole.setdefault(clean, {})
             if role in slot:
                 raise _broken(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
             slot[role] = info
+    if not tensors:
+        raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
+    replaced = {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())}
+    return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())))
+
+
+def _take_pairs(
+    tensors: Mapping[str, TensorInfo], config: AdapterConfig
+) -> tuple[dict[str, Pair], dict[str, TensorInfo]]:
+    """The plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
+    sides: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
+    rest: dict[str, TensorInfo] = {}
+    adapters: set[str] = set()
+    special = {key.partition(".lora_")[0] for key in tensors if ".lora_" in key and not _pair_name(key)}
+    special |= {key.partition(".lora_")[0] for key, info in tensors.items() if ".lora_" in key and len(info.shape) > 2}
+    for key, info in tensors.items():
+        match = _pair_name(key)
+        if match is None or config.through_peft or key.partition(".lora_")[0] in special:
+            rest[key] = info
+            continue
+        adapters.add(match["adapter"] or "")
+        slot = sides.setdefault((match["module"], match.re is _EMBEDDING), {})
+        if match["side"] in slot:
+            raise _broken(f"tensor {key!r} is there twice", key)
+        slot[match["side"]] = info
     if len(adapters) > 1:
         raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
     pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
     if len(pairs) != len(sides):
         raise _broken("a module has both a linear and an embedding pair", key="")
-    if not pairs and not whole:
-        raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
-    return Adapter(config, pairs, {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())})
+    return pairs, rest
+
+
+def _pair_name(key: str) -> re.Match[str] | None:
+    name = key.removeprefix(_PREFIX)
+    return _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
+
+
+def _is_of_form(key: str, config: AdapterConfig) -> bool:
+    """Whether a tensor belongs to the adapter's form, which peft knows (plain LoRA is told without importing it)."""
+    if config.raw.get("peft_type") == "LORA":
+        return ".lora_" in key
+    from slipway_merge.peft_forms import is_peft_tensor
+
+    return is_peft_tensor(key, config.raw)
 
 
 def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
@@ -135,9 +170,10 @@ def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: 
     for info in (a, b):
         if len(info.shape) != 2 or 0 in info.shape:
             raise ModelMergeError(
-                f"adapter tensor {info.name!r} has shape {info.shape}: only matrices are merged (no convolutions)",
-                reason="ADAPTER_UNSUPPORTED",
-                remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+                f"adapter tensor {info.name!r} has shape {info.shape}, which is no matrix: its weights were not gathered "
+                "when it was saved",
+                reason="ADAPTER_CONFIG_INVALID",
+                remedy="save it again, with its weights gathered",
                 about={"tensor": info.name},
             )
     rank = config.rank_of(module)
@@ -167,17 +203,6 @@ def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConf
     listed = any(f".{saved}." in module for saved in config.modules_to_save)
     own = "modules_to_save" in slot or (listed and "base_layer" not in slot)
     return WholeTensor(name, found[0], own=own, copies=tuple(found[1:]), untrained=untrained)
-
-
-def _refuse_foreign(name: str, info: TensorInfo) -> None:
-    option = next((option for part, option in _FOREIGN.items() if part in name), None)
-    if option:
-        raise ModelMergeError(
-            f"adapter tensor {info.name!r} belongs to {option}: this version merges plain LoRA",
-            reason="ADAPTER_UNSUPPORTED",
-            remedy="merge it with peft (merge_and_unload) and export the result as a base model",
-            about={"tensor": info.name, "key": option},
-        )
 
 
 def _broken(what: str, key: str) -> ModelMergeError:

@@ -1,7 +1,7 @@
-"""``adapter_config.json`` of a LoRA adapter: what this stage honours, and what it refuses because it would change the result.
+"""``adapter_config.json``: what this stage honours itself, what it leaves to peft, and what it refuses.
 
-Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. A field that is not listed here is refused unless it is
-unset, so an option of a newer peft is never ignored in silence.
+Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a field that is set and not listed here is
+merged by peft, which is asked whether it knows the field: an option of a newer peft is never ignored in silence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipway.errors import ModelMergeError
@@ -25,17 +25,25 @@ _NEUTRAL = frozenset(
 _USED = frozenset(
     {
         "alpha_pattern", "bias", "ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "init_lora_weights",
-        "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "modules_to_save", "r", "rank_pattern",
-        "target_modules", "use_rslora",
+        "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "modules_to_save", "r",
+        "rank_pattern", "target_modules", "trainable_token_indices", "use_rslora",
     }
 )  # fmt: skip
 #: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+#: Initialisations that change them in a way that follows from the base weights alone, so that peft can repeat it.
+_REPEATED_INITS = ("pissa", "olora")
+#: What to do about an adapter that peft may take and this version does not.
+PEFT_REMEDY = "merge it with peft (merge_and_unload) and export the result as a base model"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What decides the merged weights. Patterns map regular expressions of module names to ranks and alphas."""
+    """What decides the merged weights. Patterns map regular expressions of module names to ranks and alphas.
+
+    With ``through_peft`` peft merges every module (``raw`` is what it reads), and ranks and scalings here mean nothing.
+    ``replication`` lists ranges of base layers, ``tokens`` the rows of embeddings that the adapter brings.
+    """
 
     rank: int
     alpha: float
@@ -47,6 +55,11 @@ class AdapterConfig:
     ensure_weight_tying: bool = False
     target_modules: tuple[str, ...] | str = ()
     selective: bool = False
+    through_peft: bool = False
+    bias: str = "none"
+    replication: tuple[tuple[int, int], ...] = ()
+    tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by the first pattern that matches it (peft's ``get_pattern_key``)."""
@@ -77,54 +90,67 @@ def _pattern_key(patterns: Mapping[str, object], module: str) -> str:
 
 
 def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
-    """Checked configuration of a plain LoRA adapter.
+    """Checked configuration of an adapter.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option this version does not merge;
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option that cannot be merged;
             ``ADAPTER_CONFIG_INVALID`` naming the field whose value is impossible.
     """
-    _refuse_unsupported(raw)
-    rank = _number(raw, "r", default=8, integer=True)
-    rank_pattern = _patterns(raw, "rank_pattern", integer=True)
-    alpha_pattern = _patterns(raw, "alpha_pattern", integer=False)
     target = raw.get("target_modules")
     if isinstance(target, str):
         _check_regex("target_modules", target)
-    return AdapterConfig(
-        rank=int(rank),
-        alpha=_number(raw, "lora_alpha", default=8, integer=False),
-        rslora=_flag(raw, "use_rslora"),
-        rank_pattern={key: int(value) for key, value in rank_pattern.items()},
-        alpha_pattern=alpha_pattern,
-        fan_in_fan_out=_flag(raw, "fan_in_fan_out"),
+    shared = AdapterConfig(
+        rank=8,
+        alpha=8,
         modules_to_save=_names(raw, "modules_to_save"),
         ensure_weight_tying=_flag(raw, "ensure_weight_tying"),
         target_modules=target if isinstance(target, str) else _names(raw, "target_modules"),
         selective=any(raw.get(key) not in (None, [], "") for key in ("layers_to_transform", "exclude_modules")),
+        through_peft=_is_for_peft(raw),
+        bias=str(raw.get("bias") or "none"),
+        replication=_ranges(raw, "layer_replication"),
+        tokens=_tokens(raw),
+        raw=raw,
+    )
+    if raw.get("peft_type") != "LORA":
+        return shared
+    return replace(
+        shared,
+        rank=int(_number(raw, "r", default=8, integer=True)),
+        alpha=_number(raw, "lora_alpha", default=8, integer=False),
+        rslora=_flag(raw, "use_rslora"),
+        rank_pattern={key: int(value) for key, value in _patterns(raw, "rank_pattern", integer=True).items()},
+        alpha_pattern=_patterns(raw, "alpha_pattern", integer=False),
+        fan_in_fan_out=_flag(raw, "fan_in_fan_out"),
     )
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    peft_type = raw.get("peft_type")
-    if peft_type != "LORA":
-        raise _unsupported("peft_type", peft_type, "only LoRA adapters are merged")
-    if raw.get("bias", "none") != "none":
-        raise _unsupported("bias", raw["bias"], "only adapters that leave biases alone are merged")
+def _is_for_peft(raw: Mapping[str, Any]) -> bool:
+    """Whether peft merges this adapter: another type than LoRA, or an option of LoRA that is more than a product.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an initialisation that nobody can repeat.
+    """
+    if raw.get("peft_type") != "LORA":
+        return True
     init = raw.get("init_lora_weights", True)
+    if isinstance(init, str) and init in _REPEATED_INITS:
+        return True
     if not any(init is plain or (isinstance(plain, str) and init == plain) for plain in _PLAIN_INITS):
-        hint = "it changes the base weights when training starts; save the adapter with "
-        raise _unsupported("init_lora_weights", init, hint + "path_initial_model_for_weight_conversion")
-    for key in sorted(set(raw) - _NEUTRAL - _USED):
-        if raw[key]:
-            raise _unsupported(key, raw[key], "this version merges plain LoRA")
+        hint = "it changes the base weights when training starts, and the change is not in the checkpoint; "
+        raise unsupported(
+            "init_lora_weights", init, hint + "save the adapter with path_initial_model_for_weight_conversion"
+        )
+    return any(raw[key] for key in set(raw) - _NEUTRAL - _USED)
 
 
-def _unsupported(key: str, value: object, why: str) -> ModelMergeError:
+def unsupported(key: str, value: object, why: str, *, remedy: str = PEFT_REMEDY) -> ModelMergeError:
+    """The refusal of an option, by its name."""
     shown = repr(value)
     return ModelMergeError(
         f"the adapter's {key} is {shown if len(shown) <= 120 else shown[:117] + '…'}: {why}",
         reason="ADAPTER_UNSUPPORTED",
-        remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+        remedy=remedy,
         about={"key": key, "value": shown[:200]},
     )
 
@@ -163,6 +189,27 @@ def _names(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise _invalid(key, value, "a list of module names")
     return tuple(sorted(value))
+
+
+def _ranges(raw: Mapping[str, Any], key: str) -> tuple[tuple[int, int], ...]:
+    value = raw.get(key) or []
+    pairs = [tuple(entry) if isinstance(entry, list) else () for entry in value] if isinstance(value, list) else [()]
+    if not all(len(pair) == 2 and all(type(end) is int for end in pair) and 0 <= pair[0] < pair[1] for pair in pairs):
+        raise _invalid(key, value, "a list of [first, end) pairs of layer numbers")
+    return tuple((first, end) for first, end in pairs)
+
+
+def _tokens(raw: Mapping[str, Any]) -> tuple[int, ...] | Mapping[str, tuple[int, ...]]:
+    """Rows that ``trainable_token_indices`` (or, as an adapter of its own, ``token_indices``) replaces."""
+    key = "token_indices" if raw.get("peft_type") == "TRAINABLE_TOKENS" else "trainable_token_indices"
+    value = raw.get(key) or []
+    parts = value if isinstance(value, dict) else {"": value}
+    for rows in parts.values():
+        if not isinstance(rows, list) or not all(type(row) is int and row >= 0 for row in rows):
+            raise _invalid(key, value, "token ids, or a map from module names to them")
+        if len(set(rows)) != len(rows):
+            raise _invalid(key, value, "every token id once")
+    return {name: tuple(rows) for name, rows in parts.items()} if isinstance(value, dict) else tuple(value)
 
 
 def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, float]:

@@ -1,18 +1,20 @@
 """What only the model's own code knows, asked of transformers without loading a weight (the model is built on ``meta``).
 
-Needed in three cases alone: an adapter touches weights that may be tied, a square weight may be a transposed ``Conv1D``,
-or the vocabulary was resized.
+Needed when an adapter touches weights that may be tied, when a square weight may be a transposed ``Conv1D``, when the
+vocabulary was resized, and for the forms that peft merges. Plain LoRA on linear layers needs none of it, and imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from slipway.errors import ModelMergeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,13 @@ class ModelFacts:
         tied: Parameter → the parameter whose storage it shares.
         transposed: Weights stored as (in, out): those of transformers' ``Conv1D``.
         shapes: Shape of every parameter.
+        model: The model itself, all of it on ``meta``.
     """
 
     tied: Mapping[str, str]
     transposed: frozenset[str]
     shapes: Mapping[str, tuple[int, ...]]
+    model: PreTrainedModel = field(repr=False, compare=False)
 
     def groups(self) -> list[list[str]]:
         """Names that share one storage, each group sorted with the source first."""
@@ -47,6 +51,7 @@ def model_facts(folder: Path, *, why: str) -> ModelFacts:
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` when transformers cannot build this model (unknown or custom code).
     """
+    import torch
     import transformers
     from transformers.pytorch_utils import Conv1D
 
@@ -68,4 +73,5 @@ def model_facts(folder: Path, *, why: str) -> ModelFacts:
         tied=dict(model.all_tied_weights_keys),
         transposed=frozenset(conv1d),
         shapes={path: tuple(parameter.shape) for path, parameter in named},
+        model=model,
     )

@@ -6,24 +6,30 @@ saved from the bare model (``layers.0.q_proj``) or the other way round. One pref
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from slipway.errors import ModelMergeError
 
 
 @dataclass(frozen=True, slots=True)
 class NameMap:
-    """Names as the trained model has them ↔ names in the base's files. ``strip`` goes first; one of the two is empty."""
+    """Names as the trained model has them ↔ names in the base's files. ``strip`` goes first; one of the two is empty.
+
+    ``renamed`` holds the stored names of what transformers loads under another name.
+    """
 
     names: frozenset[str]
     strip: str = ""
     add: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def stored(self, name: str) -> str | None:
         """The base tensor a name of the trained model stands for, or None."""
         if name in self.names:
             return name
+        if name in self.renamed:
+            return self.renamed[name]
         if not name.startswith(self.strip):
             return None
         candidate = self.add + name.removeprefix(self.strip)
@@ -31,6 +37,9 @@ class NameMap:
 
     def modelled(self, stored: str) -> str:
         """The name of the trained model for a base tensor (the stored name where no prefix differs)."""
+        for name, original in self.renamed.items():
+            if original == stored:
+                return name
         if self.strip or (self.add and stored.startswith(self.add)):
             return self.strip + stored.removeprefix(self.add)
         return stored

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter, Pair, WholeTensor
+from slipway_merge.completeness import check_complete, check_rows
 from slipway_merge.names import NameMap, fit_names
+from slipway_merge.rows import replaced_rows
 from slipway_merge.values import Factor, MergePlan, Update, Value
 
 if TYPE_CHECKING:
+    from slipway_merge.conversions import Conversions
     from slipway_merge.model_facts import ModelFacts
+    from slipway_merge.peft_forms import PeftForms
+
+#: From what a weight holds so far to what it holds after the adapter's change.
+Change = Callable[[TensorInfo], Value]
 
 
 @dataclass
@@ -54,13 +61,13 @@ class Planner:
             if (name := self._output_name(whole.name)) not in grouped:
                 self._stored(name, whole.info)
                 values[name] = Value(self._checked_replacement(name, whole, self.base[name].shape))
-        for pair in self.adapter.pairs.values():
-            if (name := self._weight(pair)) not in grouped:
-                self._stored(name, pair.a)
-                values[name] = Value(values[name].source, self._update(pair, name, values[name].source.shape))
-        untied = [self._plan_group(values, group) for group in groups]
+        changes = self._changes(groups)
+        for name, change in changes.items():
+            if name not in grouped:
+                values[name] = change(values[name].source)
+        untied = [self._plan_group(values, group, changes) for group in groups]
         self._warn_of_ambiguous_alphas()
-        self._check_complete()
+        check_complete(self.base, self.adapter, self.names, self.facts)
         return MergePlan(
             values=values,
             untied=any(untied),
@@ -72,8 +79,32 @@ class Planner:
     @cached_property
     def names(self) -> NameMap:
         """The adapter's names in the base's files."""
-        weights = [f"{module}.weight" for module in self.adapter.pairs]
-        return fit_names([*weights, *self.adapter.whole], self.base)
+        modules = [*self.adapter.pairs, *self.adapter.rows]
+        wanted = [f"{module}.weight" for module in modules] + list(self.adapter.whole)
+        if self.forms is not None:
+            wanted += [f"{module}.{path}" for module in self.forms.layers for path in self.forms.parameters(module)]
+        names = fit_names(wanted, self.base)
+        if all(names.stored(name) is not None for name in wanted):
+            return names
+        renamed = self._conversions.renamed
+        return replace(names, renamed=renamed) if any(name in renamed for name in wanted) else names
+
+    @cached_property
+    def _conversions(self) -> Conversions:
+        from slipway_merge.conversions import conversions
+
+        return conversions(self.facts("which stored tensors its modules are made of").model, self.base)
+
+    @cached_property
+    def forms(self) -> PeftForms | None:
+        """What is left to peft."""
+        if not self.adapter.forms:
+            return None
+        from slipway_merge.peft_forms import PeftForms
+
+        model = self.facts("which layers the adapter is for").model
+        only = None if self.adapter.config.through_peft else self.adapter.formed_modules()
+        return PeftForms(self.adapter.config.raw, self.adapter.forms, model, only=only)
 
     @property
     def vocab_size(self) -> int | None:
@@ -100,11 +131,72 @@ class Planner:
                 about={"tensor": info.name},
             )
 
+    # Changes
+
+    def _changes(self, groups: list[list[str]]) -> dict[str, Change]:
+        """What the adapter does to the weights it does not replace, by output name; nothing is done twice.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
+        """
+        found: list[tuple[str, Change]] = []
+        for pair in self.adapter.pairs.values():
+            name = self._weight(pair)
+            self._stored_or_tied(name, pair.a, groups)
+            found.append((name, partial(self._paired, pair, name)))
+        for module, info in self.adapter.rows.items():
+            name = self._output_name(f"{module}.weight")
+            self._stored_or_tied(name, info, groups)
+            found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
+        if self.forms is not None:
+            found += self._form_changes(self.forms, groups)
+        changes = dict(found)
+        if len(changes) < len(found):
+            names = [name for name, _ in found]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ModelMergeError(
+                f"the adapter changes {twice!r} in two ways at once",
+                reason="ADAPTER_UNSUPPORTED",
+                remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+                about={"tensor": twice},
+            )
+        return changes
+
+    def _form_changes(self, forms: PeftForms, groups: list[list[str]]) -> list[tuple[str, Change]]:
+        for module in forms.layers:
+            sources = {}
+            for path in forms.parameters(module):
+                name = self._output_name(f"{module}.{path}")
+                first = next(iter(forms.own_tensors(module).values()), next(iter(forms.tensors.values())))
+                sources[path] = self._stored_or_tied(name, first, groups)
+            forms.sources[module] = sources
+        forms.check()
+        return [
+            (self._output_name(f"{module}.{path}"), partial(_computed, forms, module, path))
+            for module in forms.layers
+            for path in sorted(forms.changed(module))
+        ]
+
+    def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
+        return Value(source, update=self._update(pair, name, source.shape))
+
+    def _stored_or_tied(self, name: str, info: TensorInfo, groups: list[list[str]]) -> TensorInfo:
+        """What a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
+        own = [whole for whole in self.adapter.whole.values() if self._output_name(whole.name) == name]
+        if own:
+            return own[0].info
+        members = [name, *next((group for group in groups if name in group), ())]
+        stored = next((member for member in members if member in self.base), None)
+        if stored is None:
+            self._stored(name, info)
+        return self.base[stored or name]
+
     # Tied weights
 
     def _touched_groups(self) -> list[list[str]]:
         """Groups of output names that share a storage, of which the adapter touches at least one."""
-        touched = {self._weight(pair) for pair in self.adapter.pairs.values()}
+        modules = [*self.adapter.pairs, *self.adapter.rows, *(self.forms.layers if self.forms is not None else ())]
+        touched = {self._output_name(f"{module}.weight") for module in modules}
         touched |= {self._output_name(name) for name in self.adapter.whole}
         if not any(self._may_be_tied(name) for name in touched):
             return []
@@ -128,7 +220,7 @@ class Planner:
         embedding = any(pair.embedding for pair in self.adapter.pairs.values() if self._weight(pair) == name)
         return embedding or self.vocab_size in info.shape
 
-    def _plan_group(self, values: dict[str, Value], group: list[str]) -> bool:
+    def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Change]) -> bool:
         """Decide one group of tied weights; True when its members came to differ and each is written by itself."""
         stored = next(name for name in group if name in self.base)
         members = {name: Value(self.base.get(name, self.base[stored])) for name in group}
@@ -140,10 +232,14 @@ class Planner:
             alone = tensor.own or sum(not other.own for other in whole.values()) > 1
             for member in [name] if alone else group:
                 members[member] = Value(info)
-        for pair in self.adapter.pairs.values():
-            if (name := self._weight(pair)) in group:
-                source = members[name].source
-                members[name] = Value(source, self._update(pair, name, source.shape))
+        for name in group:
+            if name in changes:
+                members[name] = changes[name](members[name].source)
+        changed = [name for name in group if name in changes or members[name].source is not self.base[stored]]
+        rows = {self._output_name(f"{module}.weight") for module in self.adapter.rows}
+        if changed == group[:1] and rows.issuperset(changed):  # peft gives an embedding's rows to all that share it
+            values[stored] = members[group[0]]
+            return False
         if self._all_same(list(members.values())):
             values[stored] = members[stored]
             return False
@@ -155,7 +251,7 @@ class Planner:
         return True
 
     def _all_same(self, values: list[Value]) -> bool:
-        if any(value.update is not None for value in values):
+        if any(value.update is not None or value.computed is not None for value in values):
             return False
         first = values[0].source
         return all(value.source is first or self.same(first, value.source) for value in values[1:])
@@ -223,27 +319,9 @@ class Planner:
                 )
                 return
 
-    # Completeness
 
-    def _check_complete(self) -> None:
-        """Every module the configuration targets has its pair, and every module to save its tensors."""
-        taken = {self._weight(pair) for pair in self.adapter.pairs.values()}
-        taken |= {self._output_name(name) for name in self.adapter.whole}
-        for name, info in self.base.items():
-            model_name = self.names.modelled(name)
-            module = model_name.removesuffix(".weight")
-            if name in taken or not name.endswith(".weight"):
-                continue
-            saved = any(f".{entry}." in f".{module}." for entry in self.adapter.config.modules_to_save)
-            targeted = saved or (len(info.shape) == 2 and self.adapter.config.targets(module))
-            # Files may hold layers that the model class leaves out (multi-token prediction, fused experts).
-            if targeted and model_name in self.facts("which modules the adapter should cover").shapes:
-                raise ModelMergeError(
-                    f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for it",
-                    reason="CHECKPOINT_INCOMPLETE",
-                    remedy="copy the checkpoint again: its weights are not all there",
-                    about={"tensor": name},
-                )
+def _computed(forms: PeftForms, module: str, path: str, source: TensorInfo) -> Value:
+    return Value(source, computed=forms.computed(module, path))
 
 
 def _mismatch(what: str, info: TensorInfo, shape: tuple[int, ...], base: tuple[int, ...]) -> ModelMergeError:

@@ -1,0 +1,69 @@
+"""Every module that the configuration targets has its tensors, and every module to save is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import TensorInfo
+from slipway_merge.adapter import Adapter
+from slipway_merge.adapter_config import AdapterConfig
+from slipway_merge.names import NameMap
+
+if TYPE_CHECKING:
+    from slipway_merge.model_facts import ModelFacts
+
+
+def check_complete(
+    base: Mapping[str, TensorInfo], adapter: Adapter, names: NameMap, facts: Callable[[str], ModelFacts]
+) -> None:
+    """Nothing that ``adapter_config.json`` names is missing from the checkpoint.
+
+    The modules of the forms that peft merges are not looked at here: :meth:`PeftForms.check` does that.
+
+    Raises:
+        ModelMergeError: ``CHECKPOINT_INCOMPLETE``.
+    """
+    config = adapter.config
+    modules = [*adapter.pairs, *adapter.rows, *adapter.formed_modules()]
+    taken = {names.stored(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
+    for name, info in base.items():
+        model_name = names.modelled(name)
+        module, _, parameter = model_name.rpartition(".")
+        if name in taken:
+            continue
+        bias = parameter == "bias" and config.bias == "all"
+        saved = any(f".{entry}." in f".{module}." for entry in config.modules_to_save)
+        matrix = parameter == "weight" and len(info.shape) > 1 and not config.through_peft
+        targeted = bias or (saved and parameter == "weight") or (matrix and config.targets(module))
+        # Files may hold layers that the model class leaves out (multi-token prediction, fused experts).
+        if targeted and model_name in facts("which modules the adapter should cover").shapes:
+            raise ModelMergeError(
+                f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}",
+                reason="CHECKPOINT_INCOMPLETE",
+                remedy="copy the checkpoint again: its weights are not all there",
+                about={"tensor": name},
+            )
+
+
+def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[int, ...]:
+    """Numbers of the rows that a module's row tensor replaces.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_CONFIG_INVALID`` when the configuration names another number of rows, or none.
+    """
+    if isinstance(config.tokens, Mapping):
+        found = [rows for name, rows in config.tokens.items() if f".{module}".endswith(f".{name}")]
+        rows = found[0] if found else ()
+    else:
+        rows = config.tokens
+    if len(info.shape) != 2 or len(rows) != info.shape[0]:
+        raise ModelMergeError(
+            f"adapter tensor {info.name!r} {info.shape} brings rows of an embedding, but adapter_config.json names "
+            f"{len(rows)} token ids for it",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="use the adapter_config.json that was saved with these weights",
+            about={"tensor": info.name},
+        )
+    return rows

@@ -1,0 +1,264 @@
+"""What an adapter that peft itself merges changes: its modules, their tensors, and the merged values of each.
+
+Whether a form can be merged is asked of peft: its adapter layers either merge or say why not. A form that a later peft brings
+is therefore merged, or refused, without a change here.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import peft
+import torch
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import TensorInfo
+from slipway_merge.adapter_config import unsupported
+from slipway_merge.peft_modules import PREFIX, Holder, filled, mapped, read_finite, through_peft
+from slipway_merge.values import Computed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+
+
+def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
+    """The adapter's configuration as peft's own class.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option peft does not know, or why this form has no merge.
+    """
+    types = {kind.value: kind for kind in PEFT_TYPE_TO_TUNER_MAPPING}
+    kind = types.get(str(raw.get("peft_type")))
+    if kind is None:
+        raise unsupported("peft_type", raw.get("peft_type"), f"peft {peft.__version__} does not know it")
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING[kind]
+    if not _merges(tuner):
+        why = "it adds to what the model reads or to how it computes, and changes no weight that could be written"
+        raise unsupported(
+            "peft_type", kind.value, why, remedy="serve the base model with the adapter beside it, through peft"
+        )
+    known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
+    for key in sorted(set(raw) - known):
+        if raw[key]:
+            raise unsupported(key, raw[key], f"peft {peft.__version__} does not know this option of {kind.value}")
+    with through_peft("adapter_config.json"):
+        return peft.PeftConfig.from_peft_type(**{key: copy.deepcopy(raw[key]) for key in sorted(set(raw) & known)})
+
+
+def _merges(tuner: type) -> bool:
+    """Whether a method of peft has layers of its own that implement a merge."""
+    if not issubclass(tuner, BaseTuner) or not hasattr(tuner, "tuner_layer_cls"):
+        return False
+    layers = [tuner.tuner_layer_cls]
+    for layer in layers:
+        layers += layer.__subclasses__()
+    return any(layer.merge is not BaseTunerLayer.merge for layer in layers)
+
+
+def is_peft_tensor(key: str, raw: Mapping[str, Any]) -> bool:
+    """Whether an adapter tensor belongs to the form itself, not to a module or bias saved along."""
+    kinds = {kind.value: prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items()}
+    prefix = kinds.get(str(raw.get("peft_type"))) or "?"
+    parts = key.removeprefix(PREFIX).split(".")
+    return not key.startswith(PREFIX) or any(part.startswith(prefix) for part in parts)
+
+
+class PeftForms:
+    """The modules of an adapter that peft merges.
+
+    Args:
+        raw: ``adapter_config.json``.
+        tensors: The adapter's tensors that belong to the form, by their full names.
+        model: The base model, built without weights.
+        only: Modules to take; None for every module the configuration targets.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        tensors: Mapping[str, TensorInfo],
+        model: PreTrainedModel,
+        *,
+        only: Iterable[str] | None = None,
+    ) -> None:
+        self.raw = raw
+        self.config = peft_config(raw)
+        self.form = "dora" if raw.get("use_dora") else str(raw["peft_type"]).lower()
+        self.tensors = tensors
+        with through_peft("the adapter's target modules"):
+            targets = _targets(self.config, model)
+        chosen = targets if only is None else [name for name in targets if name in set(only)]
+        self.layers = {name: model.get_submodule(name) for name in chosen}
+        self.sources: dict[str, dict[str, TensorInfo]] = {}
+        self._changed: dict[tuple[object, ...], frozenset[str]] = {}
+
+    def parameters(self, module: str) -> list[str]:
+        """Names of a module's parameters, relative to it."""
+        return [name for name, _ in self.layers[module].named_parameters()]
+
+    def own_tensors(self, module: str) -> dict[str, TensorInfo]:
+        """The adapter tensors of one module."""
+        start = f"{PREFIX}{module}."
+        return {key: info for key, info in self.tensors.items() if key.startswith(start)}
+
+    def check(self) -> None:
+        """Every tensor has its place and every place its tensor, of the right shape.
+
+        Raises:
+            ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
+        """
+        expected: dict[str, tuple[int, ...]] = {}
+        together = bool(self.layers) and self.shares_state
+        groups = [list(self.layers)] if together else [[name] for name in self.layers]
+        for group in groups:
+            with through_peft(f"module {group[0]!r}"):
+                expected |= self._expected(group)
+        for key, shape in expected.items():
+            info = self.tensors.get(key)
+            if info is None:
+                raise _incomplete(key, shape)
+            if info.shape != shape and not self._is_resized:
+                raise ModelMergeError(
+                    f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json, which want {shape}",
+                    reason="ADAPTER_BASE_MISMATCH",
+                    remedy="the adapter was trained on another base model or with other settings: check base_model.name",
+                    about={"tensor": key, "shape": info.shape, "expected": shape},
+                )
+        unused = sorted(set(self.tensors) - set(expected))
+        if unused:
+            raise ModelMergeError(
+                f"the adapter has {len(unused)} tensors that no base weight takes, first {unused[0]!r} "
+                f"{self.tensors[unused[0]].shape}",
+                reason="ADAPTER_TENSOR_UNUSED",
+                remedy="it was trained on another base model or with other settings: check base_model.name",
+                about={"tensor": unused[0]},
+            )
+
+    def changed(self, module: str) -> frozenset[str]:
+        """Which of a module's parameters the merge changes, found out by one merge per kind of layer.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_UNSUPPORTED`` when peft cannot merge this form or layer.
+        """
+        layer = self.layers[module]
+        suffixes = tuple(sorted(key.removeprefix(PREFIX + module) for key in self.own_tensors(module)))
+        kind = (type(layer), tuple(self.parameters(module)), suffixes)
+        if kind not in self._changed:
+            with through_peft(f"module {module!r}"):
+                after = self._merge(module, torch.float32)
+            before = {name: mapped(info).to(torch.float32) for name, info in self.sources[module].items()}
+            self._changed[kind] = frozenset(name for name in before if not torch.equal(before[name], after[name]))
+            extra = sorted(set(after) - set(before))
+            if extra:
+                raise unsupported(
+                    "peft_type", self.raw["peft_type"], f"merging {module!r} adds {extra[0]!r} to the model"
+                )
+        return self._changed[kind]
+
+    def computed(self, module: str, parameter: str) -> Computed:
+        """How the merged values of one parameter come about."""
+
+        def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+            with through_peft(f"module {module!r}"):
+                after = self._merge(module, _TORCH[np.dtype(dtype)])
+            values: np.ndarray = after[parameter].contiguous().numpy()
+            return values
+
+        return Computed(module, self.form, compute)
+
+    @cached_property
+    def shares_state(self) -> bool:
+        """Whether the modules can only be built together."""
+        first = next(iter(self.layers))
+        if PEFT_TYPE_TO_TUNER_MAPPING[self.config.peft_type].uses_shared_state:
+            return True
+        with through_peft(f"module {first!r}"):
+            return self._blank_holder([first]).shares_state
+
+    @property
+    def _is_resized(self) -> bool:
+        """Whether peft cuts the layers to the ranks that AdaLoRA left them when it loads them, and compares the shapes then."""
+        return self.config.peft_type == peft.PeftType.ADALORA and bool(self.raw.get("rank_pattern"))
+
+    def _blank_holder(self, names: list[str]) -> Holder:
+        """A holder without values: on ``meta`` where the form can be built there, otherwise of zeros."""
+        try:
+            return Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
+        except (NotImplementedError, RuntimeError):  # the form looks at values when it is built
+            return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
+
+    def _expected(self, names: list[str]) -> dict[str, tuple[int, ...]]:
+        return (self._together if self.shares_state else self._blank_holder(names)).expected()
+
+    @cached_property
+    def _together(self) -> Holder:
+        """All modules in one holder, on the base's own bytes, for forms whose modules depend on each other."""
+        layers = {
+            name: filled(layer, lambda path, _, name=name: mapped(self.sources[name][path]))
+            for name, layer in self.layers.items()
+        }
+        return Holder(self.config, layers)
+
+    @cached_property
+    def _loaded_together(self) -> Holder:
+        self._together.load({key: read_finite(info, "the adapter") for key, info in sorted(self.tensors.items())})
+        return self._together
+
+    def _merge(self, module: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        values = {name: read_finite(info, "the base model") for name, info in self.sources[module].items()}
+        if self.shares_state:
+            return self._loaded_together.merged(module, dtype, keep=True)
+        # Built in the stored type, as it was for the training: some forms derive a part of themselves from the base weights.
+        holder = Holder(self.config, {module: filled(self.layers[module], lambda path, _: values[path])})
+        own = self.own_tensors(module)
+        holder.load({key: read_finite(info, "the adapter") for key, info in sorted(own.items())})
+        return holder.merged(module, dtype, keep=False)
+
+
+def _zeros(_: str, parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(parameter.shape, dtype=torch.float32)
+
+
+def _incomplete(key: str, shape: tuple[int, ...]) -> ModelMergeError:
+    return ModelMergeError(
+        f"by adapter_config.json there should be a tensor {key!r} {shape}, but the checkpoint holds none",
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again: its weights are not all there",
+        about={"tensor": key},
+    )
+
+
+def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
+    """Names of the modules a configuration targets, found by peft's own matching and in the model's order."""
+    tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    found: list[str] = []
+
+    class Matching(tuner):  # type: ignore[misc]
+        """The tuner as it is, but it notes the modules instead of replacing them."""
+
+        def _pre_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _post_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _mark_only_adapters_as_trainable(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _create_and_replace(self, *_: Any, current_key: str, **__: Any) -> None:
+            found.append(current_key)
+
+    config = copy.deepcopy(config)
+    if hasattr(config, "target_parameters"):
+        config.target_parameters = None
+    if hasattr(config, "layer_replication"):
+        config.layer_replication = None
+    Matching(copy.deepcopy(model), {"default": config}, "default")._check_merge_allowed()
+    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    return sorted(found, key=lambda name: order[name])

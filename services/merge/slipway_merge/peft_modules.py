@@ -1,0 +1,182 @@
+"""One module, or a few, with the adapter that peft puts on them: the bridge to every form that peft can merge.
+
+A holder is a tree of empty modules that has nothing in it but the real layers, at the places they have in the model. For peft
+it is a model like any other, so ranks, patterns and options mean here what they mean in a training.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+from peft.tuners.tuners_utils import BaseTuner
+from torch import nn
+
+from slipway.errors import ModelExportError, ModelMergeError
+from slipway.safetensors_file import TensorInfo
+
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+#: Further types that adapters store: positions of entries, and masks.
+_STORED_TYPES = {**TORCH_DTYPES, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+PREFIX = "base_model.model."
+#: One module is computed at a time, whatever the number of threads: so the memory is that of one, and peft sees one thread.
+_ONE_AT_A_TIME = threading.RLock()
+#: Options that choose modules or save something along: already decided when a holder is built.
+_SELECTING: Mapping[str, Any] = {
+    "exclude_modules": None, "layers_to_transform": None, "layers_pattern": None, "modules_to_save": None,
+    "trainable_token_indices": None, "layer_replication": None, "target_parameters": None, "task_type": None,
+    "bias": "none", "ensure_weight_tying": False,
+}  # fmt: skip
+
+
+@contextmanager
+def through_peft(what: str) -> Iterator[None]:
+    """Run peft's own code alone and silently; what it refuses is refused with its words.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED``.
+    """
+    with _ONE_AT_A_TIME, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except ModelExportError:
+            raise
+        except Exception as error:  # a library's code on a user's settings: anything may come
+            raise ModelMergeError(
+                f"{what}: peft refuses with {type(error).__name__}: {error}",
+                reason="ADAPTER_UNSUPPORTED",
+                remedy="check that peft's merge_and_unload takes this adapter on this base; if it does, export its result",
+                about={"error": type(error).__name__},
+            ) from error
+
+
+def mapped(info: TensorInfo) -> torch.Tensor:
+    """A stored tensor in its own type; its memory is the file's, private to this process.
+
+    Raises:
+        ModelMergeError: ``DTYPE_UNSUPPORTED`` for a type that no adapter form computes with.
+    """
+    dtype = _STORED_TYPES.get(info.dtype)
+    if dtype is None:
+        raise ModelMergeError(
+            f"tensor {info.name!r} is stored as {info.dtype}: it cannot be computed with",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="use a 16-bit or 32-bit version",
+            about={"tensor": info.name, "dtype": info.dtype},
+        )
+    if not info.numel:
+        return torch.empty(info.shape, dtype=dtype)
+    raw = np.memmap(info.file, mode="c", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
+    return torch.from_numpy(raw).view(dtype).reshape(info.shape)
+
+
+def read_finite(info: TensorInfo, where: str) -> torch.Tensor:
+    """:func:`mapped`, after a look at every value.
+
+    Raises:
+        ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
+    """
+    tensor = mapped(info)
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise ModelMergeError(
+            f"tensor {info.name!r} of {where} holds NaN or infinity",
+            reason="NON_FINITE_WEIGHTS",
+            remedy="use another checkpoint or download the base model again",
+            about={"tensor": info.name},
+        )
+    return tensor
+
+
+def filled(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
+    """A copy of a layer with other values: ``fill`` gets each parameter's name and its (meta) tensor."""
+    layer = copy.deepcopy(layer)
+    for path, parameter in list(layer.named_parameters()):
+        owner, _, name = path.rpartition(".")
+        value = nn.Parameter(fill(path, parameter), requires_grad=False)
+        layer.get_submodule(owner)._parameters[name] = value
+    for path, buffer in list(layer.named_buffers()):
+        owner, _, name = path.rpartition(".")
+        layer.get_submodule(owner)._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    return layer
+
+
+class Holder:
+    """Layers with their adapter, ready to be merged one by one.
+
+    Args:
+        config: The adapter's configuration; it is copied and aimed at these layers.
+        layers: Layers by their names in the model, in the model's order.
+    """
+
+    def __init__(self, config: Any, layers: Mapping[str, nn.Module]) -> None:
+        root = nn.Module()
+        for name, layer in layers.items():
+            parent = root
+            *parents, last = name.split(".")
+            for part in parents:
+                if part not in parent._modules:
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            parent.add_module(last, layer)
+        config = copy.deepcopy(config)
+        for key, value in _SELECTING.items():
+            if hasattr(config, key):
+                setattr(config, key, value)
+        if config.peft_type == peft.PeftType.ADALORA and config.rank_pattern:  # which ranks are left, by module
+            ranks = config.rank_pattern.items()
+            config.rank_pattern = {k: v for k, v in ranks if any(f".{name}." in f".{k}" for name in layers)}
+        config.target_modules = set(layers)
+        config.inference_mode = True
+        self.model = peft.PeftModel(root, config)
+
+    @property
+    def tuner(self) -> BaseTuner:
+        """The part of peft that holds the layers."""
+        return self.model.base_model
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether the adapter keeps something that is not a layer's own, and may depend on all layers together."""
+        own = [name for name, _ in self.tuner.named_children() if name != "model"]
+        own += [name for name, _ in self.tuner.named_parameters(recurse=False)]
+        return bool(own) or self.tuner.uses_shared_state
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """The adapter tensors these layers take, as a checkpoint names them, with their shapes."""
+        state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give the adapter its trained values.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` when peft leaves one unused.
+        """
+        result = peft.set_peft_model_state_dict(self.model, dict(tensors))
+        if result.unexpected_keys:
+            raise ModelMergeError(
+                f"the adapter has {len(result.unexpected_keys)} tensors that its configuration has no place for, "
+                f"first {result.unexpected_keys[0]!r}",
+                reason="ADAPTER_TENSOR_UNUSED",
+                remedy="use the adapter_config.json that was saved with these weights",
+                about={"tensor": result.unexpected_keys[0]},
+            )
+
+    def merged(self, name: str, dtype: torch.dtype, *, keep: bool) -> dict[str, torch.Tensor]:
+        """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again."""
+        layer = self.tuner.model.get_submodule(name)
+        layer = (copy.deepcopy(layer) if keep else layer).to(dtype)
+        if hasattr(layer, "unload_and_optionally_merge_module"):
+            layer = layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        else:
+            layer.merge(safe_merge=False)
+            layer = layer.get_base_layer()
+        return {key.replace("base_layer.", ""): value.detach() for key, value in layer.named_parameters()}

@@ -1,0 +1,35 @@
+"""Rows of an embedding that the adapter replaces (``trainable_token_indices``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import TensorInfo
+from slipway_merge.values import Computed, Value
+
+
+def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:
+    """The weight with ``info``'s rows in the places ``rows``.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when a row is not there or has another width.
+    """
+    if len(source.shape) != 2 or info.shape[1:] != source.shape[1:] or max(rows, default=0) >= source.shape[0]:
+        raise ModelMergeError(
+            f"adapter tensor {info.name!r} {info.shape} replaces rows up to {max(rows, default=0)} of {source.name!r} "
+            f"{source.shape}, which do not fit",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="the adapter was trained on another base model: check base_model.name",
+            about={"tensor": info.name, "shape": info.shape, "base_shape": source.shape},
+        )
+
+    def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+        from slipway_merge.peft_modules import read_finite
+
+        wide = np.dtype(dtype)
+        weight: np.ndarray = read_finite(source, "the base model").double().numpy().astype(wide)
+        weight[list(rows)] = read_finite(info, "the adapter").double().numpy().astype(wide)
+        return weight
+
+    return Value(source, computed=Computed(module, "rows", compute))
