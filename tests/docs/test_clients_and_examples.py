@@ -14,16 +14,17 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from slipway.security.rules import RULES
-from slipway_protos.v1 import export_pb2
+from slipway_protos.v1 import artifact_pb2, export_pb2
 
 ROOT = Path(__file__).parents[2]
 CALLS = re.findall(r"-d '(\{.*\})' coordinator:7070 (\S+)/(\w+)", (ROOT / "docs" / "clients.md").read_text())
-assert export_pb2, health_pb2  # their descriptors are looked up by name
+assert all((artifact_pb2, export_pb2, health_pb2))  # their descriptors are looked up by name
 
 
-def test_all_public_calls_are_documented() -> None:
-    service = descriptor_pool.Default().FindServiceByName("slipway.v1.ExportService")
-    assert {method for _, name, method in CALLS if name == service.full_name} == {m.name for m in service.methods}
+@pytest.mark.parametrize("name", ["slipway.v1.ExportService", "slipway.v1.ArtifactService"])
+def test_all_public_calls_are_documented(name: str) -> None:
+    service = descriptor_pool.Default().FindServiceByName(name)
+    assert {method for _, found, method in CALLS if found == name} == {m.name for m in service.methods}
 
 
 @pytest.mark.parametrize(("body", "service", "method"), CALLS)
