@@ -40,6 +40,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertPair:
+    """The factors of a stack of experts, as they are stored."""
+
+    a: TensorInfo
+    b: TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class WholeTensor:
     """A tensor saved in full.
 
@@ -66,6 +74,7 @@ class Adapter:
         whole: Whole tensors by the name of the base tensor they replace.
         rows: Rows that replace some of an embedding's, by module.
         forms: What is left to peft, by the tensors' full names.
+        experts: Pairs of stacked experts, by module and by how many other parameters' pairs are wrapped around them.
     """
 
     config: AdapterConfig
@@ -73,6 +82,7 @@ class Adapter:
     whole: Mapping[str, WholeTensor]
     rows: Mapping[str, TensorInfo]
     forms: Mapping[str, TensorInfo]
+    experts: Mapping[tuple[str, int], ExpertPair]
 
     def formed_modules(self) -> set[str]:
         """LoRA modules that are left to peft."""
@@ -81,8 +91,9 @@ class Adapter:
     def tensors(self) -> list[TensorInfo]:
         """Every tensor of the adapter, once."""
         pairs = [info for pair in self.pairs.values() for info in (pair.a, pair.b)]
+        experts = [info for expert in self.experts.values() for info in (expert.a, expert.b)]
         whole = [info for tensor in self.whole.values() for info in (tensor.info, *tensor.copies, *tensor.untrained)]
-        return [*pairs, *whole, *self.rows.values(), *self.forms.values()]
+        return [*pairs, *whole, *self.rows.values(), *self.forms.values(), *experts]
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -98,7 +109,11 @@ def read_adapter(folder: Path) -> Adapter:
     if not path.is_file():
         raise _no_weights(folder)
     tensors = read_safetensors(path).tensors
-    pairs, rest = _take_pairs(tensors, config)
+    sides, rest = _take_sides(tensors, config)
+    experts = _take_experts(sides, config)
+    pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
+    if len(pairs) != len(sides):
+        raise _broken("a module has both a linear and an embedding pair", key="")
     rows: dict[str, TensorInfo] = {}
     forms: dict[str, TensorInfo] = {}
     whole: dict[str, dict[str, TensorInfo]] = {}
@@ -117,14 +132,16 @@ def read_adapter(folder: Path) -> Adapter:
     if not tensors:
         raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
     replaced = {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())}
-    return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())))
+    return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())), experts)
 
 
-def _take_pairs(
-    tensors: Mapping[str, TensorInfo], config: AdapterConfig
-) -> tuple[dict[str, Pair], dict[str, TensorInfo]]:
-    """The plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
-    sides: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
+#: Module and whether it is an embedding → the halves of its pair.
+_Sides = dict[tuple[str, bool], dict[str, TensorInfo]]
+
+
+def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[_Sides, dict[str, TensorInfo]]:
+    """The halves of plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
+    sides: _Sides = {}
     rest: dict[str, TensorInfo] = {}
     adapters: set[str] = set()
     special = {key.partition(".lora_")[0] for key in tensors if ".lora_" in key and not _pair_name(key)}
@@ -141,10 +158,22 @@ def _take_pairs(
         slot[match["side"]] = info
     if len(adapters) > 1:
         raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
-    pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
-    if len(pairs) != len(sides):
-        raise _broken("a module has both a linear and an embedding pair", key="")
-    return pairs, rest
+    return sides, rest
+
+
+def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int], ExpertPair]:
+    """Take out of ``sides`` the pairs of the modules whose parameters are targeted (``target_parameters``)."""
+    owners = [f".{parameter.rpartition('.')[0]}" for parameter in config.parameters]
+    experts = {}
+    for module, embedding in sorted(sides):
+        owner = module
+        while owner.endswith(".base_layer"):
+            owner = owner.removesuffix(".base_layer")
+        if not embedding and any(f".{owner}".endswith(name) for name in owners):
+            slot = sides.pop((module, embedding))
+            _check_both(slot)
+            experts[owner, module.count(".base_layer")] = ExpertPair(slot["A"], slot["B"])
+    return experts
 
 
 def _pair_name(key: str) -> re.Match[str] | None:
@@ -162,10 +191,7 @@ def _is_of_form(key: str, config: AdapterConfig) -> bool:
 
 
 def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
-    if len(slot) != 2:
-        present = next(iter(slot.values()))
-        missing = ({"A", "B"} - set(slot)).pop()
-        raise _broken(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
+    _check_both(slot)
     a, b = slot["A"], slot["B"]
     for info in (a, b):
         if len(info.shape) != 2 or 0 in info.shape:
@@ -186,6 +212,13 @@ def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: 
             about={"tensor": a.name, "rank": rank},
         )
     return module, Pair(module, embedding, a, b, rank, config.scaling_of(module))
+
+
+def _check_both(slot: Mapping[str, TensorInfo]) -> None:
+    if len(slot) != 2:
+        present = next(iter(slot.values()))
+        missing = ({"A", "B"} - set(slot)).pop()
+        raise _broken(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
 
 
 def _role(name: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ _USED = frozenset(
     {
         "alpha_pattern", "bias", "ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "init_lora_weights",
         "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "modules_to_save", "r",
-        "rank_pattern", "target_modules", "trainable_token_indices", "use_rslora",
+        "rank_pattern", "target_modules", "target_parameters", "trainable_token_indices", "use_rslora",
     }
 )  # fmt: skip
 #: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
@@ -42,7 +42,7 @@ class AdapterConfig:
     """What decides the merged weights. Patterns map regular expressions of module names to ranks and alphas.
 
     With ``through_peft`` peft merges every module (``raw`` is what it reads), and ranks and scalings here mean nothing.
-    ``replication`` lists ranges of base layers, ``tokens`` the rows of embeddings that the adapter brings.
+    ``parameters`` are stacks of experts with pairs of their own, ``replication`` lists ranges of base layers, ``tokens`` the rows of embeddings that the adapter brings.
     """
 
     rank: int
@@ -57,6 +57,7 @@ class AdapterConfig:
     selective: bool = False
     through_peft: bool = False
     bias: str = "none"
+    parameters: tuple[str, ...] = ()
     replication: tuple[tuple[int, int], ...] = ()
     tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
@@ -108,6 +109,7 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
         selective=any(raw.get(key) not in (None, [], "") for key in ("layers_to_transform", "exclude_modules")),
         through_peft=_is_for_peft(raw),
         bias=str(raw.get("bias") or "none"),
+        parameters=_names(raw, "target_parameters"),
         replication=_ranges(raw, "layer_replication"),
         tokens=_tokens(raw),
         raw=raw,
@@ -141,7 +143,10 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
         raise unsupported(
             "init_lora_weights", init, hint + "save the adapter with path_initial_model_for_weight_conversion"
         )
-    return any(raw[key] for key in set(raw) - _NEUTRAL - _USED)
+    more = [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key]]
+    if more and raw.get("layer_replication"):
+        raise unsupported("layer_replication", raw["layer_replication"], f"it cannot be merged together with {more[0]}")
+    return bool(more)
 
 
 def unsupported(key: str, value: object, why: str, *, remedy: str = PEFT_REMEDY) -> ModelMergeError:

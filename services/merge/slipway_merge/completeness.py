@@ -38,7 +38,7 @@ def check_complete(
         matrix = parameter == "weight" and len(info.shape) > 1 and not config.through_peft
         targeted = bias or (saved and parameter == "weight") or (matrix and config.targets(module))
         # Files may hold layers that the model class leaves out (multi-token prediction, fused experts).
-        if targeted and model_name in facts("which modules the adapter should cover").shapes:
+        if targeted and names.modelled(info.name) in facts("which modules the adapter should cover").shapes:
             raise ModelMergeError(
                 f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}",
                 reason="CHECKPOINT_INCOMPLETE",

@@ -52,7 +52,9 @@ def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
         if pattern is None:
             renamed[target] = name
         elif _stacks_rows(by_pattern[pattern]):
-            gathered.setdefault(target, {entry: [] for entry in by_pattern[pattern].source_patterns})[pattern].append(name)
+            gathered.setdefault(target, {entry: [] for entry in by_pattern[pattern].source_patterns})[pattern].append(
+                name
+            )
     stacks = {
         target: Stack(tuple(zip(*parts.values(), strict=True)))
         for target, parts in gathered.items()
@@ -67,4 +69,6 @@ def _stacks_rows(converter: Any) -> bool:
 
     operations = list(converter.operations)
     plain = [type(operation) for operation in operations] in ([MergeModulelist], [MergeModulelist, Concatenate])
-    return plain and len(converter.target_patterns) == 1 and [operation.dim for operation in operations] in ([0], [0, 1])
+    return (
+        plain and len(converter.target_patterns) == 1 and [operation.dim for operation in operations] in ([0], [0, 1])
+    )

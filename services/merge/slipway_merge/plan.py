@@ -16,6 +16,7 @@ from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter, Pair, WholeTensor
 from slipway_merge.completeness import check_complete, check_rows
 from slipway_merge.names import NameMap, fit_names
+from slipway_merge.replication import replicated, source_layers
 from slipway_merge.rows import replaced_rows
 from slipway_merge.values import Factor, MergePlan, Update, Value
 
@@ -47,6 +48,11 @@ class Planner:
     same: Callable[[TensorInfo, TensorInfo], bool]
     warnings: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.layers = source_layers(self.adapter.config.replication)
+        if self.layers:
+            self.base = replicated(self.base, self.layers)
+
     def plan(self) -> MergePlan:
         """The merge, or why it cannot be done.
 
@@ -74,6 +80,7 @@ class Planner:
             vocab_size=self._new_vocab_size(values),
             replaced=tuple(sorted(name for name, value in values.items() if value.source is not self.base.get(name))),
             warnings=tuple(self.warnings),
+            layers=self.layers,
         )
 
     @cached_property
@@ -148,6 +155,8 @@ class Planner:
             name = self._output_name(f"{module}.weight")
             self._stored_or_tied(name, info, groups)
             found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
+        if self.adapter.experts:
+            found += self._expert_changes()
         if self.forms is not None:
             found += self._form_changes(self.forms, groups)
         changes = dict(found)
@@ -176,6 +185,21 @@ class Planner:
             for module in forms.layers
             for path in sorted(forms.changed(module))
         ]
+
+    def _expert_changes(self) -> list[tuple[str, Change]]:
+        from slipway_merge.experts import one_expert, places, stacked_pairs, whole_stack
+
+        model = self.facts("which parameters the adapter is for").model
+        found: list[tuple[str, Change]] = []
+        for parameter, pair in stacked_pairs(self.adapter.experts, self.adapter.config, model).items():
+            stack = self._conversions.stacks.get(parameter)
+            if stack is None:
+                self._stored(self._output_name(parameter), pair.a)
+                found.append((self._output_name(parameter), partial(whole_stack, pair)))
+            else:
+                parts = places(stack, self.base)
+                found += [(name, partial(one_expert, pair, expert, rows)) for name, expert, rows in parts]
+        return found
 
     def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
         return Value(source, update=self._update(pair, name, source.shape))

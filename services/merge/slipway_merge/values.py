@@ -76,6 +76,7 @@ class MergePlan:
         vocab_size: New number of embedding rows when the vocabulary was resized.
         replaced: Names of the output tensors taken whole from the adapter.
         warnings: What the user should know.
+        layers: For each layer of a model that became deeper, the base's layer it is a copy of; empty for any other.
     """
 
     values: Mapping[str, Value]
@@ -83,3 +84,4 @@ class MergePlan:
     vocab_size: int | None = None
     replaced: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()

@@ -1,0 +1,156 @@
+"""LoRA on stacked experts (``target_parameters``): one low-rank product per expert, wherever the base stores that expert.
+
+peft keeps the factors of all experts in two matrices: A is (experts · r, in), its rows expert by expert, and B is (out, r ·
+experts), its columns rank by rank. Several parameters of one module are wrapped around each other, the first one innermost.
+Source: ``ParamWrapper`` in ``peft/tuners/lora/layer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import TensorInfo
+from slipway_merge.adapter import ExpertPair
+from slipway_merge.adapter_config import AdapterConfig, unsupported
+from slipway_merge.conversions import Stack
+from slipway_merge.values import Computed, Value
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPair:
+    """The factors of one parameter, whose shape is (experts, out, in), or (experts, in, out) when ``transposed``."""
+
+    module: str
+    a: TensorInfo
+    b: TensorInfo
+    shape: tuple[int, int, int]
+    rank: int
+    scaling: float
+    transposed: bool
+
+    def product(self, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """``scaling · B @ A`` of one expert, (out, in), for some of its output rows."""
+        from slipway_merge.peft_modules import read_finite
+
+        a = read_finite(self.a, "the adapter")[expert * self.rank : (expert + 1) * self.rank].to(dtype)  # (r, in)
+        b = read_finite(self.b, "the adapter")[rows, expert :: self.shape[0]].to(dtype)  # (rows, r)
+        return self.scaling * (b @ a)
+
+
+def stacked_pairs(
+    pairs: Mapping[tuple[str, int], ExpertPair], config: AdapterConfig, model: PreTrainedModel
+) -> dict[str, StackedPair]:
+    """The factors by the name of the parameter they change.
+
+    Raises:
+        ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
+    """
+    left = dict(pairs)
+    found: dict[str, StackedPair] = {}
+    for module, layer in model.named_modules():
+        names = [f"{module}.{name}" for name, _ in layer.named_parameters(recurse=False)]
+        targeted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in config.parameters)]
+        for place, name in enumerate(targeted):
+            pair = left.pop((module, len(targeted) - 1 - place), None)
+            if pair is None:
+                raise ModelMergeError(
+                    f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it",
+                    reason="CHECKPOINT_INCOMPLETE",
+                    remedy="copy the checkpoint again: its weights are not all there",
+                    about={"tensor": name},
+                )
+            shape = tuple(model.get_parameter(name).shape)
+            found[name] = _stacked(name, pair, shape, config, transposed=bool(getattr(layer, "is_transposed", False)))
+    if left:
+        info = next(iter(left.values())).a
+        raise ModelMergeError(
+            f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}",
+            reason="ADAPTER_TENSOR_UNUSED",
+            remedy="it was trained on another base model: check base_model.name",
+            about={"tensor": info.name},
+        )
+    return found
+
+
+def _stacked(
+    name: str, pair: ExpertPair, shape: tuple[int, ...], config: AdapterConfig, *, transposed: bool
+) -> StackedPair:
+    if len(shape) != 3:
+        raise unsupported("target_parameters", name, f"only stacks of experts are merged, and its shape is {shape}")
+    experts, first, second = shape
+    columns, rows = (first, second) if transposed else (second, first)
+    rank = config.rank_of(name)
+    for info, expected in ((pair.a, (experts * rank, columns)), (pair.b, (rows, experts * rank))):
+        if info.shape != expected:
+            raise ModelMergeError(
+                f"adapter tensor {info.name!r} {info.shape} does not fit parameter {name!r} {shape} at rank {rank}, "
+                f"which wants {expected}",
+                reason="ADAPTER_BASE_MISMATCH",
+                remedy="the adapter was trained on another base model or with other settings: check base_model.name",
+                about={"tensor": info.name, "shape": info.shape, "expected": expected},
+            )
+    return StackedPair(name, pair.a, pair.b, (experts, first, second), rank, config.scaling_of(name), transposed)
+
+
+def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
+    """The change of a parameter that is stored as it is."""
+
+    def compute(weight: torch.Tensor) -> None:
+        for expert in range(pair.shape[0]):
+            product = pair.product(expert, slice(None), weight.dtype)
+            weight[expert] += product.T if pair.transposed else product
+
+    return _value(pair, source, pair.shape, compute)
+
+
+def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) -> Value:
+    """The change of one stored tensor of a stack: some output rows of one expert."""
+
+    def compute(weight: torch.Tensor) -> None:
+        weight += pair.product(expert, rows, weight.dtype)
+
+    return _value(pair, source, (rows.stop - rows.start, pair.shape[2]), compute)
+
+
+def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int, slice]]:
+    """Every stored tensor of a stack with its expert and its rows there."""
+    found = []
+    for expert, names in enumerate(stack.parts):
+        start = 0
+        for name in names:
+            stop = start + base[name].shape[0]
+            found.append((name, expert, slice(start, stop)))
+            start = stop
+    return found
+
+
+def _value(pair: StackedPair, source: TensorInfo, shape: tuple[int, ...], add: Callable[[torch.Tensor], None]) -> Value:
+    if source.shape != shape:
+        raise ModelMergeError(
+            f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="the adapter was trained on another base model: check base_model.name",
+            about={"tensor": source.name, "shape": source.shape, "expected": shape},
+        )
+
+    def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+        import torch
+
+        from slipway_merge.peft_modules import read_finite
+
+        wide = torch.float64 if np.dtype(dtype).itemsize == 8 else torch.float32
+        weight = read_finite(source, "the base model").to(wide, copy=True)
+        add(weight)
+        values: np.ndarray = weight.numpy()
+        return values
+
+    return Value(source, computed=Computed(pair.module, "experts", compute))
