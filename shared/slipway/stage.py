@@ -54,6 +54,7 @@ class Context:
     max_memory_bytes: int = 4 << 30
     threads: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
+    digests: dict[Path, str] = field(default_factory=dict)
     on_progress: Callable[[Progress], None] = lambda _: None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -80,6 +81,13 @@ class Context:
     def record(self, **facts: Any) -> None:
         """Add JSON-ready facts about the result (sizes, norms, chosen engine); they travel with it into the report."""
         self.facts.update(facts)
+
+    def digest(self, path: Path, sha256: str) -> None:
+        """Tell the SHA-256 (64 hexadecimal digits) of a finished output file, computed while it was written.
+
+        The store then takes the file without reading it again; whoever reads it from there first finds out if it is wrong.
+        """
+        self.digests[path] = f"sha256:{sha256}"
 
     def warn(self, message: str) -> None:
         """Log a warning that the user will also find in the export's result."""

@@ -8,11 +8,14 @@ but cancel, can the wider type's own error (2⁻²³ of W for float32) decide fo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
-from slipway_merge.tensor_io import TensorReader, check_finite
+from slipway.safetensors_file import DTYPE_BITS
+from slipway_merge.tensor_io import FLOAT_TYPES, Array, TensorReader, check_finite, is_finite
 from slipway_merge.values import Factor, Update
 
 
@@ -23,9 +26,10 @@ class Change:
     Attributes:
         module: The adapter's module.
         tensor: Name of the output tensor.
-        rank: Rank of the pair.
-        scaling: Factor of its product.
-        delta_norm: Frobenius norm of the update.
+        form: The adapter's form: ``lora`` for what is added by rows, otherwise what computed the weight.
+        rank: Rank of the pair; None for other forms.
+        scaling: Factor of its product; None for other forms.
+        change_sum: Sum of squares of what was added.
         weight_sum: Sum of squares of the base weight.
         changed: Elements whose stored value changed.
         total: Elements.
@@ -33,9 +37,10 @@ class Change:
 
     module: str
     tensor: str
-    rank: int
-    scaling: float
-    delta_norm: float = 0.0
+    form: str = "lora"
+    rank: int | None = None
+    scaling: float | None = None
+    change_sum: float = 0.0
     weight_sum: float = 0.0
     changed: int = 0
     total: int = 0
@@ -43,10 +48,9 @@ class Change:
     @property
     def relative_change(self) -> float:
         """Norm of the update against the norm of the base weight (0 for an update of zeros, inf for a weight of zeros)."""
-        weight = math.sqrt(self.weight_sum)
-        if weight == 0.0:
-            return math.inf if self.delta_norm else 0.0
-        return self.delta_norm / weight
+        if self.weight_sum == 0.0:
+            return math.inf if self.change_sum else 0.0
+        return math.sqrt(self.change_sum / self.weight_sum)
 
     @property
     def unchanged_share(self) -> float:
@@ -54,61 +58,103 @@ class Change:
         return 1.0 - self.changed / self.total if self.total else 1.0
 
 
-def compute_dtype(output: torch.dtype) -> torch.dtype:
-    """Type to accumulate in for an output type: at least twice as precise."""
-    return torch.float64 if output.itemsize >= 4 else torch.float32
+def compute_type(output: str) -> np.dtype[Any]:
+    """Type to compute in for an output type, by its safetensors name: at least twice as precise."""
+    return np.dtype(np.float64 if DTYPE_BITS[output] >= 32 else np.float32)
 
 
 class LowRank:
-    """The factors of one update in the type of the computation, checked to be finite.
+    """The factors of one update in the type of the computation, checked to be finite. The scaling is in the left one.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
     """
 
-    def __init__(self, update: Update, reader: TensorReader, dtype: torch.dtype) -> None:
-        self.update = update
-        self.left = _factor(update.left, reader, dtype)  # (rows, r)
-        self.right = _factor(update.right, reader, dtype)  # (r, columns)
+    def __init__(self, update: Update, reader: TensorReader, dtype: np.dtype[Any]) -> None:
+        left, right = _factor(update.left, reader), _factor(update.right, reader)
+        self.left = np.ascontiguousarray(left.astype(np.float64) * update.scaling, dtype)  # (rows, r)
+        self.right = np.ascontiguousarray(right, dtype)  # (r, columns)
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether the product is zero because one factor is (an untrained adapter: B starts as zeros)."""
-        return not self.left.any() or not self.right.any()
+    def square(self) -> float:
+        """Sum of squares of the product, from the r × r Gram matrices: ‖LR‖² = tr((LᵀL)(RRᵀ))."""
+        left, right = self.left.astype(np.float64), self.right.astype(np.float64)
+        return max(float(((left.T @ left) * (right @ right.T)).sum()), 0.0)
 
-    def norm(self) -> float:
-        """Frobenius norm of ``scaling · left @ right``, from the r × r Gram matrices: ‖LR‖² = tr((LᵀL)(RRᵀ))."""
-        left, right = self.left.double(), self.right.double()
-        square = ((left.T @ left) * (right @ right.T)).sum().item()
-        return abs(self.update.scaling) * math.sqrt(max(square, 0.0))
-
-    def add_to(self, block: torch.Tensor, first_row: int) -> torch.Tensor:
-        """``block + scaling · (left @ right)`` for the rows from ``first_row`` on. block: (rows, columns)."""
-        left = self.left[first_row : first_row + block.shape[0]]
-        return torch.addmm(block, left, self.right, alpha=self.update.scaling)
+    def add(self, first_row: int, wide: Array, spare: Array) -> Array:
+        """``wide + left @ right`` for the rows from ``first_row`` on, in ``spare``. Both: (rows, columns)."""
+        np.matmul(self.left[first_row : first_row + len(wide)], self.right, out=spare)
+        return np.add(spare, wide, out=spare)
 
 
-def _factor(factor: Factor, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
-    tensor = reader.read(factor.info)
-    check_finite(tensor, factor.info.name, "the adapter")
-    tensor = tensor.to(dtype)
-    return tensor.T if factor.transposed else tensor
+def is_zero(update: Update, reader: TensorReader) -> bool:
+    """Whether a product is zero because one factor is (an untrained adapter: B starts as zeros).
+
+    Raises:
+        ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
+    """
+    return not all(_factor(factor, reader).any() for factor in (update.left, update.right))
 
 
-def merge_block(
-    block: torch.Tensor, low_rank: LowRank, first_row: int, *, output: torch.dtype, change: Change
-) -> torch.Tensor:
-    """One block of rows of a merged weight, rounded once to the output's type; ``change`` is brought up to date.
+def _factor(factor: Factor, reader: TensorReader) -> Array:
+    values = reader.read(factor.info)
+    check_finite(values, factor.info.dtype, name=factor.info.name, where="the adapter")
+    return values.T if factor.transposed else values
+
+
+class Block:
+    """A thread's working memory for one block of a weight; it is kept from block to block, so that it stays in the
+    processor's cache and no page is mapped anew.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Array] = {}
+
+    def array(self, use: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """An array for a use, valid until the next call for the same use. Its content is undefined."""
+        size = math.prod(shape) * dtype.itemsize
+        if use not in self._memory or self._memory[use].nbytes < size:
+            self._memory[use] = np.empty(size, np.uint8)
+        return self._memory[use][:size].view(dtype).reshape(shape)
+
+
+def round_block(
+    base: Array, *, source: str, output: str, block: Block, change: Change, add: Callable[[Array, Array], Array] | None
+) -> Array:
+    """One block of rows of a weight after its change, rounded once to the output's type; ``change`` is brought up to date.
+
+    Args:
+        base: Stored values. (rows, columns)
+        source: Safetensors name of their type.
+        output: Safetensors name of the type to round to.
+        block: Working memory.
+        change: Of the whole weight.
+        add: From the base in the type of the computation, and memory like it that it may use, to the new values;
+            None where only the type changes.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` when the base, or the result (an overflow), is not finite.
     """
-    check_finite(block, change.tensor, "the base model")
-    wide = block.to(compute_dtype(output))
+    wide = block.array("wide", compute_type(output), base.shape)
+    rounded = block.array("rounded", FLOAT_TYPES[output], base.shape)
+    spare = block.array("spare", wide.dtype, base.shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # found below, by name
+        np.copyto(wide, base, casting="unsafe")
+        np.copyto(rounded, wide if add is None else add(wide, spare), casting="unsafe")
+        if not is_finite(rounded, output):  # what is not finite in the base is not in the result either
+            check_finite(base, source, name=change.tensor, where="the base model")
+            check_finite(rounded, output, name=change.tensor, where="the merged result")
+        if add is not None:
+            _account(wide, rounded, spare, same_type=source == output, block=block, change=change)
+    return rounded
+
+
+def _account(wide: Array, rounded: Array, spare: Array, *, same_type: bool, block: Block, change: Change) -> None:
+    """Count what a block's rounded result changed against its base in the same type."""
     flat = wide.reshape(-1)
-    change.weight_sum += torch.dot(flat, flat).item()
-    merged = low_rank.add_to(wide, first_row).to(output)
-    check_finite(merged, change.tensor, "the merged result")
-    change.changed += int((merged != block.to(output)).sum().item())
-    change.total += merged.numel()
-    return merged
+    change.weight_sum += float(np.dot(flat, flat))
+    if not same_type:  # the base as the output's type holds it
+        np.copyto(wide, wide.astype(rounded.dtype), casting="unsafe")
+    np.copyto(spare, rounded, casting="unsafe")  # as numbers, not bits: two zeros are equal
+    different = np.not_equal(spare, wide, out=block.array("different", np.dtype(np.bool_), wide.shape))
+    change.changed += int(np.count_nonzero(different))
+    change.total += rounded.size

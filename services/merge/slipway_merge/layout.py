@@ -25,6 +25,12 @@ class OutputTensor:
     nbytes: int
     value: Value
 
+    @property
+    def untouched(self) -> bool:
+        """Whether it is its source's bytes."""
+        changed = self.value.update is not None or self.value.computed is not None
+        return not changed and self.value.source.dtype == self.dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -38,6 +44,17 @@ class Shard:
     def nbytes(self) -> int:
         """Size of the file."""
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
+
+    def pieces(self) -> list[tuple[OutputTensor, ...]]:
+        """The tensors in their order; untouched ones that follow each other in their source too are one piece."""
+        pieces: list[tuple[OutputTensor, ...]] = []
+        for tensor in self.tensors:
+            last = pieces[-1][-1] if pieces else None
+            if last is not None and last.untouched and tensor.untouched and _adjacent(last.value, tensor.value):
+                pieces[-1] += (tensor,)
+            else:
+                pieces.append((tensor,))
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,10 @@ class Layout:
         weight_map = {tensor.name: shard.filename for shard in self.shards for tensor in shard.tensors}
         index = {"metadata": {"total_size": self.data_bytes}, "weight_map": dict(sorted(weight_map.items()))}
         return f"model{INDEX_SUFFIX}", json.dumps(index, indent=2) + "\n"
+
+
+def _adjacent(first: Value, second: Value) -> bool:
+    return first.source.file == second.source.file and first.source.end == second.source.start
 
 
 def plan_layout(values: Mapping[str, Value], *, dtype: str | None, max_shard_bytes: int) -> Layout:

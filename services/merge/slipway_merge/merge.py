@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
 from slipway_merge.adapter import Adapter, read_adapter
-from slipway_merge.deltas import Change, LowRank
+from slipway_merge.budget import memory_limit
+from slipway_merge.deltas import Change, is_zero
 from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
 from slipway_merge.layout import FLOATS, Layout, plan_layout
-from slipway_merge.model_facts import ModelFacts, model_facts
 from slipway_merge.names import NameMap
 from slipway_merge.plan import Planner
+from slipway_merge.replication import deeper_config
 from slipway_merge.stage import MergeParams
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import MergePlan
 from slipway_merge.vocabulary import check_vocabulary
 from slipway_merge.writer import MergeWriter, Written, disk_full_is_typed, relative_changes
+
+if TYPE_CHECKING:
+    from slipway_merge.model_facts import ModelFacts
 
 _STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
 
@@ -33,7 +35,6 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     Raises:
         ModelMergeError, CheckpointValidationError: as listed in this service's README.
     """
-    torch.set_num_threads(1)  # the writer's own threads work on several tensors instead
     ctx.progress("check", done=0, total=0, unit="tensors")
     config = read_config(base)
     weights = read_weights(base)
@@ -41,6 +42,10 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
     @cache
     def facts() -> ModelFacts:
+        from slipway_merge.model_facts import (
+            model_facts,
+        )  # imports torch and transformers, which most merges do without
+
         return model_facts(base, why="which weights are tied or stored transposed")
 
     with TensorReader() as reader, disk_full_is_typed(output):
@@ -54,12 +59,15 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         output.mkdir()
         written_dtype = DTYPE_NAMES[dtype or _main_dtype(layout)]
         new_config = merged_config(config, dtype=written_dtype, untied=plan.untied, vocab_size=plan.vocab_size)
+        if plan.layers:
+            new_config = deeper_config(new_config, plan.layers)
         write_config(output, new_config)
         files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
         if plan.vocab_size is not None or plan.untied:
             _check_against_model(output, layout, plan, planner.names)
         check_vocabulary(base, adapter_folder, new_config)
-        written = MergeWriter(output, reader, ctx).write(layout)
+        limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
+        written = MergeWriter(output, reader, ctx, max_memory_bytes=limit).write(layout)
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
@@ -97,7 +105,8 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
         ModelMergeError: ``ADAPTER_NO_EFFECT``, or ``NON_FINITE_WEIGHTS`` for an adapter with NaN or infinity.
     """
     updates = [value.update for value in plan.values.values() if value.update is not None]
-    if not all(LowRank(update, reader, torch.float32).is_zero for update in updates):
+    computed = any(value.computed is not None for value in plan.values.values())
+    if computed or not all(is_zero(update, reader) for update in updates):
         return
     first = f", first {updates[0].module!r}" if updates else ""
     raise ModelMergeError(
@@ -115,6 +124,8 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: N
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
     """
+    from slipway_merge.model_facts import model_facts
+
     facts = model_facts(output, why="whether the changed weights fit the model")
     for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
         expected = facts.shapes.get(names.modelled(tensor.name), facts.shapes.get(tensor.name))
@@ -178,8 +189,8 @@ def _record(
         "tensors_converted": written.converted,
         "tensors_replaced": list(plan.replaced),
         "adapter_tensors": len(adapter.tensors()),
-        "scalings": sorted({change.scaling for change in changes}),
-        "ranks": sorted({change.rank for change in changes}),
+        "scalings": sorted({change.scaling for change in changes if change.scaling is not None}),
+        "ranks": sorted({change.rank for change in changes if change.rank is not None}),
         "untied": plan.untied,
         "vocab_size": plan.vocab_size,
         "unchanged_share": round(sum(c.total - c.changed for c in changes) / total, 6) if total else None,

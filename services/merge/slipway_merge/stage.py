@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,9 @@ class MergeParams(StageParams):
         ge=1 << 10,
         description="Largest weights file in bytes; a larger tensor has one of its own",
     )
+    max_memory: int | None = Field(
+        default=None, ge=1, description="Bytes to work in; by default a quarter of the memory that is free"
+    )
     save_tokenizer: bool = Field(default=True, description="Whether tokenizer and chat template go along")
 
 
@@ -32,6 +36,7 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
         ModelMergeError: the adapter cannot be merged exactly; see this service's README for the reasons.
         CheckpointValidationError: an input is missing, incomplete, corrupt or unsafe.
     """
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when numpy is imported: the merge has threads of its own
     from slipway_merge.merge import merge
 
     output = ctx.workdir / "pytorch"
@@ -46,5 +51,5 @@ STAGE = Stage(
     outputs=("pytorch",),
     params=MergeParams,
     run=run,
-    libraries=("torch", "transformers"),
+    libraries=("numpy", "ml_dtypes", "transformers"),
 )

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-import torch
+import ml_dtypes
+import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo, corrupt
 
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Types that can be computed with, by their safetensors name.
+FLOAT_TYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+#: The bits of a type that are all set in NaN and infinity, and never all set in a number.
+_NOT_FINITE: dict[str, np.unsignedinteger[Any]] = {
+    "F64": np.uint64(0x7FF0_0000_0000_0000),
+    "F32": np.uint32(0x7F80_0000),
+    "F16": np.uint16(0x7C00),
+    "BF16": np.uint16(0x7F80),
+    "F8_E5M2": np.uint8(0x7C),
+    "F8_E4M3": np.uint8(0x7F),
+}
+_SCAN_BYTES = 1 << 18
 
 
 class TensorReader:
@@ -41,13 +62,13 @@ class TensorReader:
                 self._stack.callback(os.close, self._open[path])
             return self._open[path]
 
-    def fill(self, buffer: torch.Tensor, info: TensorInfo, offset: int) -> None:
+    def fill(self, buffer: Array, info: TensorInfo, offset: int) -> None:
         """Fill a one-dimensional uint8 buffer with a tensor's bytes from ``offset`` (within the tensor) on.
 
         Raises:
             CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when the file has become shorter.
         """
-        view = buffer.numpy().data
+        view = buffer.data
         position = info.start + offset
         while view:
             count = os.preadv(self.descriptor(info.file), [view], position)
@@ -55,10 +76,10 @@ class TensorReader:
                 raise corrupt(info.file, f"it ends at byte {position}, within tensor {info.name!r}", tensor=info.name)
             view, position = view[count:], position + count
 
-    def read(self, info: TensorInfo) -> torch.Tensor:
+    def read(self, info: TensorInfo) -> Array:
         """A whole tensor of a floating-point type."""
-        dtype = torch_dtype(info)
-        buffer = torch.empty(info.nbytes, dtype=torch.uint8)
+        dtype = float_type(info)
+        buffer = np.empty(info.nbytes, np.uint8)
         self.fill(buffer, info, 0)
         return buffer.view(dtype).reshape(info.shape)
 
@@ -67,41 +88,66 @@ class TensorReader:
         if first.shape != second.shape:
             return False
         if first.dtype != second.dtype:
-            return self._same_values(first, second)
-        buffers = torch.empty(2, min(block_bytes, max(first.nbytes, 1)), dtype=torch.uint8)
+            return np.array_equal(self.read(first).astype(np.float64), self.read(second).astype(np.float64))
+        buffers = np.empty((2, min(block_bytes, max(first.nbytes, 1))), np.uint8)
         for offset in range(0, first.nbytes, block_bytes):
             size = min(block_bytes, first.nbytes - offset)
             self.fill(buffers[0, :size], first, offset)
             self.fill(buffers[1, :size], second, offset)
-            if not torch.equal(buffers[0, :size], buffers[1, :size]):
+            if not np.array_equal(buffers[0, :size], buffers[1, :size]):
                 return False
         return True
 
-    def _same_values(self, first: TensorInfo, second: TensorInfo) -> bool:
-        return torch.equal(self.read(first).double(), self.read(second).double())
+    def scan(self, info: TensorInfo) -> Iterator[int]:
+        """Read a tensor through and refuse NaN and infinity; yields the bytes of each block.
+
+        Raises:
+            ModelMergeError: ``NON_FINITE_WEIGHTS``.
+            CheckpointValidationError: As :meth:`fill`.
+        """
+        buffer = np.empty(min(_SCAN_BYTES, info.nbytes), np.uint8)
+        for offset in range(0, info.nbytes, _SCAN_BYTES):
+            block = buffer[: min(_SCAN_BYTES, info.nbytes - offset)]
+            if info.dtype in _NOT_FINITE:
+                self.fill(block, info, offset)
+                check_finite(block, info.dtype, name=info.name, where=info.file.name)
+            yield block.nbytes
 
 
 def row_blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[int, int]]:
     """(first row, rows) of blocks of at most ``max_elements``, seen as a matrix of ``shape[0]`` rows; at least one row each."""
     rows = shape[0] if shape else 1
-    columns = 1
-    for size in shape[1:]:
-        columns *= size
+    columns = math.prod(shape[1:])
     step = max(1, max_elements // max(columns, 1))
     for first in range(0, rows, step):
         yield first, min(step, rows - first)
 
 
-def check_finite(tensor: torch.Tensor, name: str, where: str) -> None:
-    """Refuse NaN and infinity; one pass, since minimum and maximum propagate both.
+def is_finite(values: Array, dtype: str) -> bool:
+    """Whether stored values hold neither NaN nor infinity.
+
+    Args:
+        values: Values of any type, or their bytes; contiguous.
+        dtype: Safetensors name of their type.
+    """
+    mask = _NOT_FINITE[dtype]
+    bits = values.reshape(-1).view(mask.dtype)
+    return bits.size == 0 or bool((bits & mask).max() != mask)
+
+
+def check_finite(values: Array, dtype: str, *, name: str, where: str) -> None:
+    """Refuse NaN and infinity.
+
+    Args:
+        values: As for :func:`is_finite`.
+        dtype: Safetensors name of their type.
+        name: Of the tensor.
+        where: What holds it; part of the error.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS``.
     """
-    if tensor.numel() == 0 or not tensor.is_floating_point():
-        return
-    low, high = torch.aminmax(tensor)
-    if not (torch.isfinite(low) and torch.isfinite(high)):
+    if not is_finite(values, dtype):
         raise ModelMergeError(
             f"tensor {name!r} of {where} holds NaN or infinity",
             reason="NON_FINITE_WEIGHTS",
@@ -112,16 +158,16 @@ def check_finite(tensor: torch.Tensor, name: str, where: str) -> None:
         )
 
 
-def torch_dtype(info: TensorInfo) -> torch.dtype:
+def float_type(info: TensorInfo) -> np.dtype[Any]:
     """The type of a stored tensor that can be computed with.
 
     Raises:
         ModelMergeError: ``DTYPE_UNSUPPORTED``.
     """
-    dtype = TORCH_DTYPES.get(info.dtype)
+    dtype = FLOAT_TYPES.get(info.dtype)
     if dtype is None:
         raise ModelMergeError(
-            f"tensor {info.name!r} has data type {info.dtype}: merged are {', '.join(TORCH_DTYPES)}",
+            f"tensor {info.name!r} has data type {info.dtype}: merged are {', '.join(FLOAT_TYPES)}",
             reason="DTYPE_UNSUPPORTED",
             remedy="use a 16-bit or 32-bit version of the model",
             about={"tensor": info.name, "dtype": info.dtype},

@@ -1,34 +1,37 @@
 """Streams a planned merge to disk: block by block, every byte written once, at a place known beforehand.
 
-Several tensors are worked on at once, each by one thread with a block of its own. Torch's own threads are switched off: they
-wait for each other after every operation on a block, which on a busy machine costs ten times the work.
+Several tensors are worked on at once, each by one thread with a block of its own, as many as the memory budget has room for.
+Each thread computes by itself: libraries that spread one block over threads of their own wait for each other after every step.
 """
 
 from __future__ import annotations
 
 import errno
-import os
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from slipway.errors import ModelMergeError, StageError
 from slipway.stage import Context
-from slipway_merge.deltas import Change, LowRank, compute_dtype, merge_block
-from slipway_merge.layout import FLOATS, Layout, OutputTensor, Shard
-from slipway_merge.tensor_io import TORCH_DTYPES, TensorReader, check_finite, row_blocks, torch_dtype
+from slipway_merge.budget import MemoryBudget
+from slipway_merge.deltas import Block, Change, LowRank, compute_type, round_block
+from slipway_merge.layout import Layout, OutputTensor, Shard
+from slipway_merge.output_file import OutputFile
+from slipway_merge.tensor_io import Array, TensorReader, float_type, row_blocks
 
-#: Largest block: it stays in the processor's cache through all passes over it, and its memory is reused, not mapped anew.
-MAX_BLOCK_ELEMENTS = 1 << 18
-#: Bytes of working memory per element of a block: input, two wide copies and two outputs at their widest.
-_BYTES_PER_ELEMENT = 8 + 3 * 8 + 2 * 8
-#: copy_file_range is refused between some file systems and by some kernels; the bytes are at hand, so they are written.
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
+#: Elements of a block: few enough to stay in the processor's cache through all passes over them.
+BLOCK_ELEMENTS = 1 << 17
+#: Bytes of working memory per element of a block: base, two wide copies, rounded result, and what differs.
+_BYTES_PER_ELEMENT = 8 + 2 * 8 + 8 + 1
+#: Bytes copied between two looks at whether the merge was cancelled.
+_COPY_BYTES = 64 << 20
 
 
 @dataclass
@@ -74,16 +77,16 @@ class MergeWriter:
     Args:
         folder: Existing, empty output folder.
         reader: Where stored tensors are read.
-        ctx: Progress, cancellation and the memory budget.
+        ctx: Progress, cancellation and threads; is told the digests.
+        max_memory_bytes: What all threads together should stay below.
     """
 
-    def __init__(self, folder: Path, reader: TensorReader, ctx: Context) -> None:
+    def __init__(self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int) -> None:
         self.folder = folder
         self.reader = reader
         self.ctx = ctx
         self.threads = max(1, ctx.threads)
-        budget = ctx.max_memory_bytes // (8 * self.threads * _BYTES_PER_ELEMENT)
-        self.block_elements = min(MAX_BLOCK_ELEMENTS, max(1, budget))
+        self.budget = MemoryBudget(max_memory_bytes)
         self.written = Written()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -97,16 +100,9 @@ class MergeWriter:
             CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when an input became shorter.
             StageError: ``CANCELLED``.
         """
-        with (
-            disk_full_is_typed(self.folder),
-            ThreadPoolExecutor(self.threads, "merge", initializer=torch.set_num_threads, initargs=(1,)) as pool,
-        ):
-            try:
-                for shard in layout.shards:
-                    self._write_shard(pool, shard, layout.data_bytes)
-            except BaseException:
-                self._stop.set()  # the threads end at their next block; leaving the pool waits for them
-                raise
+        with disk_full_is_typed(self.folder), ThreadPoolExecutor(self.threads, "merge") as pool:
+            for shard in layout.shards:
+                self._write_shard(pool, shard, layout.data_bytes)
             if index := layout.index():
                 (self.folder / index[0]).write_text(index[1], encoding="utf-8")
         self.written.changes.sort(key=lambda change: change.tensor)
@@ -114,19 +110,16 @@ class MergeWriter:
 
     def _write_shard(self, pool: ThreadPoolExecutor, shard: Shard, total: int) -> None:
         path = self.folder / shard.filename
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            os.posix_fallocate(descriptor, 0, shard.nbytes)  # a full disk is found before the work, not after it
-            _write_at(descriptor, memoryview(shard.header), 0)
-            tasks = [pool.submit(self._write_tensor, descriptor, tensor) for tensor in shard.tensors]
+        with OutputFile(path, shard.nbytes) as file:
+            file.write(memoryview(shard.header), 0)
+            tasks = [pool.submit(self._write_piece, file, piece) for piece in shard.pieces()]
             try:
                 self._watch(tasks, total)
             finally:
                 if any(not task.done() for task in tasks):
-                    self._stop.set()
+                    self._stop.set()  # the threads end at their next block
                 wait([task for task in tasks if not task.cancel()])  # none may still write when the file is closed
-        finally:
-            os.close(descriptor)
+            self.ctx.digest(path, file.digest())
 
     def _watch(self, tasks: list[Future[None]], total: int) -> None:
         """Report progress until all tasks are done or one fails, then raise what went wrong first in file order."""
@@ -140,23 +133,95 @@ class MergeWriter:
             if task.done():
                 task.result()
 
-    def _write_tensor(self, descriptor: int, tensor: OutputTensor) -> None:
-        if tensor.value.update is not None:
-            self._write_merged(descriptor, tensor)
-        elif tensor.value.source.dtype == tensor.dtype:
-            self._write_copy(descriptor, tensor)
-            self._count(copied=1)
+    def _write_piece(self, file: OutputFile, piece: tuple[OutputTensor, ...]) -> None:
+        first = piece[0]
+        if first.untouched:
+            self._copy(file, piece)
+        elif first.value.computed is not None:
+            self._write_computed(file, first)
+        elif first.value.update is not None:
+            self._write_updated(file, first)
         else:
-            self._write_converted(descriptor, tensor)
+            with self.budget.reserve(_block_bytes(first)):
+                self._write_rounded(file, first, Change(module="", tensor=first.value.source.name), None)
             self._count(converted=1)
 
+    def _copy(self, file: OutputFile, piece: tuple[OutputTensor, ...]) -> None:
+        """Copy tensors that lie side by side, then look through their source, which is in memory now."""
+        source = self.reader.descriptor(piece[0].value.source.file)
+        position, end = piece[0].start, piece[-1].start + piece[-1].nbytes
+        ahead = piece[0].value.source.start - position
+        while position < end and not self._stop.is_set():
+            count = file.copy(source, position + ahead, position, min(_COPY_BYTES, end - position))
+            if count == 0:
+                break  # the source became shorter, which the scan finds and names
+            position += count
+        for tensor in piece:
+            for nbytes in self.reader.scan(tensor.value.source):
+                self._count(nbytes=nbytes)
+        self._count(copied=len(piece))
+
+    def _write_updated(self, file: OutputFile, tensor: OutputTensor) -> None:
+        update = tensor.value.update
+        assert update is not None
+        wide = compute_type(tensor.dtype)
+        factors = (update.left.info.numel + update.right.info.numel) * (wide.itemsize + 16)
+        with self.budget.reserve(factors + _block_bytes(tensor)):
+            low_rank = LowRank(update, self.reader, wide)
+            change = Change(update.module, tensor.name, rank=update.rank, scaling=update.scaling)
+            change.change_sum = low_rank.square()
+            self._write_rounded(file, tensor, change, low_rank.add)
+        self._count(change=change)
+
+    def _write_computed(self, file: OutputFile, tensor: OutputTensor) -> None:
+        computed = tensor.value.computed
+        assert computed is not None
+        wide = compute_type(tensor.dtype)
+        needed = 4 * tensor.value.source.numel * wide.itemsize  # the values, and what making them takes
+        with self.budget.reserve(needed + _block_bytes(tensor)):
+            values = computed.compute(wide)
+            if values.shape != tensor.shape:
+                raise ModelMergeError(
+                    f"{computed.form} gave values of shape {values.shape} for {tensor.name!r} of shape {tensor.shape}",
+                    reason="ADAPTER_BASE_MISMATCH",
+                    remedy="the adapter was trained on another base model: check base_model.name",
+                    about={"tensor": tensor.name, "shape": values.shape, "base_shape": tensor.shape},
+                )
+            values = np.atleast_1d(values)
+            change = Change(computed.module, tensor.name, form=computed.form)
+
+            def take(first: int, base: Array, spare: Array) -> Array:
+                new = values[first : first + len(base)].reshape(base.shape)
+                difference = np.subtract(new, base, out=spare).reshape(-1)
+                change.change_sum += float(np.dot(difference, difference))
+                return new
+
+            self._write_rounded(file, tensor, change, take)
+        self._count(change=change)
+
+    def _write_rounded(
+        self, file: OutputFile, tensor: OutputTensor, change: Change, step: Callable[[int, Array, Array], Array] | None
+    ) -> None:
+        """Write a tensor block by block; ``step`` gives the new values of rows, by the first one's number."""
+        source = tensor.value.source
+        dtype, block = float_type(source), self._block
+        rows = source.shape[0] if source.shape else 1
+        columns = source.numel // max(rows, 1)
+        for first, count in row_blocks((rows, columns), BLOCK_ELEMENTS):
+            base = block.array("base", dtype, (count, columns))
+            self.reader.fill(base.reshape(-1).view(np.uint8), source, first * columns * dtype.itemsize)
+            add = None if step is None else partial(step, first)
+            rounded = round_block(base, source=source.dtype, output=tensor.dtype, block=block, change=change, add=add)
+            file.write(rounded.reshape(-1).view(np.uint8).data, tensor.start + first * columns * rounded.itemsize)
+            self._count(nbytes=rounded.nbytes)
+
     @property
-    def _buffer(self) -> torch.Tensor:
-        """This thread's block of input bytes."""
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = torch.empty(self.block_elements * 8, dtype=torch.uint8)
-        buffer: torch.Tensor = self._local.buffer
-        return buffer
+    def _block(self) -> Block:
+        """This thread's working memory."""
+        if not hasattr(self._local, "block"):
+            self._local.block = Block()
+        block: Block = self._local.block
+        return block
 
     def _count(self, *, copied: int = 0, converted: int = 0, nbytes: int = 0, change: Change | None = None) -> None:
         with self._lock:
@@ -168,79 +233,11 @@ class MergeWriter:
         if nbytes and self._stop.is_set():
             raise StageError("another tensor of the merge failed", reason="CANCELLED")
 
-    def _write_copy(self, descriptor: int, tensor: OutputTensor) -> None:
-        source = tensor.value.source
-        dtype = TORCH_DTYPES.get(source.dtype)
-        buffer = self._buffer
-        step = buffer.numel()
-        for offset in range(0, source.nbytes, step):
-            block = buffer[: min(step, source.nbytes - offset)]
-            self.reader.fill(block, source, offset)
-            if dtype is not None:
-                check_finite(block.view(dtype), source.name, source.file.name)
-            place = tensor.start + offset
-            self._copy_range(descriptor, source.file, source.start + offset, place, block)
-            self._count(nbytes=block.numel())
 
-    def _copy_range(self, descriptor: int, file: Path, start: int, place: int, block: torch.Tensor) -> None:
-        """Copy a range in the kernel (sharing the blocks where the file system can), or write the bytes at hand."""
-        done = 0
-        try:
-            while done < block.numel():
-                size = block.numel() - done
-                count = os.copy_file_range(self.reader.descriptor(file), descriptor, size, start + done, place + done)
-                if count == 0:
-                    break
-                done += count
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-        _write_at(descriptor, block.numpy().data[done:], place + done)
-
-    def _write_converted(self, descriptor: int, tensor: OutputTensor) -> None:
-        source, output = tensor.value.source, TORCH_DTYPES[tensor.dtype]
-        for first, rows, block in self._blocks(tensor):
-            check_finite(block, source.name, source.file.name)
-            converted = block.to(output)
-            check_finite(converted, source.name, "the merged result")
-            self._write_block(descriptor, tensor, converted, first, rows)
-
-    def _write_merged(self, descriptor: int, tensor: OutputTensor) -> None:
-        update, output = tensor.value.update, torch_dtype(tensor.value.source)
-        assert update is not None
-        if tensor.dtype in FLOATS:
-            output = TORCH_DTYPES[tensor.dtype]
-        low_rank = LowRank(update, self.reader, compute_dtype(output))
-        change = Change(update.module, tensor.name, update.rank, update.scaling, delta_norm=low_rank.norm())
-        for first, rows, block in self._blocks(tensor):
-            merged = merge_block(block, low_rank, first, output=output, change=change)
-            self._write_block(descriptor, tensor, merged, first, rows)
-        self._count(change=change)
-
-    def _blocks(self, tensor: OutputTensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(first row, rows, the source's values) of each block; the values are valid until the next one."""
-        source = tensor.value.source
-        dtype = torch_dtype(source)
-        row_bytes = source.nbytes // max(source.shape[0], 1) if source.shape else source.nbytes
-        shape = source.shape[1:]
-        for first, rows in row_blocks(source.shape, self.block_elements):
-            size = rows * row_bytes
-            whole = self._buffer
-            buffer = whole[:size] if size <= whole.numel() else torch.empty(size, dtype=torch.uint8)
-            self.reader.fill(buffer, source, first * row_bytes)
-            yield first, rows, buffer.view(dtype).reshape(rows, *shape) if source.shape else buffer.view(dtype)
-
-    def _write_block(self, descriptor: int, tensor: OutputTensor, block: torch.Tensor, first: int, rows: int) -> None:
-        raw = block.contiguous().reshape(-1).view(torch.uint8).numpy()
-        row_bytes = raw.nbytes // max(rows, 1)
-        _write_at(descriptor, raw.data, tensor.start + first * row_bytes)
-        self._count(nbytes=raw.nbytes)
-
-
-def _write_at(descriptor: int, view: memoryview, position: int) -> None:
-    while view:
-        count = os.pwrite(descriptor, view, position)
-        view, position = view[count:], position + count
+def _block_bytes(tensor: OutputTensor) -> int:
+    """Working memory for the blocks of a tensor."""
+    columns = math.prod(tensor.value.source.shape[1:])
+    return max(BLOCK_ELEMENTS, columns) * _BYTES_PER_ELEMENT
 
 
 def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
@@ -249,6 +246,7 @@ def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
         {
             "module": change.module,
             "tensor": change.tensor,
+            "form": change.form,
             "rank": change.rank,
             "scaling": change.scaling,
             "relative_change": round(min(change.relative_change, 1e30), 8),

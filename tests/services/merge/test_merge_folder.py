@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from slipway.stage import Context
-from slipway_merge import writer
+from slipway_merge import output_file
 from slipway_merge.folder import merged_config
 from slipway_merge.stage import STAGE, MergeParams
 
@@ -102,7 +102,7 @@ def test_copy_without_the_kernels_help(make_case, monkeypatch):
     def refuse(*_):
         raise OSError(18, os.strerror(18))
 
-    monkeypatch.setattr(writer.os, "copy_file_range", refuse)
+    monkeypatch.setattr(output_file.os, "copy_file_range", refuse)
     out, _ = case.merge()
     assert (out / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
 

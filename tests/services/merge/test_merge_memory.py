@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 MEASURE = """
 import json, resource, sys
 from pathlib import Path
-import torch, slipway_merge.merge
+import numpy, slipway_merge.merge
 from slipway.stage import Context
 from slipway_merge.stage import STAGE, MergeParams
 
 folder, threads, dtype = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.ones(64, 64) @ torch.ones(64, 64)
+numpy.ones((64, 64)) @ numpy.ones((64, 64))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ctx = Context(workdir=folder / "work", threads=threads)
 STAGE.run({"base": folder / "base", "adapter": folder / "adapter"}, MergeParams(dtype=dtype), ctx)
