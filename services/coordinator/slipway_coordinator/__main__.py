@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -53,6 +54,10 @@ def main() -> int:
         with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
             if port:
                 log.info(f"metrics on port {port}")
+            # What queued exports hold lives long: with the usual thresholds, looking through all of it again and again stops
+            # every call for some tenths of a second.
+            gc.freeze()
+            gc.set_threshold(20_000, 50, 100)
             asyncio.run(serve(options, address=arguments.listen, store=lambda: open_store(settings), security=security))
     except ModelExportError as error:
         print(f"{error.reason}: {error}", file=sys.stderr)
