@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import CheckpointValidationError
-from slipway.model_files import CONFIG, has_safetensors
+from slipway.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.safetensors_file import read_weights
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
@@ -40,6 +40,30 @@ def base_format(folder: Path) -> str:
     if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
         return "fp8"
     return method
+
+
+def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
+    """Number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``SAFETENSORS_CORRUPT``.
+    """
+    config = read_config(folder) if (folder / CONFIG).is_file() else {}  # weights alone have a size too
+    if not has_safetensors(folder):
+        size = sum(path.stat().st_size for path in set(pickle_files(folder).values()))
+        rows, columns = config.get("vocab_size"), config.get("hidden_size")
+        # Of a pickle no header is read; the token embedding is the largest tensor of most models.
+        first = min(rows * columns, size // 2) if isinstance(rows, int) and isinstance(columns, int) else size // 2
+        return [(first, 2 * first), (size // 2 - first, size - 2 * first)]
+    quantization = quantization_of(config)
+    bits = quantization.get("bits") or quantization.get("w_bit") or 4
+    per_element = {"I32": 32 // bits if bits in (2, 4, 8) else 8, "U8": 2} if quantization else {}
+    found = []
+    for tensor in read_weights(folder).values():
+        count = tensor.numel * per_element.get(tensor.dtype, 1)
+        packed = tensor.dtype in per_element or tensor.dtype in ("I8", *_FLOAT8)
+        found.append((count, 2 * count if packed else tensor.nbytes))
+    return found
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:

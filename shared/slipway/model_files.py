@@ -43,7 +43,8 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
 MODEL_WEIGHTS = "model.safetensors"
 MODEL_INDEX = f"model{INDEX_SUFFIX}"
-MODEL_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+MODEL_PICKLE = "pytorch_model.bin"
+MODEL_PICKLE_INDEX = f"{MODEL_PICKLE}.index.json"
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -73,11 +74,12 @@ def travelling_files(folder: Path) -> list[Path]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """What travels of a model: configuration, safetensors weights (the shards its index names), tokenizer, chat template.
+    """What travels of a model: configuration, weights (the shards its index names), tokenizer, chat template.
+
+    Weights are safetensors; where there are none, the ``pytorch_model.bin`` files that the prepare stage converts.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the configuration, the weights or a shard is missing;
-            ``UNSAFE_PICKLE`` when the weights are a pickle only.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the configuration, the weights or a shard is missing.
     """
     if not (folder / CONFIG).is_file():
         raise CheckpointValidationError(
@@ -86,31 +88,41 @@ def model_files(folder: Path) -> list[Path]:
             remedy="name a Hugging Face model folder",
             about={"folder": folder},
         )
-    weights = [MODEL_WEIGHTS]
-    if not (folder / MODEL_WEIGHTS).is_file():
-        _refuse_pickle(folder)
-        weights = [MODEL_INDEX, *sorted(set(read_index(folder / MODEL_INDEX).values()))]
+    if has_safetensors(folder):
+        weights = [MODEL_WEIGHTS]
+        if not (folder / MODEL_WEIGHTS).is_file():
+            weights = [MODEL_INDEX, *sorted(set(read_index(folder / MODEL_INDEX).values()))]
+    else:
+        index = [MODEL_PICKLE_INDEX] if not (folder / MODEL_PICKLE).is_file() else []
+        weights = [*index, *(path.name for path in sorted(set(pickle_files(folder).values())))]
     own = [CONFIG, *weights, *([GENERATION_CONFIG] if (folder / GENERATION_CONFIG).is_file() else [])]
     return sorted([*(folder / name for name in own), *tokenizer_files(folder)])
 
 
-def _refuse_pickle(folder: Path) -> None:
-    pickles = [name for name in MODEL_PICKLES if (folder / name).is_file()]
-    if pickles and not (folder / MODEL_INDEX).is_file():
-        raise CheckpointValidationError(
-            f"{folder} has its weights only as a pickle ({pickles[0]}), which can run code when it is loaded",
-            reason="UNSAFE_PICKLE",
-            remedy="use a safetensors revision of the model, or convert it where you trust it: "
-            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)",
-            about={"file": folder / pickles[0]},
-        )
+def has_safetensors(folder: Path) -> bool:
+    """Whether a model's weights are safetensors; also true for a folder without any weights, so that those are asked for."""
+    pickles = (folder / MODEL_PICKLE, folder / MODEL_PICKLE_INDEX)
+    return any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX)) or not any(
+        map(Path.is_file, pickles)
+    )
+
+
+def pickle_files(folder: Path) -> dict[str, Path]:
+    """File of every tensor in a model of ``pytorch_model.bin`` files; a single file, which has no index, is named ``""``.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the index is unreadable, or a shard is missing.
+    """
+    if (folder / MODEL_PICKLE).is_file():
+        return {"": folder / MODEL_PICKLE}
+    return {name: folder / shard for name, shard in read_index(folder / MODEL_PICKLE_INDEX).items()}
 
 
 def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
     """Folder of a base model: a local folder, or its snapshot in the local Hugging Face cache. Never downloads.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``, ``BASE_MODEL_INVALID`` or ``UNSAFE_PICKLE``.
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
     """
     local = Path(name).expanduser()
     folder = local.resolve() if local.is_dir() else _cached_snapshot(name, revision)

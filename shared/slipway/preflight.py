@@ -13,16 +13,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from slipway.base_format import prepared_sizes
 from slipway.cgroup import ControlGroup, available_memory
 from slipway.doctor import StageHealth, stage_health
 from slipway.errors import ModelExportError
-from slipway.safetensors_file import read_weights
 
 BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
 """Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
 
 FLOAT32_BYTES = 4
 _INTEGER = {"int8", "int4"}
+_WEIGHTS = {".safetensors", ".bin"}
 _GRAPH_BYTES = 2 << 20
 """Of a graph's nodes, without weights."""
 _LIBRARIES_BYTES = 700 << 20
@@ -109,14 +110,14 @@ class ModelSize:
 
     @classmethod
     def of(cls, folder: Path) -> ModelSize:
-        """Of the model in a folder, from the headers of its weights."""
-        tensors = read_weights(folder).values()
-        companions = [path for path in folder.iterdir() if path.suffix != ".safetensors" and path.is_file()]
+        """Of the model in a folder once it is plain, from the headers of its weights."""
+        tensors = prepared_sizes(folder)
+        companions = [path for path in folder.iterdir() if path.suffix not in _WEIGHTS and path.is_file()]
         return cls(
-            weights=sum(tensor.numel for tensor in tensors),
-            weight_bytes=sum(tensor.nbytes for tensor in tensors),
-            largest=max((tensor.numel for tensor in tensors), default=0),
-            largest_bytes=max((tensor.nbytes for tensor in tensors), default=0),
+            weights=sum(count for count, _ in tensors),
+            weight_bytes=sum(nbytes for _, nbytes in tensors),
+            largest=max((count for count, _ in tensors), default=0),
+            largest_bytes=max((nbytes for _, nbytes in tensors), default=0),
             companion_bytes=sum(path.stat().st_size for path in companions),
         )
 
@@ -171,7 +172,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
 def task_bytes(task: PlannedTask, size: ModelSize) -> int:
     """Size of what a task makes, estimated from above."""
     match task.stage:
-        case "merge":
+        case "merge" | "prepare":
             return size.weight_bytes + size.companion_bytes
         case "quantize":
             level = task.params["level"]
@@ -241,7 +242,7 @@ def _stage(health: StageHealth) -> Finding:
     if health.available:
         return Finding(check, Verdict.OK, versions or "ready")
     message = "cannot run on this machine; other formats are still made"
-    if health.name == "merge":  # everything else follows from it
+    if health.name in {"merge", "prepare"}:  # everything else follows from it
         return Finding(check, Verdict.ERROR, "cannot run on this machine", health.missing, "UNSUPPORTED")
     return Finding(check, Verdict.WARNING, message, health.missing)
 

@@ -210,11 +210,20 @@ def test_model_files_of_a_sharded_model_are_those_the_index_names(tmp_path):
     assert caught.value.reason == "BASE_MODEL_INVALID"
 
 
+def test_pickles_of_a_model_travel_where_there_are_no_safetensors(tmp_path):
+    folder = base_model(tmp_path / "base", "config.json", "pytorch_model.bin", "training_args.bin")
+    assert [path.name for path in model_files(folder)] == ["config.json", "pytorch_model.bin"]
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00001.bin")
+    index = {"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    sharded = ["config.json", "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
+    assert [path.name for path in model_files(folder)] == sharded
+
+
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (("config.json", "pytorch_model.bin"), "UNSAFE_PICKLE"),
-        (("config.json", "pytorch_model.bin.index.json"), "UNSAFE_PICKLE"),
+        (("config.json", "pytorch_model.bin.index.json"), "BASE_MODEL_INVALID"),
         (("config.json",), "BASE_MODEL_INVALID"),
         (("model.safetensors",), "BASE_MODEL_INVALID"),
     ],

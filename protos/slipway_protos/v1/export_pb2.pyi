@@ -167,7 +167,7 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., rule: _Optional[str] = ..., reused: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class CreateExportRequest(_message.Message):
-    __slots__ = ("parent", "export_id", "configuration", "sources", "labels", "validate_only", "request_id", "priority")
+    __slots__ = ("parent", "export_id", "configuration", "sources", "labels", "validate_only", "request_id", "priority", "source_formats")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,13 @@ class CreateExportRequest(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SourceFormatsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PARENT_FIELD_NUMBER: _ClassVar[int]
     EXPORT_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +197,7 @@ class CreateExportRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FORMATS_FIELD_NUMBER: _ClassVar[int]
     parent: str
     export_id: str
     configuration: _configuration_pb2.ExportConfiguration
@@ -198,7 +206,8 @@ class CreateExportRequest(_message.Message):
     validate_only: bool
     request_id: str
     priority: int
-    def __init__(self, parent: _Optional[str] = ..., export_id: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., validate_only: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    source_formats: _containers.ScalarMap[str, str]
+    def __init__(self, parent: _Optional[str] = ..., export_id: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., validate_only: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., source_formats: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class GetExportRequest(_message.Message):
     __slots__ = ("name",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
@@ -62,13 +63,19 @@ class _Graph:
         return f"task:{task_id}/{output}"
 
 
-def plan(configuration: ExportConfiguration, source_names: Collection[str]) -> tuple[PlannedTask, ...]:
+def plan(
+    configuration: ExportConfiguration,
+    source_names: Collection[str],
+    *,
+    source_formats: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[PlannedTask, ...]:
     """Tasks of an export, each after those whose outputs it takes.
 
     Args:
         configuration: What the export shall do; only what it asks for is planned.
         source_names: Names of the artifacts the export starts from: ``base``, ``adapter``, perhaps ``heldout``, and ``adapter-02``
             and so on for each of ``combination.adapters``.
+        source_formats: How sources are stored that are not plain 16- or 32-bit safetensors, by name (``slipway.base_format``).
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when a source is missing.
@@ -83,12 +90,13 @@ def plan(configuration: ExportConfiguration, source_names: Collection[str]) -> t
         )
     graph = _Graph()
     adapter = _adapter(graph, configuration, more)
-    merged = _merge(graph, configuration, adapter=adapter)
+    base = _base(graph, configuration, source_formats.get("base", ""))
+    merged = _merge(graph, configuration, base=base, adapter=adapter)
     _pytorch_levels(graph, configuration, merged)
     _onnx(graph, configuration, merged)
     _tensorrt(graph, configuration, merged)
     if configuration.validation.enabled:
-        _validate(graph, configuration, source_names, adapter=adapter)
+        _validate(graph, configuration, source_names, base=base, adapter=adapter)
     return tuple(graph.tasks)
 
 
@@ -117,7 +125,17 @@ def _adapter(graph: _Graph, configuration: ExportConfiguration, more: tuple[str,
     )
 
 
-def _merge(graph: _Graph, configuration: ExportConfiguration, *, adapter: str) -> str:
+def _base(graph: _Graph, configuration: ExportConfiguration, stored_as: str) -> str:
+    """The base that the adapter is merged into and that outputs are compared with: prepared only where it has to be."""
+    merge_onto = configuration.base_model.merge_onto
+    if not stored_as and merge_onto == "original":
+        return "source:base"
+    return graph.add(
+        "prepare", "prepare", params={"merge_onto": merge_onto}, inputs={"base": "source:base"}, output="base"
+    )
+
+
+def _merge(graph: _Graph, configuration: ExportConfiguration, *, base: str, adapter: str) -> str:
     pytorch = configuration.formats.pytorch
     # Later formats take their tokenizer from the merged model, so it is left out only where nothing else is made.
     others = configuration.formats.onnx.enabled or configuration.formats.tensorrt.enabled
@@ -125,7 +143,7 @@ def _merge(graph: _Graph, configuration: ExportConfiguration, *, adapter: str) -
         "merge",
         "merge",
         params={"save_tokenizer": pytorch.save_tokenizer or others},
-        inputs={"base": "source:base", "adapter": adapter},
+        inputs={"base": base, "adapter": adapter},
         format="pytorch" if pytorch.enabled else "",
         output="pytorch",
     )
@@ -214,10 +232,11 @@ def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
 
 
 def _validate(
-    graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str], *, adapter: str
+    graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str], *, base: str, adapter: str
 ) -> None:
     validation = configuration.validation
-    inputs = {name: f"source:{name}" for name in ("base", "heldout") if name in source_names} | {"adapter": adapter}
+    inputs = {"base": base, "adapter": adapter}
+    inputs |= {name: f"source:{name}" for name in ("heldout",) if name in source_names}
     outputs = {"merge": "pytorch", "onnx_export": "onnx", "tensorrt_build": "tensorrt", "quantize": "model"}
     inputs |= {task.format: f"task:{task.id}/{outputs[task.stage]}" for task in graph.tasks if task.format}
     graph.add(

@@ -207,11 +207,12 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
         raise _invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
     configuration = configuration_of(request.configuration)
     sources = dict(sorted(request.sources.items()))
-    tasks = plan(configuration, sources)
+    formats = {name: stored for name, stored in sorted(request.source_formats.items()) if stored}
+    tasks = plan(configuration, sources, source_formats=formats)
     return ExportRecord(
         name=f"projects/{project}/exports/{export_id}",
         configuration=configuration.model_dump(mode="json"),
-        request_hash=request_hash(configuration, sources),
+        request_hash=request_hash(configuration, sources, formats),
         request_id=request.request_id,
         priority=request.priority,
         sources=sources,
@@ -222,9 +223,13 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
     )
 
 
-def request_hash(configuration: ExportConfiguration, sources: Mapping[str, str]) -> str:
+def request_hash(
+    configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
+) -> str:
     """SHA-256 of what a request asks for; labels and priority are not part of the result and do not count."""
     asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
+    if source_formats:
+        asked["source_formats"] = dict(source_formats)
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 

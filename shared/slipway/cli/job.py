@@ -92,7 +92,7 @@ class ExportJob:
             ModelExportError: It cannot come to anything.
         """
         checked = preflight(
-            plan(self.configuration, sources.files()),
+            plan(self.configuration, sources.files(), source_formats=sources.formats),
             base=sources.base,
             home=self.settings.home,
             output=Path(self.configuration.output.directory),
@@ -122,7 +122,13 @@ class ExportJob:
 
     def _carry_out(self, client: Client, identity: str, sources: Sources, digests: Mapping[str, str]) -> pb.Export:
         """Create the export, or go on with the one that is there, and watch it to its end."""
-        export = client.create_export(self.configuration, sources=digests, labels=sources.labels(), export_id=identity)
+        export = client.create_export(
+            self.configuration,
+            sources=digests,
+            labels=sources.labels(),
+            export_id=identity,
+            source_formats=sources.formats,
+        )
         check_target(self._target(export), identity)
         if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
             export = client.retry_export(export.name)

@@ -46,6 +46,7 @@ def examine(
     try:
         with SourceFolders(settings) as folders:
             sources = find_sources(configuration, folders)
+            tasks = plan(configuration, names, source_formats=sources.formats)
             checked = preflight(
                 tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
             )

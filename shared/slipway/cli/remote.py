@@ -48,7 +48,11 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
         identity = export_identity(loaded.configuration, digests)
         export = client.create_export(
-            loaded.configuration, sources=digests, labels=sources.labels(), export_id=identity
+            loaded.configuration,
+            sources=digests,
+            labels=sources.labels(),
+            export_id=identity,
+            source_formats=sources.formats,
         )
     answer_export(export, as_json=as_json)
 

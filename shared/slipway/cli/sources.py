@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.artifacts import Artifacts
+from slipway.base_format import base_format
 from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.cli.base_names import other_base
 from slipway.configuration import ExportConfiguration
@@ -32,6 +33,7 @@ class Sources:
         checkpoint: The checkpoint that was chosen.
         more: Those whose adapters join it.
         heldout: Folder of held-out text, or None.
+        formats: How sources are stored that have to be prepared first, by name (``slipway.base_format``).
         warnings: What was odd in finding them.
         folders: Knows which of them are in a bucket, and what they are called.
     """
@@ -41,6 +43,7 @@ class Sources:
     checkpoint: Checkpoint
     more: tuple[Checkpoint, ...]
     heldout: Path | None
+    formats: Mapping[str, str]
     warnings: tuple[str, ...]
     folders: SourceFolders
 
@@ -119,12 +122,15 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources
             remedy="name one, or leave it out to use the built-in text",
             about={"key": "validation.heldout"},
         )
+    base = resolve_base_model(str(folders.find(name)))
+    stored_as = base_format(base)
     return Sources(
-        base=resolve_base_model(str(folders.find(name))),
+        base=base,
         base_name=name,
         checkpoint=checkpoint,
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
+        formats={"base": stored_as} if stored_as else {},
         warnings=tuple(
             warning for each in (checkpoint, *more) for warning in (*each.warnings, *other_base(name, each.base_model))
         ),

@@ -87,6 +87,7 @@ class AsyncClient:
         validate_only: bool = False,
         request_id: str = "",
         priority: int = 0,
+        source_formats: Mapping[str, str] | None = None,
     ) -> pb.Export:
         """Create an export; see :meth:`slipway.client.Client.create_export`."""
         request = create_request(
@@ -98,6 +99,7 @@ class AsyncClient:
             validate_only=validate_only,
             request_id=request_id,
             priority=priority,
+            source_formats=source_formats,
         )
         return await self._call(self._stub.CreateExport, request)
 

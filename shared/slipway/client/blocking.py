@@ -81,6 +81,7 @@ class Client:
         validate_only: bool = False,
         request_id: str = "",
         priority: int = 0,
+        source_formats: Mapping[str, str] | None = None,
     ) -> pb.Export:
         """Create an export; the same request again answers with the export it made before.
 
@@ -93,6 +94,7 @@ class Client:
             validate_only: Plan and check only.
             request_id: Makes a repeated request known, even without an ``export_id``.
             priority: Of several exports that wait, the higher goes first; -100 to 100.
+            source_formats: How sources are stored that are not plain safetensors; :func:`slipway.base_format.base_format` of the base.
         """
         request = create_request(
             configuration,
@@ -103,6 +105,7 @@ class Client:
             validate_only=validate_only,
             request_id=request_id,
             priority=priority,
+            source_formats=source_formats,
         )
         return self._calls.call(self._calls.exports.CreateExport, request)
 

@@ -35,6 +35,7 @@ def create_request(
     validate_only: bool,
     request_id: str,
     priority: int,
+    source_formats: Mapping[str, str] | None,
 ) -> pb.CreateExportRequest:
     """The request of ``create_export``."""
     return pb.CreateExportRequest(
@@ -46,6 +47,7 @@ def create_request(
         validate_only=validate_only,
         request_id=request_id,
         priority=priority,
+        source_formats=dict(source_formats or {}),
     )
 
 

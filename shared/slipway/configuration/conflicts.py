@@ -14,6 +14,7 @@ def conflicts(configuration: ExportConfiguration) -> tuple[Problem, ...]:
     """Settings that contradict each other, each with one that works."""
     return (
         *_no_format(configuration),
+        *_nf4_without_4bit(configuration),
         *_levels_without_format(configuration),
         *_targets_without_builder(configuration),
         *_weights_of_others(configuration),
@@ -24,9 +25,10 @@ def cautions(configuration: ExportConfiguration) -> tuple[str, ...]:
     """What the user should know about settings that are kept."""
     found = []
     formats = configuration.formats
-    if configuration.base_model.load_in_4bit:
+    if configuration.base_model.load_in_4bit and configuration.base_model.merge_onto == "original":
         found.append(
-            "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training"
+            "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
+            "base_model.merge_onto: nf4 merges onto those"
         )
     if configuration.optimization.quantization and not (formats.pytorch.enabled or formats.onnx.enabled):
         found.append(
@@ -35,6 +37,19 @@ def cautions(configuration: ExportConfiguration) -> tuple[str, ...]:
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
     return tuple(found)
+
+
+def _nf4_without_4bit(configuration: ExportConfiguration) -> list[Problem]:
+    base = configuration.base_model
+    if base.merge_onto == "original" or base.load_in_4bit:
+        return []
+    return [
+        Problem(
+            "base_model.merge_onto",
+            "nf4 is the base of adapters that were trained with load_in_4bit, which is false",
+            remedy="set base_model.load_in_4bit to true if it was, otherwise merge_onto to original",
+        )
+    ]
 
 
 def _no_format(configuration: ExportConfiguration) -> list[Problem]:

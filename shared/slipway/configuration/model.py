@@ -22,7 +22,7 @@ FORMAT_LEVELS: Mapping[str, tuple[str, ...]] = {
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 
-STAGES = ("combine", "merge", "onnx_export", "quantize", "tensorrt_build", "validate")
+STAGES = ("combine", "merge", "onnx_export", "prepare", "quantize", "tensorrt_build", "validate")
 """Stages an export may consist of. They need not be installed where it is asked for."""
 
 
@@ -106,11 +106,14 @@ class BaseModelConfiguration(_Section):
 
     Attributes:
         name: Folder, or repository id in the local Hugging Face cache; empty takes the one the adapter names.
-        load_in_4bit: The adapter was trained on the 4-bit (NF4) base. It is merged into the 16-bit weights all the same.
+        load_in_4bit: The adapter was trained on the 4-bit (NF4) base.
+        merge_onto: ``original``: the base's weights as they are; ``nf4``, with ``load_in_4bit``: what quantization to NF4 and back
+            leaves of them, which the adapter saw in training.
     """
 
     name: str = ""
     load_in_4bit: bool = False
+    merge_onto: Literal["original", "nf4"] = "original"
 
 
 class OptimizationConfiguration(_Section):

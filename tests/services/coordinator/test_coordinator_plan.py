@@ -129,3 +129,28 @@ def test_several_adapters_become_one_that_is_merged_and_compared_with() -> None:
 def test_every_adapter_to_combine_must_be_there() -> None:
     with pytest.raises(ServiceError, match="adapter-03"):
         planned({"combination": {"adapters": ["b", "c"]}}, ("adapter", "adapter-02", "base"))
+
+
+def by_id(data, **formats):
+    return {task.id: task for task in plan(parse(data), SOURCES, source_formats=formats)}
+
+
+def test_a_plain_base_is_taken_as_it_is():
+    tasks = by_id({"base_model": {"load_in_4bit": True}})
+    assert "prepare" not in tasks
+    assert tasks["merge"].inputs["base"] == tasks["validate"].inputs["base"] == "source:base"
+
+
+@pytest.mark.parametrize("stored_as", ["gptq", "pickle", "fp8"])
+def test_another_base_is_prepared_for_the_merge_and_for_the_reference(stored_as):
+    tasks = by_id({}, base=stored_as)
+    assert next(iter(tasks)) == "prepare"
+    assert tasks["prepare"].inputs == {"base": "source:base"}
+    assert tasks["prepare"].params == {"merge_onto": "original"}
+    assert tasks["merge"].inputs["base"] == tasks["validate"].inputs["base"] == "task:prepare/base"
+
+
+def test_the_nf4_round_trip_is_a_preparation_too():
+    tasks = by_id({"base_model": {"load_in_4bit": True, "merge_onto": "nf4"}})
+    assert tasks["prepare"].params == {"merge_onto": "nf4"}
+    assert tasks["merge"].inputs["base"] == "task:prepare/base"
