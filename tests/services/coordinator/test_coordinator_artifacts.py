@@ -15,10 +15,11 @@ from artifact_places import Place, content, create, listed, some_files, write
 from coordinator_harness import CONFIGURATION
 from slipway.artifacts import LocalStore, ManifestFile
 from slipway.artifacts.digests import digest_bytes
-from slipway.client import AsyncClient
+from slipway.client import AsyncClient, Client
 from slipway.errors import ModelExportError
 from slipway_coordinator import transfers
 from slipway_protos.v1 import artifact_pb2 as pb
+from tcp_proxy import TcpProxy
 
 
 @pytest.fixture(scope="module")
@@ -225,4 +226,30 @@ def test_the_asyncio_client_has_the_same(place: Place, folder: Path, tmp_path: P
             await client.pull_artifact(digest, tmp_path / "pulled")
 
     asyncio.run(run())
+    assert content(tmp_path / "pulled") == content(folder)
+
+
+def test_a_transfer_goes_on_when_the_connection_is_lost(place: Place, folder: Path, tmp_path: Path) -> None:
+    (folder / "larger").write_bytes(b"0123456789abcdef" * 2_000_000)
+    host, _, port = place.address.partition(":")
+    security = place.security_of("submitter")
+    with TcpProxy(lambda: (host, int(port))) as proxy:
+        cuts = {"push": 0, "pull": 0}
+
+        def cutting(what: str) -> Callable[[int], None]:
+            done = 0
+
+            def tell(count: int) -> None:
+                nonlocal done
+                done += count
+                if done > 10_000_000 and cuts[what] == 0:
+                    cuts[what] += 1
+                    proxy.cut()
+
+            return tell
+
+        with Client(proxy.address, security=security, project="red") as client:
+            digest = client.push_artifact(folder, on_bytes=cutting("push"))
+            client.pull_artifact(digest, tmp_path / "pulled", on_bytes=cutting("pull"))
+    assert cuts == {"push": 1, "pull": 1}
     assert content(tmp_path / "pulled") == content(folder)

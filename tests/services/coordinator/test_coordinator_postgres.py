@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -190,3 +191,43 @@ def test_what_a_state_is_called() -> None:
     assert "secret" not in str(state)
     with pytest.raises(ModelExportError, match="mysql"):
         state_at("mysql://host/db")
+
+
+def test_artifacts_are_their_projects_for_as_long_as_something_of_it_names_them(database: Database) -> None:
+    base, made, other = (f"sha256:{digit * 64}" for digit in "abc")
+    record = export("owns", sources={"base": base, "adapter": base})
+    owned = database.ownership.owned
+    assert database.insert(record)
+    done = record.tasks[0].with_(outputs={"x": made, "y": made})
+    later = record.replacing(done).with_(revision=2)
+    assert database.save(later, before=record)
+    assert database.save(later, before=record)  # as after a restart
+    assert owned("default", [base, made, other]) == {base, made}
+    assert owned("elsewhere", [base, made, other]) == set()
+    for _ in range(2):
+        database.ownership.make("default", base)
+        database.ownership.bring("elsewhere", other)
+    assert database.ownership.brought("elsewhere", [base, other]) == {other}
+    assert database.ownership.page("-", limit=1) == [base]
+    assert database.ownership.page("default", limit=9, after=base) == [made]
+    database.delete("projects/default/exports/owns")
+    assert owned("default", [base, made]) == {base}
+    database.ownership.forget_made(before=time.time() + 1)
+    assert database.ownership.page("-", limit=9) == []
+
+
+def test_artifacts_of_exports_from_before_are_their_projects(url: str) -> None:
+    engine = sa.create_engine(url)
+    schema.migrate(engine, schema.MIGRATIONS[:2])
+    base, made = (f"sha256:{digit * 64}" for digit in "ab")
+    record = export("old", sources={"base": base})
+    record = record.replacing(record.tasks[0].with_(outputs={"x": made}))
+    row = {"name": record.name, "project": "default", "create_time": 1.0, "ended": False, "revision": 1}
+    more = {"state": "running", "sequence_limit": 0, "record": json.dumps(record.to_json())}
+    with engine.begin() as connection:
+        connection.execute(sa.insert(schema.exports).values(row | more))
+    schema.migrate(engine)
+    database = Database(url)
+    assert database.ownership.owned("default", [base, made]) == {base, made}
+    database.close()
+    engine.dispose()
