@@ -172,6 +172,6 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].rpartition("/")[2]
 
 
-def stage_of(one: Workload) -> str:
+def stages_of(one: Workload) -> list[str]:
     (argument,) = (text for text in one.container["args"] if text.startswith("--stage="))
-    return str(argument).removeprefix("--stage=")
+    return sorted(str(argument).removeprefix("--stage=").split(","))

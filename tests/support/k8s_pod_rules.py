@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from k8s_cluster import CERTIFICATE_KEYS, NAMESPACE, ROOT, Cluster, Workload, port_of, stage_of
+from k8s_cluster import CERTIFICATE_KEYS, NAMESPACE, ROOT, Cluster, Workload, port_of, stages_of
 
 Rule = Callable[[Cluster], Iterator[str]]
 
@@ -44,8 +44,11 @@ def images(cluster: Cluster) -> Iterator[str]:
         image = one.container["image"]
         if image not in built_images():
             yield f"{one.name}: {image} is not one of {', '.join(sorted(built_images()))}"
-        elif one.program == "slipway.worker" and stage_of(one) not in built_images()[image]:
-            yield f"{one.name}: image {image} does not have the stage {stage_of(one)}"
+        elif one.program == "slipway.worker":
+            lacking = [
+                stage for stage in stages_of(one) if _services_by_stage().get(stage) not in built_images()[image]
+            ]
+            yield from (f"{one.name}: image {image} does not have the stage {stage}" for stage in lacking)
 
 
 @cache
@@ -61,6 +64,11 @@ def built_images() -> dict[str, tuple[str, ...]]:
         )
         for name, base, extras in rows
     }
+
+
+def every_stage(cluster: Cluster) -> Iterator[str]:
+    served = {stage for one in cluster.workers() for stage in stages_of(one)}
+    yield from (f"no worker runs the stage {stage}" for stage in sorted(_services_by_stage().keys() - served))
 
 
 def resources(cluster: Cluster) -> Iterator[str]:
@@ -150,7 +158,7 @@ def flags(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name}: {one.program} does not take {one.container['args']}"
             continue
         if one.program == "slipway.worker":
-            if not set(arguments.stage.split(",")) <= _stages():
+            if not set(stages_of(one)) <= _services_by_stage().keys():
                 yield f"{one.name}: there is no stage {arguments.stage}"
         elif arguments.command == "serve" and not (
             arguments.allow_anonymous or "SLIPWAY_ACCESS_FILE" in one.environment
@@ -200,10 +208,10 @@ def quantity(value: str | int) -> float:
 
 
 @cache
-def _stages() -> frozenset[str]:
-    from slipway.registry import stage_names
-
-    return frozenset(stage_names())
+def _services_by_stage() -> dict[str, str]:
+    """Whose code each stage is, which is what an image is built of; a service may have several."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["slipway.stages"]
+    return {stage: target.partition(".")[0].removeprefix("slipway_") for stage, target in points.items()}
 
 
 def _services(program: str) -> tuple[str, ...]:
@@ -229,6 +237,7 @@ def known_variables() -> frozenset[str]:
 RULES: tuple[Rule, ...] = (
     restricted_pods,
     images,
+    every_stage,
     resources,
     probes,
     service_accounts,

@@ -16,7 +16,7 @@ from k8s_cluster import (
     host_of,
     matches,
     port_of,
-    stage_of,
+    stages_of,
     walk,
 )
 from slipway_coordinator.matching import NO_GPU
@@ -207,7 +207,7 @@ def access(cluster: Cluster) -> Iterator[str]:
 
 
 def scaling(cluster: Cluster) -> Iterator[str]:
-    """Whoever is scaled is scaled by its own stage, and by the GPU that it is given."""
+    """Whoever is scaled is scaled by its own stages, and by the GPU that it is given."""
     scaled = {one["spec"]["scaleTargetRef"]["name"]: one for one in cluster.of("ScaledObject")}
     if not scaled:
         return
@@ -216,15 +216,15 @@ def scaling(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name} is not scaled"
             continue
         spec = scaled[one.name]["spec"]
-        (trigger,) = spec["triggers"]
+        triggers = [trigger["metadata"] for trigger in spec["triggers"] if trigger["type"] == "external-push"]
         if "replicas" in one.object["spec"]:
             yield f"{one.name}: every apply would set the number of replicas back"
         if spec["minReplicaCount"] != 0 or spec["maxReplicaCount"] < 1:
             yield f"{one.name} does not scale to zero and back"
-        if trigger["type"] != "external-push" or trigger["metadata"]["stage"] != stage_of(one):
-            yield f"{one.name} is scaled by {trigger['metadata'].get('stage')}"
-        if trigger["metadata"].get("gpuArchitecture", "") != _architecture(one):
-            yield f"{one.name} runs on {_architecture(one)}, scaled by {trigger['metadata']}"
+        if sorted(trigger["stage"] for trigger in triggers) != stages_of(one):
+            yield f"{one.name} is scaled by {[trigger['stage'] for trigger in triggers]}"
+        if {trigger.get("gpuArchitecture", "") for trigger in triggers} != {_architecture(one)}:
+            yield f"{one.name} runs on {_architecture(one)}, scaled by {triggers}"
 
 
 def _architecture(one: Workload) -> str:
