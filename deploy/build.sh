@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 declare -A IMAGES=(
     [coordinator]="cpu s3"
     [merge]="cpu merge,s3"
+    [prepare]="cpu prepare,s3"
     [quantize]="cpu quantize,s3"
     [onnx-export]="cpu onnx-export,s3"
     [tensorrt-build]="cpu tensorrt-build,s3"
@@ -22,7 +23,7 @@ declare -A IMAGES=(
     [tensorrt-build-cuda]="cuda tensorrt-build,tensorrt,s3"
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
-ON_CPU=(coordinator merge quantize onnx-export tensorrt-build validate)
+ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build validate)
 
 if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, extras
     for name in "${!IMAGES[@]}"; do echo "$name ${IMAGES[$name]}"; done | sort

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.registry import stage_names
+from slipway.registry import load_stage, stage_names
 from slipway.worker.__main__ import _parser as worker_parser
 from slipway_coordinator.__main__ import _parser as coordinator_parser
 
@@ -39,6 +39,12 @@ def images() -> dict[str, tuple[str, set[str]]]:
     }
 
 
+def service_of_stages() -> dict[str, str]:
+    """Whose code each stage is; a service may have several."""
+    found = PROJECT["entry-points"]["slipway.stages"]
+    return {name: target.split(".")[0].removeprefix("slipway_") for name, target in found.items()}
+
+
 def test_there_are_dockerfiles() -> None:
     assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]
 
@@ -59,13 +65,22 @@ def test_images_are_not_root_and_have_fixed_bases(path: Path) -> None:
 
 def test_every_stage_has_an_image_with_its_extra_alone() -> None:
     extras = set(PROJECT["optional-dependencies"])
-    stages = set(stage_names())
+    services = set(service_of_stages().values())
     for name, (dockerfile, wanted) in images().items():
-        stage = name.removesuffix("-cuda").replace("-", "_")
+        service = name.removesuffix("-cuda").replace("-", "_")
         assert wanted <= extras
-        assert wanted & stages == ({stage} if stage != "coordinator" else set())
+        assert wanted & services == ({service} if service != "coordinator" else set())
         assert (dockerfile == "cuda") == name.endswith("-cuda")
-    assert {name.replace("-", "_") for name in images()} >= stages | {"coordinator"}
+    assert {name.replace("-", "_") for name in images()} >= services | {"coordinator"}
+
+
+@pytest.mark.parametrize("stage", sorted(service_of_stages()))
+def test_the_extra_of_a_service_holds_the_libraries_of_its_stages(stage: str) -> None:
+    """An environment with everything in it never shows that one is missing."""
+    lines = PROJECT["optional-dependencies"][service_of_stages()[stage]]
+    held = {re.split(r"[<>=!~ \[;]", line)[0].replace("_", "-").lower() for line in lines}
+    for_gpus = {"tensorrt", "tensorrt-rtx"}  # used where they are, and brought by the image for GPUs
+    assert {name.replace("_", "-").lower() for name in load_stage(stage).libraries} - for_gpus <= held
 
 
 def test_images_of_the_compose_file_are_built_or_have_a_version() -> None:
@@ -108,7 +123,10 @@ def test_our_containers_are_confined_and_their_commands_are_understood() -> None
         assert service["command"][:2] == ["python", "-m"]
         arguments = service["command"][3:]
         if service["command"][2] == "slipway.worker":
-            stages.add(worker_parser().parse_args(arguments).stage)
+            own = worker_parser().parse_args(arguments).stage.split(",")
+            image = service["image"].partition(":")[0].removeprefix("slipway-").replace("-", "_")
+            assert {service_of_stages()[stage] for stage in own} == {image}
+            stages.update(own)
         else:
             coordinator_parser().parse_args([*arguments, "--state=x"])
         secrets = {key: value for key, value in service["environment"].items() if re.search("PASSWORD|SECRET", key)}
