@@ -18,6 +18,7 @@ from coordinator_harness import state, wait_for
 from s3_server import BUCKET
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.s3 import S3Store, blob_name, manifest_name
+from slipway_coordinator.graph import Event
 from slipway_coordinator.records import AttemptRecord, ExportRecord
 from slipway_coordinator.states import TaskState
 
@@ -110,16 +111,13 @@ def _leases(connection: psycopg.Connection, name: str) -> dict[tuple[str, int], 
 
 def _told(connection: psycopg.Connection, record: ExportRecord) -> dict[tuple[str, int], list[Told]]:
     """What the workflow was told about each attempt, in order."""
-    query = (
-        "SELECT message, split_part(message_uuid, '::', 1) FROM dbos.notifications WHERE destination_uuid = %s"
-        " ORDER BY created_at_epoch_ms, message_uuid"
-    )
+    query = "SELECT event, key FROM slipway_events WHERE export = %s AND run = %s ORDER BY number"
     found: dict[tuple[str, int], list[Told]] = {}
-    for message, key in connection.execute(query, (record.workflow_id,)):
-        event = json.loads(message)
+    for text, key in connection.execute(query, (record.name, record.run)):
+        event = Event.model_validate_json(text)
         completed = _COMPLETED.search(key)
-        epoch = int(completed.group(1)) if completed else event["epoch"]
-        found.setdefault((event["task"], event["attempt"]), []).append(Told(event["kind"], epoch))
+        epoch = int(completed.group(1)) if completed else event.epoch
+        found.setdefault((event.task, event.attempt), []).append(Told(event.kind.value, epoch))
     return found
 
 

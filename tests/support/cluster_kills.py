@@ -78,7 +78,8 @@ def strike(cluster: Cluster, name: str, *, kind: str, chance: random.Random) -> 
         open_tasks = [task for task, now in states(export).items() if now in {"waiting", "queued", "running"}]
         if not open_tasks or state(export) not in {"queued", "running"}:
             return None
-        wanted = wanted if wanted in open_tasks else chance.choice(open_tasks)
+        # The last one only when there is no other: after it comes nobody to fall back on.
+        wanted = wanted if wanted in open_tasks else chance.choice(open_tasks[:-1] or open_tasks)
         task = next(task for task in export.tasks if task.id == wanted)
         if task.state != export_pb2.TASK_STATE_RUNNING or (kind == "child" and not _children(cluster, task)):
             continue

@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 import random
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,18 @@ WORKERS = 4
 PATIENCE_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _DELETES_A_CALL = 500
+
+# Who waits for an answer over a network that was away for a while learns in seconds that nobody is there any more.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in _KEEPALIVE.items()
+        if hasattr(socket, name)
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +244,7 @@ def _connect(options: S3Options) -> Minio:
     http = urllib3.PoolManager(
         timeout=urllib3.Timeout(connect=10, read=60),
         maxsize=2 * WORKERS,
+        socket_options=_SOCKET_OPTIONS,
         retries=False,
         cert_reqs="CERT_REQUIRED",
         ca_certs=options.ca_file or certifi.where(),

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -184,6 +185,14 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ArtifactError) as raised:
         parse_s3_url(url)
     assert raised.value.reason == "STORE_INVALID"
+
+
+def test_connections_notice_that_the_other_side_is_gone(bucket: S3Bucket) -> None:
+    assert bucket.find("nothing") is None
+    (pool,) = [bucket.sdk._http.pools[key] for key in bucket.sdk._http.pools.keys()]
+    connection = pool.pool.get(timeout=5)
+    assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
 
 
 def test_a_cache_is_rid_of_what_killed_processes_left(bucket: S3Bucket, tmp_path: Path) -> None:
