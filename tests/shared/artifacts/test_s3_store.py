@@ -187,10 +187,9 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     assert raised.value.reason == "STORE_INVALID"
 
 
-def test_connections_notice_that_the_other_side_is_gone(bucket: S3Bucket) -> None:
+def test_connections_notice_that_the_other_side_is_gone(bucket: S3Bucket, s3: S3Server) -> None:
     assert bucket.find("nothing") is None
-    (pool,) = [bucket.sdk._http.pools[key] for key in bucket.sdk._http.pools.keys()]
-    connection = pool.pool.get(timeout=5)
+    connection = bucket.sdk._http.connection_from_url(s3.endpoint).pool.get(timeout=5)
     assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
 
