@@ -130,7 +130,7 @@ def _packed_shape(base: Base, module: str, weight: Stored, scheme: Any) -> tuple
 
 def _scale_shapes(shape: tuple[int, ...], scheme: Any, name: str) -> list[tuple[int, ...]]:
     rows, columns = shape
-    match getattr(scheme.weights.strategy, "value", scheme.weights.strategy):
+    match _strategy(scheme):
         case "tensor":
             return [(), (1,), (1, 1)]
         case "channel":
@@ -146,11 +146,15 @@ def _scale_shapes(shape: tuple[int, ...], scheme: Any, name: str) -> list[tuple[
 
 def _check_zero(base: Base, module: str, scale: Stored, shape: tuple[int, ...], scheme: Any, *, packed: bool) -> None:
     zero = base.part(module, "weight_zero_point")
-    grouped = getattr(scheme.weights.strategy, "value", "") in ("group", "channel")
-    if packed and grouped:
+    if packed and _strategy(scheme) in ("group", "channel"):
         check_shape(zero, (-(-shape[0] * scheme.weights.num_bits // 32), scale.shape[-1]), dtypes=(torch.int32,))
     else:
         check_shape(zero, scale.shape)
+
+
+def _strategy(scheme: Any) -> str:
+    """Which elements share a scale: the library gives its enum or the enum's value."""
+    return str(getattr(scheme.weights.strategy, "value", scheme.weights.strategy))
 
 
 def _describe(scheme: Any) -> dict[str, Any]:

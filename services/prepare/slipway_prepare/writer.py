@@ -34,7 +34,7 @@ def write_weights(
     shards = _shards(recipes, max_shard_bytes)
     total, done = sum(map(_nbytes, recipes)), 0
     count = len(shards)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     with _disk_full_is_typed(folder):
         for number, shard in enumerate(shards, start=1):
             name = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
