@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster lint format protos bench images up clean
+.PHONY: help install demo test test-cluster lint format protos bench images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench: $(INSTALLED) ## Measure against peers; prints ratios
 
 images: ## Build the container images, with docker, podman or buildah
 	deploy/build.sh
+
+test-images: ## Build the images on bases made here and look into each (IMAGES="merge validate" for some); needs root and buildah
+	deploy/test-images.sh $(IMAGES)
 
 up: ## Start coordinators, workers and everything around them, with compose
 	deploy/up.sh

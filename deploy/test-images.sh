@@ -2,7 +2,7 @@
 # Build images for real, without any registry, and see what they hold: deploy/test-images.sh [NAME…], by default all of build.sh.
 #
 # Each runs as its own user with its root file system read-only: `slipway doctor`, the programs, and check_image.py. The bases are
-# made from Debian's packages. That of Dockerfile.cuda stands in for NVIDIA's: without CUDA's files, which PyTorch brings itself.
+# made from Debian's packages. That of Dockerfile.cuda stands in for NVIDIA's, so nothing here shows that a GPU is found.
 # Needs root, buildah, debootstrap and the right to mount; where one of them is missing it says so and ends with 0.
 #
 #   WORK         folder for bases, layers and images, removed at the end; by default a temporary one (up to 6 GB, 20 GB with CUDA)
