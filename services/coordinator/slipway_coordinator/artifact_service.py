@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 import grpc
 
-from slipway.artifacts import Manifest, ManifestFile, parse_digest
+from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.blobs import Blobs
-from slipway.errors import ArtifactError, ServiceError
+from slipway.artifacts.digests import is_digest
+from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
@@ -196,10 +197,8 @@ def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
 
 def _announced(first: pb.WriteBlobRequest) -> ManifestFile:
     """What a stream says it brings."""
-    try:
-        parse_digest(first.digest)
-    except ArtifactError as error:
-        raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits") from error
+    if not is_digest(first.digest):
+        raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
         raise _invalid("size_bytes", first.size_bytes, "is not negative")
     return ManifestFile("", first.size_bytes, first.digest, "")

@@ -46,6 +46,7 @@ class Transfers:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait([future])
+            future.exception()  # nobody else asks for it
             raise
 
     async def stream(self, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ import time
 
 import grpc
 
+from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.rpc import LONGEST_POLL_SECONDS, unary
 from slipway.security.interceptor import current_principal
@@ -110,6 +111,14 @@ def _event(request: worker_pb2.CompleteTaskRequest) -> Event:
     peak = request.peak_memory_bytes
     match request.WhichOneof("outcome"):
         case "output":
+            for name, digest in request.output.outputs.items():
+                if not is_digest(digest):
+                    raise ServiceError(
+                        f"output {name[:_MOST]!r} is {digest[:_MOST]!r}",
+                        reason="REQUEST_INVALID",
+                        remedy="it is an artifact's digest",
+                        about={"field": "output.outputs"},
+                    )
             return Event(
                 kind=EventKind.SUCCEEDED,
                 time=time.time(),

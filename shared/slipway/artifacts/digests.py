@@ -13,6 +13,11 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _CHUNK_BYTES = 4 << 20
 
 
+def is_digest(text: str) -> bool:
+    """Whether a text is a SHA-256 digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def parse_digest(text: str) -> str:
     """The hexadecimal part of a digest.
 

@@ -23,7 +23,7 @@ from slipway.client.requests import (
 )
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
-from slipway.errors import Failure
+from slipway.errors import Failure, ServiceError
 from slipway.security.channels import AsyncChannel
 from slipway.security.settings import Security
 from slipway.wire import failure_of_call
@@ -207,7 +207,7 @@ class AsyncClient:
 
         def tell(count: int) -> None:
             if stopped.is_set():
-                raise asyncio.CancelledError
+                raise ServiceError("the transfer was cancelled", reason="CANCELLED")
             if on_bytes is not None:
                 on_bytes(count)
 
