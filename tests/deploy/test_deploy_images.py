@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from compose_spec import PyCompose
 
 from slipway.registry import load_stage, stage_names
 from slipway.worker.__main__ import _parser as worker_parser
@@ -93,6 +94,14 @@ def test_images_of_the_compose_file_are_built_or_have_a_version() -> None:
             assert re.search(r"\d+\.\d+|\d{4}-\d\d-\d\d", tag), f"{name} has no fixed version: {tag}"
         assert image.count("/") <= 1
         assert "." not in image
+
+
+def test_the_compose_file_follows_its_specification() -> None:
+    ours = {name: part for name, part in COMPOSE.items() if not name.startswith("x-")}
+    text = re.sub(r"\$\{[^}]*\}", "given", yaml.safe_dump(ours))  # variables are put in before it is read
+    assert sorted(PyCompose.from_yaml(text).to_spec().services or {}) == sorted(SERVICES)
+    with pytest.raises(ValueError, match="helthcheck"):
+        PyCompose.from_yaml(text.replace("healthcheck:", "helthcheck:"))
 
 
 def test_references_of_the_compose_file_exist() -> None:
