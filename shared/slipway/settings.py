@@ -21,7 +21,8 @@ class Settings(BaseModel):
 
     Attributes:
         home: Folder of the artifact store and of embedded exports' state (``SLIPWAY_HOME``).
-        store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home`` (``SLIPWAY_STORE``).
+        store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home``, and for clients of a
+            coordinator what it passes on (``SLIPWAY_STORE``).
         s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
         cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB`` (``SLIPWAY_CACHE_SIZE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).

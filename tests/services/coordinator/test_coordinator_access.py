@@ -227,6 +227,10 @@ def test_a_worker_cannot_touch_the_lease_of_another_identity(place: Place) -> No
     running = [worker_pb2.RunningTask(task=lease.task, lease_epoch=lease.lease_epoch)]
     report = worker_pb2.SynchronizeRequest(worker_id="same", stages=["none"], running=running)
     done = worker_pb2.CompleteTaskRequest(worker_id="same", task=lease.task, lease_epoch=lease.lease_epoch)
+    done.output.outputs["out"] = "no digest"
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.CompleteTask(done, metadata=metadata)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     done.output.outputs["out"] = DIGEST
     thief, shown = stubs[""]
     assert thief.Synchronize(report, metadata=shown).cancel_tasks == [lease.task]

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from artifact_places import Place, content, create, listed, some_files, write
-from coordinator_harness import CONFIGURATION
+from coordinator_harness import CONFIGURATION, wait_for
 from slipway.artifacts import LocalStore, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import AsyncClient, Client
@@ -214,6 +214,31 @@ def test_one_client_that_stalls_leaves_turns_to_others(place: Place, folder: Pat
         for call in calls:
             call.cancel()
         ended.set()
+    wait_for(lambda: not list((place.home / "store" / "uploads").iterdir()))
+
+
+def test_a_cancelled_transfer_ends_soon(place: Place, folder: Path, tmp_path: Path) -> None:
+    (folder / "larger").write_bytes(b"0123456789abcdef" * 4_000_000)
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def tell(count: int) -> None:
+        if count:
+            begun.set()
+            cancelled.wait(20)
+
+    async def run() -> None:
+        async with AsyncClient(place.address, security=place.security_of("submitter"), project="red") as client:
+            transfer = asyncio.create_task(client.push_artifact(folder, on_bytes=tell))
+            await asyncio.to_thread(begun.wait, 20)
+            transfer.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await transfer
+            cancelled.set()
+
+    asyncio.run(run())
+    wait_for(lambda: not list((place.home / "store" / "uploads").iterdir()))
+    large = place.store.blob_path(digest_bytes((folder / "larger").read_bytes()))
+    assert not large.exists()
 
 
 def test_the_asyncio_client_has_the_same(place: Place, folder: Path, tmp_path: Path) -> None:
