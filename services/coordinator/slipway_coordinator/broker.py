@@ -313,6 +313,11 @@ class Broker:
             if not lease.revoked and self._wanted_offer(key) is not None and not self._is_known(key):
                 self._offer(offer)
 
+    def is_of_another(self, worker: str, task: str) -> bool:
+        """Whether a task is known to be another worker's; right after a restart, nothing is known."""
+        lease = self._held.get(task)
+        return lease is not None and lease.worker != worker
+
     def load(self) -> Load:
         """What waits, runs and serves now; may be called from any thread."""
         now = self.clock()

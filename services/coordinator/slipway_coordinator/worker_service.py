@@ -38,7 +38,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Reports in, leases and cancellations out."""
         report = _report(request)
         broker = self._coordinator.broker
-        await self._pass_on(request)
+        await self._pass_on(report.worker, request)
         wait = min(request.max_wait.seconds + request.max_wait.nanos / 1e9, LONGEST_POLL_SECONDS)
         answer = await broker.synchronize(report, wait_seconds=wait)
         return worker_pb2.SynchronizeResponse(
@@ -54,18 +54,21 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.CompleteTaskResponse:
         """A result in."""
-        held = Held(request.task, request.lease_epoch)
+        worker, held = _worker(request.worker_id), Held(request.task, request.lease_epoch)
         export, task, _ = _parts(request.task)
-        for line in request.logs:
-            line.task = task
-            await self._coordinator.hub.publish(export, line)
-        await self._coordinator.broker.complete(_worker(request.worker_id), held, _event(request))
+        if not self._coordinator.broker.is_of_another(worker, request.task):
+            for line in request.logs:
+                line.task = task
+                await self._coordinator.hub.publish(export, line)
+        await self._coordinator.broker.complete(worker, held, _event(request))
         return worker_pb2.CompleteTaskResponse()
 
-    async def _pass_on(self, request: worker_pb2.SynchronizeRequest) -> None:
-        """Progress and log lines to those who watch."""
+    async def _pass_on(self, worker: str, request: worker_pb2.SynchronizeRequest) -> None:
+        """Progress and log lines to those who watch, of tasks that are not another's."""
         for running in request.running:
             export, task, attempt = _parts(running.task)
+            if self._coordinator.broker.is_of_another(worker, running.task):
+                continue
             if running.HasField("progress"):
                 running.progress.task, running.progress.attempt = task, attempt
                 await self._coordinator.hub.publish(export, running.progress)

@@ -233,14 +233,22 @@ def test_a_worker_cannot_touch_the_lease_of_another_identity(place: Place) -> No
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     done.output.outputs["out"] = DIGEST
     thief, shown = stubs[""]
-    assert thief.Synchronize(report, metadata=shown).cancel_tasks == [lease.task]
+    forged = worker_pb2.SynchronizeRequest()
+    forged.CopyFrom(report)
+    forged.running[0].logs.add(message="forged")
+    assert thief.Synchronize(forged, metadata=shown).cancel_tasks == [lease.task]
     with pytest.raises(grpc.RpcError) as caught:
         thief.CompleteTask(done, metadata=shown)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert not stub.Synchronize(report, metadata=metadata).cancel_tasks
-    stub.CompleteTask(done, metadata=metadata)
     with place.client("admin") as admin:
-        export = list(admin.watch_export("projects/default/exports/leased"))[-1].export
+        events = admin.watch_export("projects/default/exports/leased")
+        assert next(events).export.name
+        done.logs.add(message="true")
+        stub.CompleteTask(done, metadata=metadata)
+        seen = list(events)
+    assert [event.log.message for event in seen if event.HasField("log")] == ["true"]
+    export = seen[-1].export
     assert export.state == export_pb2.EXPORT_STATE_SUCCEEDED
     assert [attempt.worker for attempt in export.tasks[0].attempts] == ["worker/same"]
 
