@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -115,7 +116,7 @@ class TaskRunner:
         outputs = {}
         for name, path in sorted(outcome.outputs.items()):
             with _Transfer("stored", name, stage=spec.stage, on_progress=on_progress) as storing:
-                outputs[name] = await storing.run(self._store.put, path)
+                outputs[name] = await storing.run(partial(self._store.put, known=outcome.digests), path)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)

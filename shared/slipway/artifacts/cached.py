@@ -15,7 +15,7 @@ from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.s3 import S3Store, workers
 from slipway.artifacts.s3_transfer import for_each
-from slipway.artifacts.store import OnBytes
+from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
 _TRIES = 3
@@ -37,9 +37,9 @@ class CachedStore:
         self._arriving.mkdir(exist_ok=True)
         self._remove_abandoned()
 
-    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder that the caller gives up, here and there."""
-        digest = self.local.put(folder, on_bytes=on_bytes)
+        digest = self.local.put(folder, known=known, on_bytes=on_bytes)
         return self._send(digest, {}, folder, on_bytes)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:

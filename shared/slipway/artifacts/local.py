@@ -24,7 +24,7 @@ from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.artifacts.faults import corrupt, disk_full, not_found
 from slipway.artifacts.files import clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
-from slipway.artifacts.store import OnBytes
+from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
 _Stat = tuple[int, int, int]  # inode, size, modification time
@@ -39,7 +39,7 @@ class LocalStore:
         for name in ("blobs/sha256", "manifests/sha256", "actions", "uploads"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
-    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder; its files are given to the store and become read-only.
 
         Raises:
@@ -49,7 +49,7 @@ class LocalStore:
         for path in files.values():
             if path.stat().st_nlink == 1:  # a linked file's mode belongs to its other names too
                 path.chmod(0o444)
-        return self._commit(files, link_or_copy, on_bytes)
+        return self._commit(files, link_or_copy, on_bytes, known)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
         """Commit files that stay their owner's: cloned, or hard-linked with their mode, or copied.
@@ -169,19 +169,29 @@ class LocalStore:
         except FileNotFoundError as error:
             raise not_found(digest) from error
 
-    def _commit(self, files: Mapping[str, Path], give: Callable[[Path, Path], None], on_bytes: OnBytes | None) -> str:
+    def _commit(
+        self,
+        files: Mapping[str, Path],
+        give: Callable[[Path, Path], None],
+        on_bytes: OnBytes | None,
+        known: Known = NOTHING_KNOWN,
+    ) -> str:
         with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
             entries = in_threads(
-                lambda item, count: self._take(item[0], item[1], give, count), sorted(files.items()), on_bytes
+                lambda item, count: self._take(item[0], item[1], give, count, known.get(item[1])),
+                sorted(files.items()),
+                on_bytes,
             )
             manifest = Manifest.of(entries)
             # Blobs are not synced: after a power cut a torn blob is found by its digest and made again.
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
             return manifest.digest
 
-    def _take(self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes) -> ManifestFile:
-        """Store one file as a blob."""
-        entry = describe_file(name, path, on_bytes=on_bytes)
+    def _take(
+        self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes, known: str | None
+    ) -> ManifestFile:
+        """Store one file as a blob. A digest that was only told is verified by who reads the blob first."""
+        entry = describe_file(name, path, known=known, on_bytes=on_bytes)
         digest = entry.digest
         blob = self.blob_path(digest)
         if _size(blob) != entry.size_bytes:
@@ -192,7 +202,8 @@ class LocalStore:
                 arriving.replace(blob)
             finally:
                 arriving.unlink(missing_ok=True)
-            self._remember(digest)
+            if known is None:
+                self._remember(digest)
         return entry
 
     def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes) -> None:

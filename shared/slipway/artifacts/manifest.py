@@ -93,14 +93,25 @@ class Manifest:
             raise _invalid(f"not a manifest: {error}", "") from error
 
 
-def describe_file(name: str, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> ManifestFile:
-    """The entry of the file at ``path`` under a name; ``on_bytes`` gets the number of bytes of each chunk read.
+def describe_file(
+    name: str, path: Path, *, known: str | None = None, on_bytes: Callable[[int], None] | None = None
+) -> ManifestFile:
+    """The entry of the file at ``path`` under a name.
+
+    Args:
+        name: Path inside the artifact.
+        path: Where it lies.
+        known: Its digest, when it need not be read for that.
+        on_bytes: Gets the number of bytes of each chunk.
 
     Raises:
         ArtifactError: reason ``FILE_ERROR``.
     """
     try:
-        digest, size = digest_file(path, on_bytes=on_bytes), path.stat().st_size
+        size = path.stat().st_size
+        digest = digest_file(path, on_bytes=on_bytes) if known is None else known
+        if known is not None and on_bytes is not None:
+            on_bytes(size)
     except OSError as error:
         raise ArtifactError(
             f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path}

@@ -26,7 +26,7 @@ from slipway.artifacts.files import link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.s3_client import WORKERS, S3Bucket, StoredObject
 from slipway.artifacts.s3_transfer import download, for_each, upload
-from slipway.artifacts.store import OnBytes
+from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
 GRACE_SECONDS = 24 * 3600.0
@@ -51,15 +51,17 @@ class S3Store:
             return self
         return S3Store(self.bucket.during(lambda: on_bytes(0)), grace_seconds=self.grace_seconds)
 
-    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder.
 
         Raises:
             ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``FILE_ERROR``, and as :meth:`S3Bucket.call`.
         """
-        return self.put_files(dict(regular_files(folder)), on_bytes=on_bytes)
+        return self.put_files(dict(regular_files(folder)), known=known, on_bytes=on_bytes)
 
-    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+    def put_files(
+        self, files: Mapping[str, Path], *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None
+    ) -> str:
         """Commit files.
 
         Raises:
@@ -70,7 +72,7 @@ class S3Store:
 
             def send(item: tuple[str, Path]) -> ManifestFile:
                 name, path = item
-                entry = describe_file(name, Path(path), on_bytes=on_bytes)
+                entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=on_bytes)
                 store._put_blob(entry, Path(path), pool, on_bytes or _ignore)
                 return entry
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.manifest import Manifest
 
 OnBytes = Callable[[int], None]
+Known = Mapping[Path, str]
+"""Digests of files that whoever wrote them computed meanwhile. A store believes them; readers verify every blob."""
+NOTHING_KNOWN: Known = MappingProxyType({})
 
 
 class Artifacts(Protocol):
@@ -20,8 +24,8 @@ class Artifacts(Protocol):
         """Where it is, for people."""
         ...
 
-    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
-        """Commit a folder that the caller gives up; answers the artifact's digest."""
+    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
+        """Commit a folder that the caller gives up; answers the artifact's digest. Files that are ``known`` are not read."""
         ...
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:

@@ -17,7 +17,7 @@ from slipway.artifacts.blobs import CHUNK_BYTES
 from slipway.artifacts.faults import corrupt, disk_full
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import describe_file
-from slipway.artifacts.store import OnBytes
+from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
@@ -48,11 +48,13 @@ class ProjectArtifacts:
         """Coordinator and project."""
         return f"{self._calls.address}, project {self._project}"
 
-    def put(self, folder: Path, *, on_bytes: OnBytes | None = None) -> str:
+    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Bring a folder; answers the artifact's digest."""
-        return self.put_files(dict(regular_files(folder)), on_bytes=on_bytes)
+        return self.put_files(dict(regular_files(folder)), known=known, on_bytes=on_bytes)
 
-    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+    def put_files(
+        self, files: Mapping[str, Path], *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None
+    ) -> str:
         """Bring files, by their path inside the artifact; answers the artifact's digest. Only what the project lacks is sent.
 
         Raises:
@@ -62,7 +64,7 @@ class ProjectArtifacts:
         tell = on_bytes or _ignore
 
         def describe(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
-            return describe_file(item[0], Path(item[1]), on_bytes=lambda _: count(0))
+            return describe_file(item[0], Path(item[1]), known=known.get(Path(item[1])), on_bytes=lambda _: count(0))
 
         manifest = Manifest.of(in_threads(describe, sorted(files.items()), tell))
         paths = {file.digest: Path(files[file.path]) for file in manifest.files}

@@ -116,7 +116,12 @@ def _run(execution: dict[str, Any], ctx: Context, events: Events) -> Failure | N
         outputs = stage.run(inputs, params, ctx)
         ctx.check_cancelled()
         _check_outputs(stage.name, stage.outputs, outputs, ctx.workdir)
-        events.send("result", outputs={key: str(path) for key, path in outputs.items()}, facts=ctx.facts)
+        events.send(
+            "result",
+            outputs={key: str(path) for key, path in outputs.items()},
+            facts=ctx.facts,
+            digests={str(path): digest for path, digest in ctx.digests.items()},
+        )
     except BaseException as error:  # the boundary: whatever a stage raises is a value from here on
         if ctx.cancelled.is_set():
             return StageError(f"{name} was cancelled", reason="CANCELLED").failure()

@@ -60,10 +60,11 @@ class Execution:
 
 @dataclass
 class Outcome:
-    """How an attempt ended: output folders and facts, or a failure."""
+    """How an attempt ended: output folders, facts and digests of output files known already, or a failure."""
 
     outputs: dict[str, Path] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    digests: dict[Path, str] = field(default_factory=dict)
     failure: Failure | None = None
     peak_memory_bytes: int = 0
 
@@ -214,7 +215,8 @@ class _Child:
                 record(**event)
             case "result":
                 outputs = {name: Path(path) for name, path in event["outputs"].items()}
-                self._result = Outcome(outputs=outputs, facts=event["facts"])
+                digests = {Path(path): digest for path, digest in event["digests"].items()}
+                self._result = Outcome(outputs=outputs, facts=event["facts"], digests=digests)
             case "failure":
                 self._result = Outcome(failure=Failure.from_json(event["failure"]))
 
