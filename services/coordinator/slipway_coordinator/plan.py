@@ -142,7 +142,11 @@ def _merge(graph: _Graph, configuration: ExportConfiguration, *, base: str, adap
     return graph.add(
         "merge",
         "merge",
-        params={"save_tokenizer": pytorch.save_tokenizer or others},
+        params={
+            "save_tokenizer": pytorch.save_tokenizer or others,
+            # Validation loads the merged model and compares it with base and adapter, on text instead of random tokens.
+            "verify": "spot" if configuration.validation.enabled else "auto",
+        },
         inputs={"base": base, "adapter": adapter},
         format="pytorch" if pytorch.enabled else "",
         output="pytorch",

@@ -17,6 +17,7 @@ from slipway_merge.layout import FLOATS, Layout, plan_layout
 from slipway_merge.names import NameMap
 from slipway_merge.plan import Planner
 from slipway_merge.replication import deeper_config
+from slipway_merge.spot_check import spot_check
 from slipway_merge.stage import MergeParams
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import MergePlan
@@ -26,6 +27,8 @@ from slipway_merge.writer import MergeWriter, Written, disk_full_is_typed, relat
 if TYPE_CHECKING:
     from slipway_merge.model_facts import ModelFacts
 
+#: Up to this size of the merged weights, a load by transformers takes a few seconds.
+SMALL_MODEL_BYTES = 256_000_000
 _STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
 
 
@@ -68,11 +71,17 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         written = MergeWriter(output, reader, ctx, max_memory_bytes=limit).write(layout)
+        ctx.progress("verify", done=0, unit="tensors")
+        verified = spot_check(output, layout, reader)
+    if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
+        from slipway_merge.reload_check import reload_check  # imports torch, transformers and peft
+
+        verified |= reload_check(output, base, adapter_folder, dtype=dtype or _STORED_NAMES[written_dtype])
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
-    ctx.record(small_files=files)
+    ctx.record(small_files=files, verified=verified)
 
 
 def _main_dtype(layout: Layout) -> str:

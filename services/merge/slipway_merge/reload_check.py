@@ -43,8 +43,8 @@ def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict
     for kind, names in wrong.items():
         if names:
             raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {names[0]}", names[0])
-    ours = _logits(merged)
-    size = merged.get_input_embeddings().num_embeddings if ours is not None else 0
+    size = merged.get_input_embeddings().num_embeddings if merged.main_input_name == "input_ids" else 0
+    ours = _logits(merged, size)
     del merged
     gc.collect()
     if ours is None:
@@ -56,8 +56,8 @@ def _compare(cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: 
     model = _quietly(lambda: cls.from_pretrained(base, dtype=torch.float32))
     if model.get_input_embeddings().num_embeddings != size:
         model.resize_token_embeddings(size, mean_resizing=False)
-    before = _logits(model)
-    tuned = _logits(_quietly(lambda: PeftModel.from_pretrained(model, str(adapter))))
+    before = _logits(model, size)
+    tuned = _logits(_quietly(lambda: PeftModel.from_pretrained(model, str(adapter))), size)
     assert before is not None
     assert tuned is not None
     difference, change = _norm(ours - tuned), _norm(tuned - before)
@@ -71,13 +71,12 @@ def _compare(cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: 
     return {"logits_difference": difference, "logits_change": change, "logits_tolerance": tolerance}
 
 
-def _logits(model: Any) -> torch.Tensor | None:
-    """Logits on random tokens; None for a model that takes something else or gives something else."""
+def _logits(model: Any, size: int) -> torch.Tensor | None:
+    """Logits on random tokens below ``size``; None for a model that takes something else or gives something else."""
     if model.main_input_name != "input_ids":
         return None
-    embedding = model.get_input_embeddings()
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, embedding.num_embeddings, _TOKENS, generator=generator)
+    tokens = torch.randint(0, size, _TOKENS, generator=generator)
     inputs = {"input_ids": tokens}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens

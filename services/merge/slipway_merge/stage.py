@@ -27,6 +27,11 @@ class MergeParams(StageParams):
         default=None, ge=1, description="Bytes to work in; by default a quarter of the memory that is free"
     )
     save_tokenizer: bool = Field(default=True, description="Whether tokenizer and chat template go along")
+    verify: Literal["auto", "spot", "full"] = Field(
+        default="auto",
+        description="How the result is checked: spot computes with rows of every merged weight; full has transformers load "
+        "it and compares logits with base and adapter too; auto is full for models up to 256 MB",
+    )
 
 
 def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[str, Path]:

@@ -1,0 +1,137 @@
+"""A written merge is looked at again: a single wrong tensor is found by its name, by rows and by a load of the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipway.errors import ModelMergeError
+from slipway.stage import Context
+from slipway_merge import merge as merge_module
+from slipway_merge.spot_check import spot_check
+from slipway_merge.stage import STAGE, MergeParams
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def damage(monkeypatch, change) -> None:
+    """Let something change a written tensor between the write and the checks, as a faulty disk might."""
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def spot_check_after(folder, layout, reader):
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = change(tensors[name], tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return spot_check(folder, layout, reader)
+
+    monkeypatch.setattr(merge_module, "spot_check", spot_check_after)
+
+
+def refused(case, **params) -> ModelMergeError:
+    with pytest.raises(ModelMergeError) as caught:
+        case.merge(**params)
+    assert caught.value.reason == "MERGE_NOT_VERIFIED"
+    return caught.value
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_what_was_checked_is_reported(make_case, kind, dtype):
+    case = make_case(kind, dtype, fan_in_fan_out=kind == "gpt2")
+    _, ctx = case.merge(verify="full")
+    verified = ctx.facts["verified"]
+    assert verified["modules_computed"] == ctx.facts["tensors_merged"]
+    assert 0 < verified["largest_error_of_tolerance"] < 1
+    assert verified["loaded"] is True
+    assert verified["logits_difference"] < verified["logits_change"] / (1000 if dtype == torch.float32 else 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight, _: weight * 1.01,
+        lambda weight, _: weight.roll(1, 0),
+        lambda _, tensors: tensors["model.layers.0.mlp.up_proj.weight"].clone(),
+    ],
+    ids=["scaled", "rolled", "another layer's"],
+)
+def test_a_wrong_tensor_is_named(make_case, monkeypatch, dtype, change):
+    case = make_case("qwen3", dtype)
+    damage(monkeypatch, change)
+    error = refused(case, verify="spot")
+    assert error.about["tensor"] == "model.layers.1.mlp.up_proj.weight"
+    assert "on a random input" in error.message
+
+
+@pytest.mark.parametrize("what", ["missing", "additional", "type"])
+def test_files_hold_exactly_what_was_planned(make_case, monkeypatch, what):
+    case = make_case("qwen3")
+
+    def change(weight, tensors):
+        if what == "missing":
+            del tensors["model.norm.weight"]
+        elif what == "additional":
+            tensors["stray"] = torch.ones(1)
+        return weight.half() if what == "type" else weight
+
+    damage(monkeypatch, change)
+    error = refused(case, verify="spot")
+    expected = {"missing": "model.norm.weight", "additional": "stray", "type": "model.layers.1.mlp.up_proj.weight"}
+    assert error.about["tensor"] == expected[what]
+
+
+def test_a_base_that_lacks_a_weight_is_found_by_the_load(make_case):
+    """Without an index nothing in the files tells."""
+    case = make_case("qwen3", target_modules=["q_proj"])
+    weights = load_file(case.base / "model.safetensors")
+    del weights["model.layers.0.mlp.gate_proj.weight"]
+    save_file(weights, case.base / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.0.mlp.gate_proj.weight" in refused(case).message
+    case.workdir = case.workdir / "again"
+    case.workdir.mkdir()
+    case.merge(verify="spot")
+
+
+def test_logits_of_another_model_are_refused(make_case, monkeypatch):
+    case = make_case("qwen3")
+    real = merge_module.spot_check
+
+    def after(folder, layout, reader):
+        found = real(folder, layout, reader)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].roll(1, 0)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return found
+
+    monkeypatch.setattr(merge_module, "spot_check", after)
+    assert "logits" in refused(case, verify="full").message
+
+
+def test_the_spot_check_needs_no_torch(make_case, tmp_path):
+    case = make_case("qwen3", torch.bfloat16)
+    code = (
+        "import sys, json; from pathlib import Path; from slipway.stage import Context; "
+        "from slipway_merge.stage import STAGE, MergeParams; "
+        f"STAGE.run({{'base': Path({str(case.base)!r}), 'adapter': Path({str(case.adapter)!r})}}, "
+        f"MergeParams(verify='spot'), Context(workdir=Path({str(case.workdir)!r}))); "
+        "print(json.dumps(sorted(name for name in ('torch', 'transformers', 'peft') if name in sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("verify", ["auto", "spot", "full"])
+def test_modes(make_case, verify):
+    case = make_case("llama", target_modules=["q_proj"])
+    ctx = Context(workdir=case.workdir)
+    STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(verify=verify), ctx)
+    assert ("loaded" in ctx.facts["verified"]) is (verify != "spot")
+    assert Path(case.workdir, "pytorch/model.safetensors").is_file()
