@@ -105,6 +105,10 @@ def read_adapter(folder: Path) -> Adapter:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` or ``ADAPTER_CONFIG_INVALID``.
     """
     config = parse_adapter_config(read_adapter_config(folder))
+    if config.through_peft:
+        from slipway_merge.peft_forms import peft_config
+
+        peft_config(config.raw)
     path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         raise _no_weights(folder)

@@ -62,6 +62,11 @@ class AdapterConfig:
     tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_form(self) -> bool:
+        """Whether there must be tensors for peft to merge (an adapter of embedding rows alone has none)."""
+        return self.through_peft and self.raw.get("peft_type") != "TRAINABLE_TOKENS"
+
     def rank_of(self, module: str) -> int:
         """Rank of a module, by the first pattern that matches it (peft's ``get_pattern_key``)."""
         return self.rank_pattern.get(_pattern_key(self.rank_pattern, module), self.rank)

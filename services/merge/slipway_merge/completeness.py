@@ -26,6 +26,7 @@ def check_complete(
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``.
     """
     config = adapter.config
+    _check_tokens(adapter)
     modules = [*adapter.pairs, *adapter.rows, *adapter.formed_modules()]
     taken = {names.stored(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
     for name, info in base.items():
@@ -35,7 +36,7 @@ def check_complete(
             continue
         bias = parameter == "bias" and config.bias == "all"
         saved = any(f".{entry}." in f".{module}." for entry in config.modules_to_save)
-        matrix = parameter == "weight" and len(info.shape) > 1 and not config.through_peft
+        matrix = parameter == "weight" and len(info.shape) > 1 and (bool(adapter.rows) or not config.through_peft)
         targeted = bias or (saved and parameter == "weight") or (matrix and config.targets(module))
         # Files may hold layers that the model class leaves out (multi-token prediction, fused experts).
         if targeted and names.modelled(info.name) in facts("which modules the adapter should cover").shapes:
@@ -45,6 +46,22 @@ def check_complete(
                 remedy="copy the checkpoint again: its weights are not all there",
                 about={"tensor": name},
             )
+
+
+def _check_tokens(adapter: Adapter) -> None:
+    """Rows are there for the modules the configuration names (those tied to another may be saved with it alone)."""
+    tokens = adapter.config.tokens
+    names = list(tokens) if isinstance(tokens, Mapping) else ["its input embedding"] if tokens else []
+    if len(adapter.rows) >= len(names) or (adapter.rows and len(set(dict(tokens).values())) == 1):
+        return
+    found = [name for name in names if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
+    raise ModelMergeError(
+        f"adapter_config.json names token ids for {', '.join(names)}, but the checkpoint has rows for "
+        f"{', '.join(found) or 'none'}",
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again: its weights are not all there",
+        about={"key": "trainable_token_indices"},
+    )
 
 
 def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[int, ...]:

@@ -27,6 +27,9 @@ from slipway_merge.values import Computed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_UNMERGED = "serve the base model with the adapter beside it, through peft"
+#: Largest difference in the output of a layer, merged and unmerged in float32, that rounding explains.
+_TOLERANCE = 1e-3
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 
 
@@ -154,7 +157,12 @@ class PeftForms:
         kind = (type(layer), tuple(self.parameters(module)), suffixes)
         if kind not in self._changed:
             with through_peft(f"module {module!r}"):
-                after = self._merge(module, torch.float32)
+                holder = self._holder(module)
+                after = holder.merged(module, torch.float32, keep=True)
+                departure = holder.departure(module, after, layer)
+            if departure is not None and not departure <= _TOLERANCE:
+                why = f"peft's merge of {module!r} is not what was trained: its output is off by {departure:.2g} of its norm"
+                raise unsupported("peft_type", self.raw["peft_type"], why, remedy=_UNMERGED)
             before = {name: mapped(info).to(torch.float32) for name, info in self.sources[module].items()}
             self._changed[kind] = frozenset(name for name in before if not torch.equal(before[name], after[name]))
             extra = sorted(set(after) - set(before))
@@ -169,7 +177,7 @@ class PeftForms:
 
         def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
             with through_peft(f"module {module!r}"):
-                after = self._merge(module, _TORCH[np.dtype(dtype)])
+                after = self._holder(module).merged(module, _TORCH[np.dtype(dtype)], keep=self.shares_state)
             values: np.ndarray = after[parameter].contiguous().numpy()
             return values
 
@@ -213,15 +221,18 @@ class PeftForms:
         self._together.load({key: read_finite(info, "the adapter") for key, info in sorted(self.tensors.items())})
         return self._together
 
-    def _merge(self, module: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def _holder(self, module: str) -> Holder:
+        """The module with its trained adapter.
+
+        It is built in the stored type, as it was for the training: some forms derive a part of themselves from the base.
+        """
         values = {name: read_finite(info, "the base model") for name, info in self.sources[module].items()}
         if self.shares_state:
-            return self._loaded_together.merged(module, dtype, keep=True)
-        # Built in the stored type, as it was for the training: some forms derive a part of themselves from the base weights.
+            return self._loaded_together
         holder = Holder(self.config, {module: filled(self.layers[module], lambda path, _: values[path])})
         own = self.own_tensors(module)
         holder.load({key: read_finite(info, "the adapter") for key, info in sorted(own.items())})
-        return holder.merged(module, dtype, keep=False)
+        return holder
 
 
 def _zeros(_: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -170,6 +170,25 @@ class Holder:
                 about={"tensor": result.unexpected_keys[0]},
             )
 
+    def departure(self, name: str, merged: Mapping[str, torch.Tensor], layer: nn.Module) -> float | None:
+        """How far a merged layer's output is from that of the layer with its adapter, on random input, relative to the latter.
+
+        Args:
+            name: The layer, which is not merged yet.
+            merged: Its parameters after the merge.
+            layer: The layer as the model has it, without adapter.
+
+        Returns:
+            None for a layer whose input only its model can make.
+        """
+        inputs = _inputs(layer)
+        if inputs is None:
+            return None
+        trained = copy.deepcopy(self.tuner.model.get_submodule(name)).to(torch.float32).eval()
+        plain = filled(layer, lambda path, _: merged[path].to(torch.float32)).eval()
+        wanted, got = trained(inputs), plain(inputs)
+        return float((wanted - got).norm() / wanted.norm().clamp_min(1e-30))
+
     def merged(self, name: str, dtype: torch.dtype, *, keep: bool) -> dict[str, torch.Tensor]:
         """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again."""
         layer = self.tuner.model.get_submodule(name)
@@ -180,3 +199,17 @@ class Holder:
             layer.merge(safe_merge=False)
             layer = layer.get_base_layer()
         return {key.replace("base_layer.", ""): value.detach() for key, value in layer.named_parameters()}
+
+
+def _inputs(layer: nn.Module) -> torch.Tensor | None:
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(layer, nn.Embedding) and type(layer) is nn.Embedding:
+        return torch.randint(0, layer.num_embeddings, (64,), generator=generator)
+    if isinstance(layer, nn.Linear):
+        return torch.randn(8, layer.in_features, generator=generator)
+    if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        size = [8 * length for length in layer.kernel_size]
+        return torch.randn(2, layer.in_channels, *size, generator=generator)
+    if type(layer).__name__ == "Conv1D":
+        return torch.randn(8, layer.weight.shape[0], generator=generator)
+    return None

@@ -67,6 +67,7 @@ class Planner:
             if (name := self._output_name(whole.name)) not in grouped:
                 self._stored(name, whole.info)
                 values[name] = Value(self._checked_replacement(name, whole, self.base[name].shape))
+        self._check_once()
         changes = self._changes(groups)
         for name, change in changes.items():
             if name not in grouped:
@@ -105,7 +106,7 @@ class Planner:
     @cached_property
     def forms(self) -> PeftForms | None:
         """What is left to peft."""
-        if not self.adapter.forms:
+        if not self.adapter.forms and not self.adapter.config.has_form:
             return None
         from slipway_merge.peft_forms import PeftForms
 
@@ -140,6 +141,23 @@ class Planner:
 
     # Changes
 
+    def _check_once(self) -> None:
+        """No base tensor is replaced by two of the adapter's (their names can differ by a prefix).
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED``.
+        """
+        taken: dict[str, WholeTensor] = {}
+        for whole in self.adapter.whole.values():
+            first = taken.setdefault(self._output_name(whole.name), whole)
+            if first is not whole:
+                raise ModelMergeError(
+                    f"adapter tensors {first.info.name!r} and {whole.info.name!r} stand for the same base weight",
+                    reason="ADAPTER_TENSOR_UNUSED",
+                    remedy="save the adapter again",
+                    about={"tensor": whole.info.name},
+                )
+
     def _changes(self, groups: list[list[str]]) -> dict[str, Change]:
         """What the adapter does to the weights it does not replace, by output name; nothing is done twice.
 
@@ -155,7 +173,7 @@ class Planner:
             name = self._output_name(f"{module}.weight")
             self._stored_or_tied(name, info, groups)
             found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
-        if self.adapter.experts:
+        if self.adapter.experts or self.adapter.config.parameters:
             found += self._expert_changes()
         if self.forms is not None:
             found += self._form_changes(self.forms, groups)
@@ -260,8 +278,7 @@ class Planner:
             if name in changes:
                 members[name] = changes[name](members[name].source)
         changed = [name for name in group if name in changes or members[name].source is not self.base[stored]]
-        rows = {self._output_name(f"{module}.weight") for module in self.adapter.rows}
-        if changed == group[:1] and rows.issuperset(changed):  # peft gives an embedding's rows to all that share it
+        if group[0] in changed and self._are_same_rows(changed):  # peft gives an embedding's rows to all that share it
             values[stored] = members[group[0]]
             return False
         if self._all_same(list(members.values())):
@@ -273,6 +290,15 @@ class Planner:
             "written separately, with tie_word_embeddings: false"
         )
         return True
+
+    def _are_same_rows(self, names: list[str]) -> bool:
+        """Whether all that happens to these weights is that the same rows of each are replaced by the same values."""
+        rows = {self._output_name(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
+        if not rows.keys() >= set(names):
+            return False
+        found = [rows[name] for name in names]
+        numbers = {check_rows(self.adapter.config, module, info) for module, info in found}
+        return len(numbers) == 1 and all(self.same(found[0][1], info) for _, info in found[1:])
 
     def _all_same(self, values: list[Value]) -> bool:
         if any(value.update is not None or value.computed is not None for value in values):

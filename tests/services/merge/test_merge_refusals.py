@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import merge_forms
 from merge_cases import Case
+from merge_forms import save_form
 from slipway.errors import CheckpointValidationError, ModelExportError, ModelMergeError
 from slipway.stage import Context
 from slipway_merge.stage import STAGE, MergeParams
@@ -41,25 +43,16 @@ def refused(case: Case, reason: str, *words: str, **params: Any) -> ModelExportE
 
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"use_dora": True},
-    {"lora_bias": True},
-    {"bias": "all"},
-    {"layer_replication": [[0, 2], [0, 2]]},
-    {"trainable_token_indices": [1, 2]},
-    {"target_parameters": ["mlp.experts.gate_up_proj"]},
-    {"alora_invocation_tokens": [5]},
-    {"use_qalora": True},
-    {"init_lora_weights": "pissa"},
     {"init_lora_weights": "pissa_niter_4"},
-    {"init_lora_weights": "olora"},
     {"init_lora_weights": "loftq"},
-    {"kasa_config": {"beta": 1e-4}},
-    {"megatron_config": {"tp": 2}},
+    {"init_lora_weights": "corda"},
+    {"init_lora_weights": "lora_ga"},
+    {"init_lora_weights": "an_init_of_tomorrow"},
     {"an_option_of_tomorrow": True},
 ]
 
 
-@pytest.mark.parametrize("option", UNSUPPORTED, ids="-".join)
+@pytest.mark.parametrize("option", UNSUPPORTED, ids=lambda option: "-".join(map(str, next(iter(option.items())))))
 def test_unsupported_option_is_named(make_case, option):
     case = make_case("llama", target_modules=["q_proj"])
     edit_config(case, **option)
@@ -69,17 +62,93 @@ def test_unsupported_option_is_named(make_case, option):
     assert not (case.workdir / "pytorch").exists()
 
 
+#: Options that a plain adapter's weights contradict, with what is said then.
+CONTRADICTED: list[tuple[dict[str, Any], str, str]] = [
+    ({"use_dora": True}, "CHECKPOINT_INCOMPLETE", "lora_magnitude_vector"),
+    ({"lora_bias": True}, "CHECKPOINT_INCOMPLETE", "lora_B.bias"),
+    ({"trainable_token_indices": [1, 2]}, "CHECKPOINT_INCOMPLETE", "token ids"),
+    ({"trainable_token_indices": [1, 1]}, "ADAPTER_CONFIG_INVALID", "once"),
+    ({"layer_replication": [[0, 2], [0, 2]]}, "CHECKPOINT_INCOMPLETE", "layers.2.self_attn.q_proj"),
+    ({"layer_replication": [[0, 9]]}, "ADAPTER_BASE_MISMATCH", "layer 2"),
+    ({"layer_replication": [[2, 0]]}, "ADAPTER_CONFIG_INVALID", "layer_replication"),
+    ({"alora_invocation_tokens": [5]}, "ADAPTER_UNSUPPORTED", "aLoRA"),
+    ({"megatron_config": {"tp": 2}}, "ADAPTER_UNSUPPORTED", "egatron"),
+]
+
+
+@pytest.mark.parametrize(
+    ("option", "reason", "word"), CONTRADICTED, ids=lambda value: "-".join(value) if isinstance(value, dict) else None
+)
+def test_options_that_the_weights_contradict(make_case, option, reason, word):
+    case = make_case("llama", target_modules=["q_proj"])
+    edit_config(case, **option)
+    refused(case, reason, word)
+    assert not (case.workdir / "pytorch").exists()
+
+
+def test_stack_of_experts_that_is_not_there(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    edit_config(case, target_parameters=["input_layernorm.weight"])
+    refused(case, "CHECKPOINT_INCOMPLETE", "layers.0.input_layernorm.weight")
+
+
 def test_unknown_but_unset_options_are_fine(make_case):
     case = make_case("llama", target_modules=["q_proj"])
     edit_config(case, an_option_of_tomorrow=None, another=False, third=[])
     case.merge()
 
 
-@pytest.mark.parametrize("peft_type", ["LOHA", "IA3", "PROMPT_TUNING"])
-def test_other_adapter_types(make_case, peft_type):
+@pytest.mark.parametrize(
+    "peft_type",
+    ["PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE", "ADAPTION_PROMPT", "XLORA",
+     "POLY"],
+)  # fmt: skip
+def test_forms_that_change_no_weight(make_case, peft_type):
     case = make_case("llama", target_modules=["q_proj"])
     edit_config(case, peft_type=peft_type)
-    refused(case, "ADAPTER_UNSUPPORTED", peft_type)
+    error = refused(case, "ADAPTER_UNSUPPORTED", peft_type, "changes no weight")
+    assert "beside it" in error.remedy
+
+
+def test_a_type_of_tomorrow(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    edit_config(case, peft_type="OF_TOMORROW")
+    refused(case, "ADAPTER_UNSUPPORTED", "OF_TOMORROW")
+
+
+@pytest.mark.parametrize(("form", "word"), [(merge_forms.form("llama", "LilyConfig", "q_proj"), "Lily"),
+    (merge_forms.form("llama", "ShadowConfig", "q_proj"), "input-dependent"),
+    (merge_forms.form("llama", "BeftConfig", "q_proj"), "no bias"),
+    (merge_forms.form("resnet", "OFTConfig", "layer.0.convolution", r=0, oft_block_size=4), "not what was trained")],
+    ids=["lily", "shadow", "beft-without-bias", "oft-conv2d"],
+)  # fmt: skip
+def test_what_peft_cannot_merge_or_merges_wrongly(tmp_path, form, word):
+    """In peft 0.21 the merge of OFT on convolutions gives another model than the one that was trained."""
+    case, _ = save_form(tmp_path, form, torch.float32)
+    refused(case, "ADAPTER_UNSUPPORTED", word)
+    assert not (case.workdir / "pytorch").exists()
+
+
+def test_a_form_with_an_option_of_tomorrow(tmp_path):
+    case, _ = save_form(tmp_path, merge_forms.FORMS["loha"], torch.float32)
+    edit_config(case, an_option_of_tomorrow=3)
+    refused(case, "ADAPTER_UNSUPPORTED", "an_option_of_tomorrow")
+
+
+@pytest.mark.parametrize("where", ["adapter", "base"])
+def test_non_finite_weights_of_a_form(tmp_path, where):
+    case, _ = save_form(tmp_path, merge_forms.FORMS["dora"], torch.float32)
+    folder, name, tensor = {
+        "adapter": (case.adapter, "adapter_model.safetensors", f"{Q0}.lora_magnitude_vector"),
+        "base": (case.base, "model.safetensors", "model.layers.1.self_attn.q_proj.weight"),
+    }[where]
+
+    def spoil(tensors):
+        tensors[tensor].view(-1)[3] = float("nan")
+        return tensors
+
+    edit_weights(folder, spoil, name)
+    refused(case, "NON_FINITE_WEIGHTS", tensor)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +173,7 @@ def test_rank_must_be_that_of_the_tensors(make_case):
 def test_dora_tensors_without_the_flag(make_case):
     case = make_case("llama", target_modules=["q_proj"], use_dora=True)
     edit_config(case, use_dora=False)
-    refused(case, "ADAPTER_UNSUPPORTED", "lora_magnitude_vector")
+    refused(case, "ADAPTER_TENSOR_UNUSED", "lora_magnitude_vector")
 
 
 def test_adapter_for_another_width(make_case, tmp_path):
