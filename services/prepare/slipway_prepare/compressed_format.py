@@ -33,7 +33,7 @@ def read_compressed(base: Base) -> Dequantized:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
     """
     settings = dict(base.quantization)
-    sparsity, transforms = settings.get("sparsity_config") or {}, settings.get("transform_config") or {}
+    sparsity, transforms = (_part(settings, key) for key in ("sparsity_config", "transform_config"))
     if sparsity.get("format", "dense") != "dense":
         raise unsupported(f"is stored sparse ({sparsity.get('format')})", sparsity=sparsity.get("format"))
     if transforms.get("config_groups"):
@@ -56,6 +56,13 @@ def read_compressed(base: Base) -> Dequantized:
         details={"groups": {key: _describe(scheme) for key, scheme in sorted(schemes.items())}},
         suffixes=_PARTS,
     )
+
+
+def _part(settings: dict[str, Any], key: str) -> dict[str, Any]:
+    found = settings.get(key) or {}
+    if not isinstance(found, dict):
+        raise invalid(f"has the unreadable {key} {found!r} in its quantization_config", key=key)
+    return found
 
 
 def _schemes(settings: dict[str, Any]) -> dict[str, Any]:
