@@ -265,7 +265,7 @@ class Coordinator:
         self.inbox.deliver(await self.journal.do(lambda: self.database.events.put(export, event, key)))
 
     async def _watch_leases(self) -> None:
-        unserved = Unserved(self.broker, self.hub, self._notify, fail_after=self.options.no_worker_seconds)
+        unserved = Unserved(self.broker.board, self.hub, self._notify, fail_after=self.options.no_worker_seconds)
         while True:
             await asyncio.sleep(min(1.0, self.options.lease_seconds / 3))
             try:

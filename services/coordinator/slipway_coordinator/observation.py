@@ -18,7 +18,7 @@ from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.states import TaskState
 
 if TYPE_CHECKING:
-    from slipway_coordinator.broker import Broker
+    from slipway_coordinator.board import Board
 
 
 def export_span(record: ExportRecord) -> str:
@@ -59,19 +59,19 @@ class Gauges:
     """What waits, what runs and who is there, by stage. A stage that was seen once stays, with zero.
 
     Args:
-        broker: Knows it.
+        board: Knows it.
         active: Whether this coordinator takes calls.
     """
 
-    def __init__(self, broker: Broker, active: Callable[[], bool]) -> None:
-        self._broker = broker
+    def __init__(self, board: Board, active: Callable[[], bool]) -> None:
+        self._board = board
         self._active = active
         self._seen: set[str] = set()
 
     def __call__(self) -> Iterator[metrics.Sample]:
         """Look now, from any thread."""
         yield metrics.ACTIVE, {}, float(self._active())
-        load = self._broker.load()
+        load = self._board.load()
         waits = {stage: [wait for other, wait in load.waiting if other == stage] for stage, _ in load.waiting}
         leased, workers = Counter(load.leased), Counter(load.served)
         self._seen.update(waits, leased, workers)

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Demand(Protocol):
-    """What the scaler asks the broker."""
+    """What the scaler asks the board."""
 
     def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
         """Tasks of a stage that run on such workers, or wait and could."""
@@ -54,15 +54,15 @@ class Trigger:
 
 
 class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """The broker of one coordinator, as KEDA asks for it.
+    """The work of one coordinator, as KEDA asks for it.
 
     Args:
-        broker: Knows what waits and what runs.
-        stages: Names of the stages there are, beside those that the broker has seen.
+        board: Knows what waits and what runs.
+        stages: Names of the stages there are, beside those that the board has seen.
     """
 
-    def __init__(self, broker: Demand, *, stages: Callable[[], Iterable[str]] = stage_names) -> None:
-        self._broker = broker
+    def __init__(self, board: Demand, *, stages: Callable[[], Iterable[str]] = stage_names) -> None:
+        self._board = board
         self._stages = stages
 
     @unary
@@ -118,7 +118,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return externalscaler_pb2.GetMetricsResponse(metricValues=[value])
 
     def _tasks(self, trigger: Trigger) -> int:
-        return self._broker.demand(trigger.stage, gpu_architecture=trigger.gpu_architecture)
+        return self._board.demand(trigger.stage, gpu_architecture=trigger.gpu_architecture)
 
     def _trigger(self, reference: externalscaler_pb2.ScaledObjectRef) -> Trigger:
         """What the trigger's metadata asks for.
@@ -141,7 +141,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Installed here, or asked for or served by others: a stage of another distribution need not be installed here."""
         if not stage or stage in self._stages():
             return bool(stage)
-        load = self._broker.load()
+        load = self._board.load()
         return stage in load.served or stage in load.leased or any(stage == waiting for waiting, _ in load.waiting)
 
 

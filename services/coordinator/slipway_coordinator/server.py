@@ -64,7 +64,7 @@ class CoordinatorServer:
         self._artifacts = ArtifactService(self.coordinator, lambda: blobs_of(store()))
         artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifacts, self._server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self.coordinator), self._server)
-        scaler = ExternalScaler(self.coordinator.broker)
+        scaler = ExternalScaler(self.coordinator.broker.board)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(scaler, self._server)
         self.port = 0
 
@@ -142,7 +142,7 @@ async def serve(
             f"coordinator on {address} (port {server.port}), state {options.state}{'' if held else ', standing by'}"
         )
         try:
-            with reading(Gauges(server.coordinator.broker, active=lambda: server.active)):
+            with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
                 if held or await _acquired(lock, ended):
                     await server.activate()
                     log.info("active")

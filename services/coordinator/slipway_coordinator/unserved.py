@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from slipway.errors import ServiceError
 from slipway.telemetry import within
-from slipway_coordinator.broker import Broker
+from slipway_coordinator.board import Board
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
 from slipway_coordinator.offers import Offer
@@ -24,10 +24,10 @@ SAY_AFTER_SECONDS = 60.0
 
 
 class Unserved:
-    """Looks at the broker's offers from time to time.
+    """Looks at the offers that wait from time to time.
 
     Args:
-        broker: Knows what waits, and which workers there are.
+        board: Knows what waits, and which workers there are.
         hub: Tells those who watch an export.
         notify: Tells an export's workflow.
         fail_after: Seconds after which such an attempt fails; None waits for ever.
@@ -36,14 +36,14 @@ class Unserved:
 
     def __init__(
         self,
-        broker: Broker,
+        board: Board,
         hub: Hub,
         notify: Notify,
         *,
         fail_after: float | None,
         say_after: float = SAY_AFTER_SECONDS,
     ) -> None:
-        self._broker = broker
+        self._board = board
         self._hub = hub
         self._notify = notify
         self._fail_after = fail_after
@@ -53,24 +53,24 @@ class Unserved:
     async def look(self) -> None:
         """Do what is due."""
         if self._fail_after is not None:
-            for offer in self._broker.unserved(longer_than=self._fail_after):
+            for offer in self._board.unserved(longer_than=self._fail_after):
                 await self._fail(offer)
             return
-        late = {offer.key: offer for offer in self._broker.unserved(longer_than=self._say_after)}
+        late = {offer.key: offer for offer in self._board.unserved(longer_than=self._say_after)}
         self._said &= set(late)
         for key in sorted(set(late) - self._said):
             await self._say(late[key])
             self._said.add(key)
 
     async def _say(self, offer: Offer) -> None:
-        message = f"{offer.task} waits: {self._broker.lacking(offer)}"
+        message = f"{offer.task} waits: {self._board.lacking(offer)}"
         with within(offer.traceparent):
             log.warning(f"{offer.key}: {message}")
         await self._hub.publish(offer.export, export_pb2.LogLine(task=offer.task, level="warning", message=message))
 
     async def _fail(self, offer: Offer) -> None:
         failure = ServiceError(
-            self._broker.lacking(offer),
+            self._board.lacking(offer),
             reason="NO_WORKER",
             remedy=f"install it with pip install 'slipway[{offer.stage}]', or start a worker that can run it",
             about={"stage": offer.stage},

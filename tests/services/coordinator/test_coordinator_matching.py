@@ -192,7 +192,7 @@ def test_workers_get_only_what_they_can_run(harness: Harness, worker: Callable[.
         needing("any"),
     )
     harness.submit(tiny_export("matching", *tasks))
-    wait_for(lambda: len(harness.server.coordinator.broker.load().waiting) == 5)
+    wait_for(lambda: len(harness.server.coordinator.broker.board.load().waiting) == 5)
     assert worker("bare") == ["any"]
     assert worker("hopper", gpu_architecture="sm90", gpu_memory_bytes=80 * GIB) == ["gpu-large"]
     assert worker("library", versions={"tensorrt": "10.13"}) == ["library"]
@@ -203,10 +203,10 @@ def test_workers_get_only_what_they_can_run(harness: Harness, worker: Callable[.
 def test_what_nobody_can_run_is_said_to_those_who_watch(harness: Harness, worker: Callable[..., list[str]]) -> None:
     coordinator = harness.server.coordinator
     name = harness.submit(tiny_export("watched", needing("build", Needs(gpu_architectures=("sm89",)))))
-    wait_for(lambda: coordinator.broker.load().waiting)
+    wait_for(lambda: coordinator.broker.board.load().waiting)
     assert worker("hopper", gpu_architecture="sm90") == []
     # The coordinator's own waits for a minute; this one has the same broker and hub.
-    looking = Unserved(coordinator.broker, coordinator.hub, coordinator._notify, fail_after=None, say_after=0.1)
+    looking = Unserved(coordinator.broker.board, coordinator.hub, coordinator._notify, fail_after=None, say_after=0.1)
     time.sleep(0.2)
     harness.run(looking.look)
     harness.run(looking.look)

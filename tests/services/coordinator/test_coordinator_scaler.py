@@ -85,7 +85,7 @@ def test_a_stage_from_elsewhere_is_known_while_there_is_work_for_it(harness: Har
     with pytest.raises(grpc.RpcError):
         scaler.IsActive(trigger(ELSEWHERE))
     harness.submit(tiny_export("elsewhere", tiny_task("a")))
-    wait_for(lambda: harness.server.coordinator.broker.load().waiting)
+    wait_for(lambda: harness.server.coordinator.broker.board.load().waiting)
     assert scaler.IsActive(trigger(ELSEWHERE)).result
 
 
