@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster lint format protos bench images test-images up clean
+.PHONY: help install demo test test-cluster lint format protos bench bench-merge images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +40,11 @@ format: $(INSTALLED) ## Format the code
 protos: $(INSTALLED) ## Generate the Python code of the protos
 	$(BIN)/python protos/generate.py
 
-bench: $(INSTALLED) ## Measure against peers; prints ratios
+bench: bench-merge ## Measure against peers; prints ratios
+	$(BIN)/python tests/benchmarks/bench_transfer.py
+	$(BIN)/python tests/benchmarks/bench_queue.py
+
+bench-merge: $(INSTALLED) ## Measure the merge against peft and cp
 	$(BIN)/python tests/benchmarks/bench_merge.py
 
 images: ## Build the container images, with docker, podman or buildah

@@ -1,7 +1,8 @@
-"""The merge stage against peft's load, merge and save: ratios of wall time and of peak anonymous memory, in one run.
+"""The merge stage against peft's load, merge and save, and against ``cp``: ratios of wall time and of peak anonymous memory.
 
-Usage: ``python tests/benchmarks/bench_merge.py [--runs 3] [--folder DIR]``. The model has Qwen3-0.6B's shape with random bfloat16
-weights, the adapter has rank 16 on every linear layer. Prints the ratios and writes them to ``results/merge.json``.
+Usage: ``python tests/benchmarks/bench_merge.py [--runs 3] [--folder DIR] [--small]``. The models have the shapes of Qwen3 0.6B and
+4B with random bfloat16 weights, the adapters rank 16 on every linear layer. Peers run alternately, in one run. The ratios are
+printed and written to ``results/merge.json``; the stage computes the digests of what it writes in all of them.
 """
 
 from __future__ import annotations
@@ -12,24 +13,30 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from measure import Measured, measure
 
 RESULTS = Path(__file__).parent / "results"
 SLIPWAY = Path(sys.executable).with_name("slipway")
+SHAPES = {
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
 
 MAKE = """
-import sys, torch, transformers
+import json, sys, torch, transformers
 from pathlib import Path
 from peft import LoraConfig, get_peft_model
 root = Path(sys.argv[1])
 config = transformers.Qwen3Config(
-    vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-    num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True, dtype="bfloat16")
+    vocab_size=151936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True,
+    dtype="bfloat16", **json.loads(sys.argv[2]))
 torch.manual_seed(0)
+torch.set_default_dtype(torch.bfloat16)
 model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-model.save_pretrained(root / "base")
+model.save_pretrained(root / "base", max_shard_size="5GB")
 lora = LoraConfig(r=16, lora_alpha=24, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
 get_peft_model(model, lora).save_pretrained(root / "adapter")
 """
@@ -41,6 +48,8 @@ from transformers import AutoModelForCausalLM
 base = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
 PeftModel.from_pretrained(base, sys.argv[2]).merge_and_unload().save_pretrained(sys.argv[3])
 """
+
+Command = Callable[[Path, Path], list[str | Path]]
 
 
 def ours(root: Path, out: Path) -> list[str | Path]:
@@ -54,41 +63,67 @@ def theirs(root: Path, out: Path) -> list[str | Path]:
     return [sys.executable, "-c", PEFT, root / "base", root / "adapter", out]
 
 
-def run(root: Path, runs: int) -> dict[str, float]:
-    """Alternate both, so that a drift of the machine meets both; medians of the pairs' ratios."""
-    pairs: list[tuple[Measured, Measured]] = []
-    for number in range(runs + 1):
+def copy(root: Path, out: Path) -> list[str | Path]:
+    """The base, copied."""
+    return ["cp", "-r", root / "base", out]
+
+
+def pairs(root: Path, peer: Command, runs: int) -> list[tuple[Measured, Measured]]:
+    """Alternate both, so that a drift of the machine meets both; the first pair warms the page cache and does not count."""
+    measured = []
+    for _ in range(runs + 1):
         pair = []
-        for command in (ours, theirs):
+        for command in (ours, peer):
             out = root / "out"
             pair.append(measure(command(root, out)))
             shutil.rmtree(out)
-        if number:  # the first pair warms the page cache
-            pairs.append((pair[0], pair[1]))
+        measured.append((pair[0], pair[1]))
+    return measured[1:]
+
+
+def figures(measured: list[tuple[Measured, Measured]], *, shape: str, peer: str) -> dict[str, float]:
+    """Medians of both and of the pairs' ratios."""
     return {
-        "slipway_seconds": statistics.median(a.seconds for a, _ in pairs),
-        "peft_seconds": statistics.median(b.seconds for _, b in pairs),
-        "time_ratio": statistics.median(a.seconds / b.seconds for a, b in pairs),
-        "slipway_peak_anonymous_mb": max(a.peak_anonymous_bytes for a, _ in pairs) / 1e6,
-        "peft_peak_anonymous_mb": max(b.peak_anonymous_bytes for _, b in pairs) / 1e6,
-        "memory_ratio": statistics.median(a.peak_anonymous_bytes / b.peak_anonymous_bytes for a, b in pairs),
+        f"{shape}_slipway_seconds": statistics.median(a.seconds for a, _ in measured),
+        f"{shape}_{peer}_seconds": statistics.median(b.seconds for _, b in measured),
+        f"{shape}_time_ratio_to_{peer}": statistics.median(a.seconds / b.seconds for a, b in measured),
+        f"{shape}_slipway_peak_anonymous_mb": max(a.peak_anonymous_bytes for a, _ in measured) / 1e6,
+        f"{shape}_{peer}_peak_anonymous_mb": max(b.peak_anonymous_bytes for _, b in measured) / 1e6,
+        f"{shape}_memory_ratio_to_{peer}": statistics.median(
+            a.peak_anonymous_bytes / max(b.peak_anonymous_bytes, 1) for a, b in measured
+        ),
     }
+
+
+def bench(shape: str, folder: Path | None, peers: dict[str, Command], runs: int) -> dict[str, float]:
+    """Make one model and measure it against the peers."""
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        root = Path(name)
+        measure([sys.executable, "-c", MAKE, root, json.dumps(SHAPES[shape])])
+        for peer, command in peers.items():
+            found |= figures(pairs(root, command, runs), shape=shape, peer=peer)
+    return found
 
 
 def main() -> None:
     """Make the models, measure, print and write the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3, help="counted pairs of runs")
-    parser.add_argument("--folder", type=Path, help="where the models and outputs go; about 4 GB")
+    parser.add_argument("--folder", type=Path, help="where the models and outputs go; about 17 GB, with --small 4 GB")
+    parser.add_argument("--small", action="store_true", help="leave out the 4B shape")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        root = Path(folder)
-        measure([sys.executable, "-c", MAKE, root])
-        figures = run(root, arguments.runs)
-    for name, value in figures.items():
-        print(f"{name:28} {value:10.3f}")
+    found = bench("0.6b", arguments.folder, {"peft": theirs}, arguments.runs)
+    if not arguments.small:
+        found |= bench("4b", arguments.folder, {"cp": copy}, arguments.runs)
+        found["memory_ratio_of_4b_to_0.6b"] = (
+            found["4b_slipway_peak_anonymous_mb"] / found["0.6b_slipway_peak_anonymous_mb"]
+        )
+        found.pop("4b_memory_ratio_to_cp")
+    for name, value in found.items():
+        print(f"{name:36} {value:10.3f}")
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "merge.json").write_text(json.dumps(figures, indent=2) + "\n")
+    (RESULTS / "merge.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

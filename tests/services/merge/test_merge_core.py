@@ -1,0 +1,154 @@
+"""The arithmetic on numbers that are hard to round, weights computed whole, digests, and what a merge does not import."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import read_safetensors
+from slipway.stage import Context
+from slipway_merge.budget import MemoryBudget, memory_limit
+from slipway_merge.deltas import Block, Change, round_block
+from slipway_merge.layout import plan_layout
+from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.tensor_io import FLOAT_TYPES, TensorReader, is_finite
+from slipway_merge.values import Computed, Value
+from slipway_merge.writer import MergeWriter
+
+TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = """
+import json, sys
+from pathlib import Path
+from slipway.stage import Context
+from slipway_merge.stage import STAGE, MergeParams
+folder = Path(sys.argv[1])
+STAGE.run({"base": folder / "base", "adapter": folder / "adapter"}, MergeParams(verify="spot"), Context(workdir=Path(sys.argv[2])))
+print(json.dumps(sorted({"torch", "transformers", "peft"} & sys.modules.keys())))
+"""
+
+
+@pytest.mark.parametrize("output", ["BF16", "F16"])
+def test_rounding_of_every_kind_of_number(output):
+    """Subnormals, ties, both zeros and neighbours of the largest number, as torch rounds them."""
+    bits = np.random.default_rng(5).integers(0, 1 << 32, 1 << 16, dtype=np.uint32)
+    bits[: 1 << 14] &= np.uint32(0xFFFF8000)  # ties
+    values = bits.view(np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = torch.from_numpy(values.copy()).to(TORCH[output])
+    values = values[torch.isfinite(expected).numpy()].reshape(1, -1)
+    expected = expected[torch.isfinite(expected)]
+    rounded = round_block(values, source="F32", output=output, block=Block(), change=Change("", "w"), add=None)
+    assert np.array_equal(rounded.reshape(-1).view(np.uint16), expected.view(torch.uint16).numpy())
+
+
+@pytest.mark.parametrize("dtype", list(FLOAT_TYPES))
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite_is_seen(dtype, bad):
+    values = np.full(1000, -1.5, FLOAT_TYPES[dtype])
+    assert is_finite(values, dtype)
+    values[777] = bad
+    assert not is_finite(values, dtype)
+    assert is_finite(values[:0], dtype)
+
+
+def test_zeros_of_either_sign_are_the_same():
+    change = Change("m", "w")
+    base = np.array([[-0.0, 1.0, -2.0]], np.float32)
+    round_block(
+        base, source="F32", output="F32", block=Block(), change=change, add=lambda wide, spare: np.add(wide, 0.0, spare)
+    )
+    assert (change.changed, change.total) == (0, 3)
+
+
+def write_computed(folder: Path, new: np.ndarray, *, dtype: str | None, memory: int = 1 << 30) -> MergeWriter:
+    torch.manual_seed(1)
+    save_file({"w": torch.randn(30, 4, 3, dtype=torch.bfloat16)}, folder / "base.safetensors")
+    source = read_safetensors(folder / "base.safetensors").tensors["w"]
+    asked = []
+
+    def compute(wide):
+        asked.append(wide)
+        return new.astype(wide)
+
+    layout = plan_layout(
+        {"w": Value(source, computed=Computed("m", "loha", compute))}, dtype=dtype, max_shard_bytes=1 << 20
+    )
+    with TensorReader() as reader:
+        writer = MergeWriter(folder, reader, Context(workdir=folder), max_memory_bytes=memory)
+        writer.write(layout)
+    assert asked == [np.float64 if dtype == "F32" else np.float32]
+    return writer
+
+
+@pytest.mark.parametrize("dtype", [None, "F32", "F16"])
+def test_weight_computed_whole(tmp_path, dtype):
+    new = np.random.default_rng(2).standard_normal((30, 4, 3))
+    writer = write_computed(tmp_path, new, dtype=dtype, memory=1)
+    merged = load_file(tmp_path / "model.safetensors")["w"]
+    assert torch.equal(merged, torch.from_numpy(new).float().to(TORCH[dtype or "BF16"]))
+    base = load_file(tmp_path / "base.safetensors")["w"].double()
+    [change] = writer.written.changes
+    expected = (torch.from_numpy(new) - base).norm() / base.norm()
+    assert change.relative_change == pytest.approx(expected.item(), rel=1e-5)
+    assert (change.form, change.rank, change.total) == ("loha", None, 360)
+    assert change.unchanged_share < 0.1
+
+
+def test_computed_weight_of_another_shape(tmp_path):
+    with pytest.raises(ModelMergeError, match=r"loha gave values of shape \(30, 12\)"):
+        write_computed(tmp_path, np.zeros((30, 12)), dtype=None)
+
+
+def test_digests_are_told(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    ctx = Context(workdir=case.workdir, threads=2)
+    out = STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(max_shard_bytes=30_000), ctx)["pytorch"]
+    shards = sorted(out.glob("*.safetensors"))
+    assert len(shards) > 2
+    assert ctx.digests == {path: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in shards}
+
+
+def test_plain_merge_imports_numpy_alone(make_case):
+    case = make_case("llama", torch.bfloat16, target_modules=["q_proj", "up_proj"])
+    command = [sys.executable, "-c", PLAIN, str(case.base.parent), str(case.workdir)]
+    assert (case.base.name, case.adapter.name) == ("base", "adapter")
+    assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == []
+
+
+def test_budget_lets_in_what_fits_and_one_that_never_does():
+    budget, inside, most = MemoryBudget(100), [], []
+    lock = threading.Lock()
+
+    def work(nbytes: int) -> None:
+        with budget.reserve(nbytes):
+            with lock:
+                inside.append(nbytes)
+                most.append(list(inside))
+            time.sleep(0.01)
+            with lock:
+                inside.remove(nbytes)
+
+    threads = [threading.Thread(target=work, args=(nbytes,)) for nbytes in (60, 50, 40, 500, 30, 60, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(most) == 7
+    assert all(sum(together) <= 100 or together == [500] for together in most)
+
+
+def test_memory_to_work_in():
+    assert memory_limit(7, allowed=100) == 7
+    assert memory_limit(700, allowed=100) == 100
+    assert 0 < memory_limit(None, allowed=1 << 60) < 1 << 60
