@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ class Structure:
         tied: Parameter → the parameter whose storage it shares.
         transposed: Weights stored as (in, out): those of transformers' ``Conv1D``.
         nf4: Weights that transformers and bitsandbytes quantize when the model is loaded with ``load_in_4bit``.
+        optional: Parameters that the class computes when they are not stored (sinusoidal positions).
         rename: A stored name as transformers' own loading renames (or fuses) it.
     """
 
@@ -30,6 +32,7 @@ class Structure:
     tied: Mapping[str, str]
     transposed: frozenset[str]
     nf4: frozenset[str]
+    optional: frozenset[str]
     rename: Callable[[str], str]
 
     def own_name(self, stored: str) -> str:
@@ -43,7 +46,7 @@ class Structure:
         given = {self.own_name(name) for name in stored}
         groups = {name: self.tied.get(name, name) for name in self.shapes}
         found = {groups[name] for name in given if name in groups}
-        return sorted(name for name in self.shapes if groups[name] not in found)
+        return sorted(name for name in self.shapes if groups[name] not in found and name not in self.optional)
 
 
 def structure(folder: Path) -> Structure:
@@ -76,12 +79,15 @@ def structure(folder: Path) -> Structure:
     skipped = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or [])]
     modules = list(model.named_modules())
     linears = [path for path, module in modules if type(module) is torch.nn.Linear or isinstance(module, Conv1D)]
+    ignored = [*(model._keys_to_ignore_on_load_missing or []), *(model._keys_to_ignore_on_save or [])]
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
     return Structure(
         prefix=model.base_model_prefix,
-        shapes={name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)},
+        shapes=shapes,
         tied=dict(model.all_tied_weights_keys),
         transposed=frozenset(f"{path}.weight" for path, module in modules if isinstance(module, Conv1D)),
         nf4=frozenset(f"{path}.weight" for path in linears if should_convert_module(path, skipped)),
+        optional=frozenset(name for name in shapes if any(re.search(key, name) for key in ignored)),
         rename=_renaming(get_model_conversion_mapping(model)),
     )
 

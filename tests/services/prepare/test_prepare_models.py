@@ -126,6 +126,37 @@ def test_shards_of_pickles_become_shards_of_safetensors(dense, tmp_path):
     loads(out)
 
 
+def families():
+    import transformers
+
+    half = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    pair = {"d_model": 32, "vocab_size": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "pad_token_id": 0, **half}
+    return {
+        "bert": (transformers.BertForMaskedLM, {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}),
+        "gpt2": (transformers.GPT2LMHeadModel, {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64}),
+        "marian": (transformers.MarianMTModel, {**pair, "decoder_start_token_id": 0}),
+        "t5": (transformers.T5ForConditionalGeneration, {"d_model": 32, "num_layers": 1, "vocab_size": 64, "d_ff": 64}),
+        "whisper": (transformers.WhisperForConditionalGeneration, {**pair, "decoder_start_token_id": 1}),
+    }
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "marian", "t5", "whisper"])
+def test_other_architectures_with_the_ties_of_their_classes(tmp_path, family):
+    cls, settings = families()[family]
+    model = cls(cls.config_class(**settings))
+    model.save_pretrained(tmp_path / "saved")
+    expected = load_file(tmp_path / "saved" / "model.safetensors")
+    (tmp_path / "saved" / "model.safetensors").unlink()
+    torch.save({k: v for k, v in model.state_dict().items() if k in expected or "embed_positions" not in k},
+               tmp_path / "saved" / "pytorch_model.bin")  # fmt: skip
+    out, found, _ = run(tmp_path / "saved", tmp_path)
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    _, info = cls.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+
+
 class Payload:
     """Writes a file when it is unpickled."""
 
