@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict
     cls = _model_class(folder)
     if cls is None:
         return {"loaded": "not checked: transformers has no class of this model's name"}
-    merged, info = _quietly(lambda: cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True))
+    merged, info = _load(cls, folder, output_loading_info=True)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     for kind, names in wrong.items():
         if names:
@@ -53,11 +54,15 @@ def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict
 
 
 def _compare(cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: str, size: int) -> dict[str, Any]:
-    model = _quietly(lambda: cls.from_pretrained(base, dtype=torch.float32))
+    model = _load(cls, base)
     if model.get_input_embeddings().num_embeddings != size:
         model.resize_token_embeddings(size, mean_resizing=False)
     before = _logits(model, size)
-    tuned = _logits(_quietly(lambda: PeftModel.from_pretrained(model, str(adapter))), size)
+    try:
+        with _quiet():
+            tuned = _logits(PeftModel.from_pretrained(model, str(adapter)), size)
+    except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
+        return {"logits": f"not compared: peft cannot load the adapter ({error})"}
     assert before is not None
     assert tuned is not None
     difference, change = _norm(ours - tuned), _norm(tuned - before)
@@ -95,10 +100,31 @@ def _norm(values: torch.Tensor) -> float:
     return float(values.square().mean().sqrt())
 
 
-def _quietly(load: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return load()
+def _load(cls: Any, folder: Path, **options: Any) -> Any:
+    """A model, or a model and how its loading went.
+
+    Raises:
+        ModelMergeError: ``MERGE_NOT_VERIFIED`` when transformers refuses it.
+    """
+    try:
+        with _quiet():
+            return cls.from_pretrained(folder, dtype=torch.float32, **options)
+    except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
+        raise _not_verified(f"transformers cannot load it: {error}", "") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of libraries."""
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)
 
 
 def _not_verified(what: str, tensor: str) -> ModelMergeError:
