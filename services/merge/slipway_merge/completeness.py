@@ -51,8 +51,9 @@ def check_complete(
 def _check_tokens(adapter: Adapter) -> None:
     """Rows are there for the modules the configuration names (those tied to another may be saved with it alone)."""
     tokens = adapter.config.tokens
-    names = list(tokens) if isinstance(tokens, Mapping) else ["its input embedding"] if tokens else []
-    if len(adapter.rows) >= len(names) or (adapter.rows and len(set(dict(tokens).values())) == 1):
+    named = dict(tokens) if isinstance(tokens, Mapping) else {"its input embedding": tokens} if tokens else {}
+    names = list(named)
+    if len(adapter.rows) >= len(named) or (adapter.rows and len(set(named.values())) == 1):
         return
     found = [name for name in names if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
     raise ModelMergeError(

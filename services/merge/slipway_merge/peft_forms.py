@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,11 +210,11 @@ class PeftForms:
     @cached_property
     def _together(self) -> Holder:
         """All modules in one holder, on the base's own bytes, for forms whose modules depend on each other."""
-        layers = {
-            name: filled(layer, lambda path, _, name=name: mapped(self.sources[name][path]))
-            for name, layer in self.layers.items()
-        }
+        layers = {name: filled(layer, partial(self._stored, name)) for name, layer in self.layers.items()}
         return Holder(self.config, layers)
+
+    def _stored(self, module: str, path: str, _: torch.Tensor) -> torch.Tensor:
+        return mapped(self.sources[module][path])
 
     @cached_property
     def _loaded_together(self) -> Holder:
@@ -253,7 +253,7 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
     tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
     found: list[str] = []
 
-    class Matching(tuner):  # type: ignore[misc]
+    class Matching(tuner):
         """The tuner as it is, but it notes the modules instead of replacing them."""
 
         def _pre_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...

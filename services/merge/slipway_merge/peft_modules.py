@@ -18,6 +18,7 @@ import peft
 import torch
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.safetensors_file import TensorInfo
@@ -203,13 +204,12 @@ class Holder:
 
 def _inputs(layer: nn.Module) -> torch.Tensor | None:
     generator = torch.Generator().manual_seed(0)
-    if isinstance(layer, nn.Embedding) and type(layer) is nn.Embedding:
+    if type(layer) is nn.Embedding:
         return torch.randint(0, layer.num_embeddings, (64,), generator=generator)
     if isinstance(layer, nn.Linear):
         return torch.randn(8, layer.in_features, generator=generator)
-    if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        size = [8 * length for length in layer.kernel_size]
-        return torch.randn(2, layer.in_channels, *size, generator=generator)
-    if type(layer).__name__ == "Conv1D":
-        return torch.randn(8, layer.weight.shape[0], generator=generator)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return torch.randn(2, layer.in_channels, *(8 * length for length in layer.kernel_size), generator=generator)
+    if isinstance(layer, Conv1D):
+        return torch.randn(8, layer.nx, generator=generator)
     return None
