@@ -98,8 +98,10 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
     for (name, folder), weight in zip(inputs, weights, strict=True):
         adapter = read_adapter(folder)
         trained = sorted(whole.info.name for whole in adapter.whole.values() if whole.own)
-        if trained or not adapter.pairs:
-            shown = f"{trained[0]!r}, trained in full" if trained else "no LoRA pair"
+        trained += sorted([*adapter.forms, *(info.name for info in adapter.rows.values())])
+        trained += sorted(pair.a.name for pair in adapter.experts.values())
+        if trained or not adapter.pairs or adapter.config.replication:
+            shown = f"{trained[0]!r}, which is more than a pair" if trained else "no LoRA pair, or repeated layers"
             raise ModelMergeError(
                 f"{name} is not plain LoRA: it has {shown}, which no method of combination covers",
                 reason="ADAPTER_UNSUPPORTED",

@@ -129,7 +129,7 @@ class PeftForms:
             info = self.tensors.get(key)
             if info is None:
                 raise _incomplete(key, shape)
-            if info.shape != shape and not self._is_resized:
+            if info.shape != shape:
                 raise ModelMergeError(
                     f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json, which want {shape}",
                     reason="ADAPTER_BASE_MISMATCH",
@@ -192,15 +192,12 @@ class PeftForms:
         with through_peft(f"module {first!r}"):
             return self._blank_holder([first]).shares_state
 
-    @property
-    def _is_resized(self) -> bool:
-        """Whether peft cuts the layers to the ranks that AdaLoRA left them when it loads them, and compares the shapes then."""
-        return self.config.peft_type == peft.PeftType.ADALORA and bool(self.raw.get("rank_pattern"))
-
     def _blank_holder(self, names: list[str]) -> Holder:
         """A holder without values: on ``meta`` where the form can be built there, otherwise of zeros."""
         try:
-            return Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
+            holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
+            holder.expected()
+            return holder
         except (NotImplementedError, RuntimeError):  # the form looks at values when it is built
             return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from peft import PeftModel
+from peft import AdaLoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
-from merge_cases import SMALL, TOKENS, VOCAB, load, logits, save_case
+from merge_cases import SMALL, TOKENS, VOCAB, load, logits, make_model, randomise, save_case
 from slipway.errors import ModelMergeError
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -251,3 +251,58 @@ def test_weights_that_are_always_tied_are_refused(tmp_path):
         case.merge()
     assert caught.value.reason == "ADAPTER_UNSUPPORTED"
     assert "lm_head.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "touched"), [("lm_head", "lm_head.weight"), ("embed_tokens", "model.embed_tokens.weight")]
+)
+def test_a_form_on_one_of_tied_weights_leaves_the_other(make_case, target, touched):
+    case = make_case("qwen3-tied", target_modules=["q_proj", target], use_dora=True)
+    out, ctx = case.merge()
+    model = load(out)
+    assert (logits(model) - logits(case.reference())).abs().max() < 1e-5
+    base = load_file(case.base / "model.safetensors")["model.embed_tokens.weight"]
+    weights = load_file(out / "model.safetensors")
+    (other,) = {"lm_head.weight", "model.embed_tokens.weight"} - {touched}
+    assert torch.equal(weights[other], base)
+    assert not torch.equal(weights[touched], base)
+    assert ctx.facts["untied"] is True
+
+
+def test_rows_that_a_tie_shares_keep_it(make_case):
+    """peft gives the trained rows of an embedding to the head that shares its weight."""
+    case = make_case("qwen3-tied", target_modules=["q_proj"], trainable_token_indices=[1, 5])
+    out, ctx = case.merge()
+    assert "lm_head.weight" not in load_file(out / "model.safetensors")
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
+    assert ctx.facts["untied"] is False
+    assert (logits(load(out)) - logits(case.reference())).abs().max() < 1e-5
+
+
+def test_a_deeper_model_is_written_as_one(make_case):
+    """Every copy of a layer has its own update; configuration and tensors agree on the number of layers."""
+    case = make_case("qwen3", target_modules=["q_proj"], layer_replication=[[0, 2], [0, 1]])
+    out, _ = case.merge()
+    config = json.loads((out / "config.json").read_text())
+    assert config["num_hidden_layers"] == len(config["layer_types"]) == 3
+    reference = case.reference()
+    reference.get_base_model().config.layer_types = config["layer_types"]  # peft forgets them
+    assert (logits(load(out)) - logits(reference)).abs().max() < 1e-5
+
+
+def test_ranks_that_adalora_left(tmp_path):
+    """A finished AdaLoRA run has cut every module to a rank of its own."""
+    case = save_case(tmp_path, make_model("llama"), target_modules=["q_proj"])
+    model = tf.AutoModelForCausalLM.from_pretrained(case.base)
+    left = {f"model.layers.{n}.self_attn.q_proj.lora_E": [True, n == 0, True, False] for n in (0, 1)}
+    config = AdaLoraConfig(init_r=4, lora_alpha=10, total_step=10, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    tuned = get_peft_model(model, config)
+    randomise(tuned)
+    tuned.peft_config["default"].rank_pattern = {f"{key}.default": ranks for key, ranks in left.items()}
+    tuned.save_pretrained(case.adapter)
+    shapes = {key: tuple(t.shape) for key, t in load_file(case.adapter / "adapter_model.safetensors").items()}
+    assert shapes["base_model.model.model.layers.0.self_attn.q_proj.lora_A"] == (3, 32)
+    out, _ = case.merge()
+    merged = logits(case.reference().merge_and_unload())
+    assert (logits(load(out)) - merged).abs().max() < 1e-5
+    assert (merged - logits(load(case.base))).abs().max() > 1e-3
