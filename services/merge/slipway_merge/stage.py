@@ -56,5 +56,5 @@ STAGE = Stage(
     outputs=("pytorch",),
     params=MergeParams,
     run=run,
-    libraries=("numpy", "ml_dtypes", "transformers"),
+    libraries=("numpy", "ml_dtypes", "peft", "torch", "transformers"),
 )
