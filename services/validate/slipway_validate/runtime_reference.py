@@ -44,4 +44,17 @@ def load(base: Path, adapter: Path, *, threads: int) -> ReferenceModel:
         module = peft.PeftModel.from_pretrained(module, str(adapter), is_trainable=False)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
+    _name_replicated_layers(module)
     return ReferenceModel(module.float(), stored=stored_dtype(base))
+
+
+def _name_replicated_layers(module: peft.PeftModel) -> None:
+    """Tell a model that peft made deeper (``layer_replication``) of which kind each layer is.
+
+    peft changes the number of layers only; a model's cache and attention masks go by ``layer_types``.
+    """
+    ranges = getattr(module.peft_config["default"], "layer_replication", None)
+    config = module.get_base_model().config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if ranges and kinds:
+        config.layer_types = [kinds[number] for first, end in ranges for number in range(first, end)]
