@@ -148,7 +148,8 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
         raise unsupported(
             "init_lora_weights", init, hint + "save the adapter with path_initial_model_for_weight_conversion"
         )
-    more = [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key]]
+    # An empty map is a configuration of defaults to peft, and turns its variant on.
+    more = [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key] or raw[key] == {}]
     if more and raw.get("layer_replication"):
         raise unsupported("layer_replication", raw["layer_replication"], f"it cannot be merged together with {more[0]}")
     return bool(more)

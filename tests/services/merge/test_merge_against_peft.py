@@ -53,7 +53,7 @@ def assert_nearest(weight: torch.Tensor, exact: torch.Tensor, name: str) -> None
 def test_fp32_equals_peft(make_case, form):
     kind, lora = FORMS[form]
     case = make_case(kind, **lora)
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     reference = case.reference()
     unmerged = logits(reference)
     merged = logits(reference.merge_and_unload())
@@ -71,7 +71,7 @@ def test_half_precision_is_rounded_once(make_case, form, dtype):
     """Every weight is the representable value nearest to the exact one, so never further from it than peft's."""
     kind, lora = FORMS[form]
     case = make_case(kind, dtype, **lora)
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     exact = case.reference(torch.float64).double().merge_and_unload().state_dict()
     peft = case.reference().merge_and_unload().state_dict()
     ours = load(out).state_dict()
@@ -90,7 +90,7 @@ def test_half_precision_is_rounded_once(make_case, form, dtype):
 def test_adapter_on_one_of_tied_weights_leaves_the_other(make_case, target, touched):
     """peft's merge changes both through the shared storage; the unmerged model is what was trained."""
     case = make_case("qwen3-tied", target_modules=["q_proj", target])
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     model = load(out)
     assert (logits(model) - logits(case.reference())).abs().max() < 1e-5
     base = load_file(case.base / "model.safetensors")["model.embed_tokens.weight"]
@@ -106,13 +106,13 @@ def test_adapter_on_one_of_tied_weights_leaves_the_other(make_case, target, touc
 
 def test_gpt2_tied_head_is_untied_too(make_case):
     case = make_case("gpt2", target_modules=["c_attn", "lm_head"], fan_in_fan_out=True)
-    out, _ = case.merge()
+    out, _ = case.merge(verify="spot")
     assert (logits(load(out)) - logits(case.reference())).abs().max() < 1e-5
 
 
 def test_untouched_ties_stay(make_case):
     case = make_case("qwen3-tied")
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     assert "lm_head.weight" not in load_file(out / "model.safetensors")
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
     assert ctx.facts["untied"] is False
@@ -121,7 +121,7 @@ def test_untouched_ties_stay(make_case):
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied"])
 def test_resized_vocabulary(make_case, kind):
     case = make_case(kind, resize=VOCAB + 5, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
-    out, _ = case.merge()
+    out, _ = case.merge(verify="spot")
     model = load(out)
     assert model.config.vocab_size == VOCAB + 5
     weights = load_file(case.adapter / "adapter_model.safetensors")
@@ -141,7 +141,7 @@ def test_resized_vocabulary(make_case, kind):
 def test_resized_vocabulary_saved_along(make_case, kind):
     """peft saves resized embeddings by itself when they were not trained; a tie that still holds is kept."""
     case = make_case(kind, resize=VOCAB + 5, target_modules=["q_proj"])
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     model = load(out)
     assert model.config.vocab_size == VOCAB + 5
     assert model.config.tie_word_embeddings is (kind == "qwen3-tied")
@@ -152,7 +152,7 @@ def test_resized_vocabulary_saved_along(make_case, kind):
 def test_sharded_base_and_output(make_case, shard):
     case = make_case("qwen3", shard=shard)
     assert (case.base / "model.safetensors.index.json").is_file()
-    whole, _ = case.merge()
+    whole, _ = case.merge(verify="spot")
     assert (whole / "model.safetensors").is_file()
     expected = logits(case.reference().merge_and_unload())
     assert (logits(load(whole)) - expected).abs().max() < 1e-5
@@ -191,7 +191,7 @@ def test_base_saved_from_the_bare_model(make_case, tmp_path):
     (headless / "config.json").write_text(json.dumps(config))
     expected = logits(case.reference().merge_and_unload())
     case.base = headless
-    out, _ = case.merge()
+    out, _ = case.merge(verify="spot")
     assert "h.0.attn.c_attn.weight" in load_file(out / "model.safetensors")
     assert (logits(load(out)) - expected).abs().max() < 1e-5
 
@@ -229,7 +229,7 @@ def test_other_families_need_no_table(tmp_path, family):
     torch.manual_seed(5)
     model = build().eval()
     case = save_case(tmp_path, model, target_modules=targets)
-    out, _ = case.merge()
+    out, _ = case.merge(verify="spot")
     cls = type(model)
     ours, info = cls.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"]
@@ -248,7 +248,7 @@ def test_weights_that_are_always_tied_are_refused(tmp_path):
     """T5 shares one embedding between encoder, decoder and head whatever its configuration says."""
     case = save_case(tmp_path, FAMILIES["t5"][0](), target_modules=["q", "lm_head"])
     with pytest.raises(ModelMergeError) as caught:
-        case.merge()
+        case.merge(verify="spot")
     assert caught.value.reason == "ADAPTER_UNSUPPORTED"
     assert "lm_head.weight" in str(caught.value)
 
@@ -258,7 +258,7 @@ def test_weights_that_are_always_tied_are_refused(tmp_path):
 )
 def test_a_form_on_one_of_tied_weights_leaves_the_other(make_case, target, touched):
     case = make_case("qwen3-tied", target_modules=["q_proj", target], use_dora=True)
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     model = load(out)
     assert (logits(model) - logits(case.reference())).abs().max() < 1e-5
     base = load_file(case.base / "model.safetensors")["model.embed_tokens.weight"]
@@ -272,7 +272,7 @@ def test_a_form_on_one_of_tied_weights_leaves_the_other(make_case, target, touch
 def test_rows_that_a_tie_shares_keep_it(make_case):
     """peft gives the trained rows of an embedding to the head that shares its weight."""
     case = make_case("qwen3-tied", target_modules=["q_proj"], trainable_token_indices=[1, 5])
-    out, ctx = case.merge()
+    out, ctx = case.merge(verify="spot")
     assert "lm_head.weight" not in load_file(out / "model.safetensors")
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
     assert ctx.facts["untied"] is False
@@ -282,7 +282,7 @@ def test_rows_that_a_tie_shares_keep_it(make_case):
 def test_a_deeper_model_is_written_as_one(make_case):
     """Every copy of a layer has its own update; configuration and tensors agree on the number of layers."""
     case = make_case("qwen3", target_modules=["q_proj"], layer_replication=[[0, 2], [0, 1]])
-    out, _ = case.merge()
+    out, _ = case.merge(verify="spot")
     config = json.loads((out / "config.json").read_text())
     assert config["num_hidden_layers"] == len(config["layer_types"]) == 3
     reference = case.reference()
@@ -302,7 +302,7 @@ def test_ranks_that_adalora_left(tmp_path):
     tuned.save_pretrained(case.adapter)
     shapes = {key: tuple(t.shape) for key, t in load_file(case.adapter / "adapter_model.safetensors").items()}
     assert shapes["base_model.model.model.layers.0.self_attn.q_proj.lora_A"] == (3, 32)
-    out, _ = case.merge()
+    out, _ = case.merge(verify="spot")
     merged = logits(case.reference().merge_and_unload())
     assert (logits(load(out)) - merged).abs().max() < 1e-5
     assert (merged - logits(load(case.base))).abs().max() > 1e-3
