@@ -125,7 +125,11 @@ class Embedded:
         machine = probe(settings.scratch, self._stages)
         runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
         options = WorkerOptions(
-            coordinator=address, stages=self._stages, slots=machine.default_slots(), report_seconds=0.25
+            coordinator=address,
+            stages=self._stages,
+            slots=machine.default_slots(),
+            report_seconds=0.25,
+            waits_for_room=False,
         )
         return Worker(options, runner, machine)
 

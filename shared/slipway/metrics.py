@@ -91,6 +91,10 @@ LEASES_REFUSED = Counter("slipway_late_results_total", "Results refused because 
 # A worker's
 SLOTS = Gauge("slipway_worker_slots", "Tasks this worker runs at the same time.")
 RUNNING = Gauge("slipway_worker_running_tasks", "Tasks this worker runs now.", ("stage",))
+WITHOUT_ROOM = Gauge(
+    "slipway_worker_without_room", "Whether this worker takes no tasks because its disk is nearly full (1) or not (0)."
+)
+SCRATCH_FREE = Gauge("slipway_worker_scratch_free_bytes", "Free space for the work folders of this worker.")
 STAGE_MEMORY = Gauge("slipway_stage_memory_bytes", "Resident memory of the processes of running stages.", ("stage",))
 STAGE_SECONDS = Histogram(
     "slipway_stage_duration_seconds",

@@ -63,7 +63,7 @@ class TaskRunner:
 
     def __init__(self, store: ArtifactStore, scratch: Path, *, gpu_architecture: str = "") -> None:
         self._store = store
-        self._scratch = scratch
+        self.scratch = scratch
         self._gpu_architecture = gpu_architecture
         scratch.mkdir(parents=True, exist_ok=True)
         remove_abandoned(scratch)
@@ -84,7 +84,7 @@ class TaskRunner:
             metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
             if found is not None:
                 return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
-            with unfinished(self._scratch / stage.name) as folder:
+            with unfinished(self.scratch / stage.name) as folder:
                 return await self._execute(spec, key, folder, on_progress, on_log)
         except (ModelExportError, OSError) as error:
             return TaskResult(failure=failure_of(error, stage=spec.stage))

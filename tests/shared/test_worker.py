@@ -18,8 +18,10 @@ from slipway.runner import TaskRunner
 from slipway.wire import STATUS_KEY, dict_of, failure_of_status, struct_of
 from slipway.worker import Worker, WorkerOptions
 from slipway.worker.machine import Machine, probe
+from slipway.worker.observation import Gauges
+from slipway.worker.room import Room
 from slipway.worker.service import StageService
-from slipway_protos.v1 import stage_pb2, stage_pb2_grpc, worker_pb2
+from slipway_protos.v1 import stage_pb2, stage_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 STAGE = "coordinator_stages:STAGE"
 
@@ -120,9 +122,9 @@ def test_a_busy_worker_and_wrong_calls_are_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_cores_are_shared_among_what_starts_together() -> None:
+def test_cores_are_shared_among_what_starts_together(tmp_path: Path) -> None:
     machine = Machine(cores=4, memory_bytes=10 << 30, scratch_bytes=0)
-    worker = Worker(WorkerOptions("", ("x",), slots=3), None, machine)  # type: ignore[arg-type]
+    worker = Worker(WorkerOptions("", ("x",), slots=3), TaskRunner(LocalStore(tmp_path), tmp_path / "scratch"), machine)
     assert worker._threads(1) == 4
     assert worker._threads(2) == 2
     with worker.slot():
@@ -137,3 +139,71 @@ def test_this_machine_is_known(tmp_path: Path) -> None:
     assert machine.cores >= 1
     assert machine.memory_bytes > 0
     assert isinstance(machine.capabilities(slots=1), worker_pb2.Capabilities)
+
+
+def test_room_is_looked_at_again_and_said_once(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    room = Room(small_disk)
+    assert (room.look(), room.enough) == (False, True)
+    assert room.free_bytes() > 7 << 20
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(int(7.7 * (1 << 20))))
+    assert (room.look(), room.enough) == (True, False)
+    assert (room.look(), room.enough) == (False, False)
+    filler.unlink()
+    assert (room.look(), room.enough) == (True, True)
+    said = [record.message for record in caplog.records]
+    assert [message.partition(":")[0] for message in said] == [
+        "takes no tasks until there is room",
+        "takes tasks again",
+    ]
+    assert str(small_disk) in said[0]
+    assert "of 8.0 MiB are left" in said[0]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_without_room_says_so_and_asks_again_when_there_is_some(
+    small_disk: Path, tmp_path: Path, *, waits: bool
+) -> None:
+    """Alone it takes tasks all the same, which say what is wrong."""
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(int(7.7 * (1 << 20))))
+
+    async def main() -> None:
+        heard: list[bool] = []
+
+        async def synchronize(
+            request: worker_pb2.SynchronizeRequest, context: grpc.aio.ServicerContext
+        ) -> worker_pb2.SynchronizeResponse:
+            del context
+            heard.append(request.draining)
+            await asyncio.sleep(request.max_wait.ToTimedelta().total_seconds())
+            return worker_pb2.SynchronizeResponse()
+
+        async def until(expected: list[bool]) -> None:
+            async with asyncio.timeout(10):
+                while heard != expected:
+                    await asyncio.sleep(0.05)
+
+        server = grpc.aio.server()
+        servicer = worker_pb2_grpc.WorkerServiceServicer()
+        servicer.Synchronize = synchronize  # type: ignore[method-assign]
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+        port = listen(server, "127.0.0.1:0")
+        await server.start()
+        options = WorkerOptions(f"127.0.0.1:{port}", (STAGE,), waits_for_room=waits)
+        worker = Worker(options, TaskRunner(LocalStore(tmp_path), small_disk), probe(small_disk))
+        running = asyncio.create_task(worker.run())
+        try:
+            await until([waits])
+            gauges = {metric.name: value for metric, _, value in Gauges(worker)()}
+            assert gauges["slipway_worker_without_room"] == waits
+            assert gauges["slipway_worker_scratch_free_bytes"] < 1 << 20
+            filler.unlink()
+            await until([True, False] if waits else [False])
+        finally:
+            worker.stop()
+            await running
+            await server.stop(0)
+
+    asyncio.run(main())

@@ -28,7 +28,7 @@ class Lease:
 
 @dataclass
 class KnownWorker:
-    """What a worker said of itself, and when."""
+    """What a worker said of itself, and when; ``draining`` stands for taking no new tasks, whatever the cause."""
 
     abilities: Abilities
     seen: float
@@ -178,15 +178,21 @@ class Board:
             not gpu_architecture or known.get(owner, gpu_architecture) == gpu_architecture for owner in owners
         )
 
-    def unserved(self, *, longer_than: float) -> list[Offer]:
-        """Offers that wait for longer than this many seconds while no known worker can take them."""
+    def unserved(self, *, longer_than: float, now_ready: bool = False) -> list[Offer]:
+        """Offers that wait for longer than this many seconds while no known worker can take them.
+
+        Args:
+            longer_than: Seconds.
+            now_ready: Count only workers that take new tasks at this moment.
+        """
         now = self.clock()
         late = [offer for key, offer in self.waiting.items() if self._offered_since[key] + longer_than < now]
-        taken = {call: any(call.can(one.abilities) for one in self.workers.values()) for call in {o.call for o in late}}
+        workers = self._ready() if now_ready else {name: one.abilities for name, one in self.workers.items()}
+        taken = {call: any(call.can(worker) for worker in workers.values()) for call in {o.call for o in late}}
         return [offer for offer in late if not taken[offer.call]]
 
     def lacking(self, offer: Offer) -> str:
-        """What is missing where no known worker can take an offer."""
+        """What is missing where no known worker can take an offer, or none takes it now."""
         return offer.call.lacking(worker.abilities for worker in self.workers.values())
 
     def _ready(self) -> dict[str, Abilities]:

@@ -110,6 +110,9 @@ class Call(NamedTuple):
         serving = [worker for worker in workers if self.stage in worker.stages]
         if not serving:
             return f"no worker runs the stage {self.stage}"
+        able = sum(self.can(worker) for worker in serving)
+        if able:
+            return f"the workers that can run {self.stage} ({able}) take no new tasks: they are ending, or their disks are full"
         needs = " or ".join(str(needs) for needs in self.requirements.any_of)
         have = "; ".join(sorted({self._has(worker) for worker in serving}))
         return f"{self.stage} needs {needs}; its workers ({len(serving)}) have {have}"

@@ -56,7 +56,7 @@ class Unserved:
             for offer in self._board.unserved(longer_than=self._fail_after):
                 await self._fail(offer)
             return
-        late = {offer.key: offer for offer in self._board.unserved(longer_than=self._say_after)}
+        late = {offer.key: offer for offer in self._board.unserved(longer_than=self._say_after, now_ready=True)}
         self._said &= set(late)
         for key in sorted(set(late) - self._said):
             await self._say(late[key])

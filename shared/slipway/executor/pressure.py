@@ -58,28 +58,30 @@ class Pressure:
     def _own_limit(self, memory: TreeMemory) -> None:
         limit = self._max_memory_bytes
         if memory.anonymous >= limit * MEMORY_SHARE:
-            share = f"{100 * memory.anonymous // limit} % of the {_size(limit)} it should stay below"
-            self._say("memory", f"holds {_size(memory.anonymous)} of memory, {share}")
+            share = f"{100 * memory.anonymous // limit} % of the {size_text(limit)} it should stay below"
+            self._say("memory", f"holds {size_text(memory.anonymous)} of memory, {share}")
 
     def _surroundings(self, memory: TreeMemory) -> None:
         group = self._group
         if group is not None:
             used = group.used_bytes()
             if used >= group.limit_bytes * MEMORY_SHARE:
-                what = f"{_size(used)} of the {_size(group.limit_bytes)} of its container are used"
-                self._say("container_memory", f"may be ended for memory: {what}, {_size(memory.anonymous)} by itself")
+                what = f"{size_text(used)} of the {size_text(group.limit_bytes)} of its container are used"
+                self._say(
+                    "container_memory", f"may be ended for memory: {what}, {size_text(memory.anonymous)} by itself"
+                )
         machine = psutil.virtual_memory()
         if machine.available <= machine.total * MACHINE_SHARE:
-            what = f"{_size(machine.available)} of the machine's {_size(machine.total)} are left"
-            self._say("machine_memory", f"may be ended for memory: {what}, {_size(memory.anonymous)} are its own")
+            what = f"{size_text(machine.available)} of the machine's {size_text(machine.total)} are left"
+            self._say("machine_memory", f"may be ended for memory: {what}, {size_text(memory.anonymous)} are its own")
 
     def _disk(self) -> None:
         try:
             disk = shutil.disk_usage(self._workdir)
         except OSError:  # the folder goes with the attempt
             return
-        if disk.free <= min(disk.total * DISK_SHARE, DISK_BYTES):
-            what = f"{_size(disk.free)} of {_size(disk.total)} are left for its work folder"
+        if nearly_full(disk.free, total=disk.total):
+            what = f"{size_text(disk.free)} of {size_text(disk.total)} are left for its work folder"
             self._say("disk", f"runs out of space: {what}; free some, or point SLIPWAY_SCRATCH to a larger disk")
 
     def _say(self, kind: str, what: str) -> None:
@@ -90,5 +92,11 @@ class Pressure:
         self._warn(f"{self._stage} {what}")
 
 
-def _size(count: float) -> str:
+def nearly_full(free: int, *, total: int) -> bool:
+    """Whether so little is left of a file system, in bytes, that a stage may find no space before anybody looks again."""
+    return free <= min(total * DISK_SHARE, DISK_BYTES)
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"

@@ -21,6 +21,8 @@ class Gauges:
     def __call__(self) -> Iterator[metrics.Sample]:
         """Look now, from any thread."""
         yield metrics.SLOTS, {}, self._worker.options.slots
+        yield metrics.WITHOUT_ROOM, {}, not self._worker.room.enough
+        yield metrics.SCRATCH_FREE, {}, self._worker.room.free_bytes()
         running = self._worker.running()
         for stage in sorted(self._worker.options.stages):
             memory = [bytes_used for name, bytes_used in running if name == stage]

@@ -24,6 +24,7 @@ from slipway.telemetry import span
 from slipway.wire import dict_of, failure_of_call, status_of, struct_of
 from slipway.worker.machine import Machine
 from slipway.worker.observation import observe
+from slipway.worker.room import LOOK_SECONDS, Room
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger("slipway.worker")
@@ -50,6 +51,8 @@ class WorkerOptions:
         report_seconds: How often progress is reported while something runs.
         drain_seconds: How long running tasks may go on after :meth:`Worker.stop` before they are handed back.
         security: Certificates and token to show to the coordinator; None for neither.
+        waits_for_room: Whether it takes no tasks while the disk of its work folders is nearly full. Without, they fail there,
+            which is the better answer where there is no other worker.
         worker_id: Name; unique for every start of a worker.
     """
 
@@ -59,6 +62,7 @@ class WorkerOptions:
     report_seconds: float = 0.5
     drain_seconds: float = 0.0
     security: Security | None = None
+    waits_for_room: bool = True
     worker_id: str = field(default_factory=new_worker_id)
 
 
@@ -85,6 +89,7 @@ class Worker:
         self.options = options
         self.machine = machine
         self.runner = runner
+        self.room = Room(runner.scratch)
         self._running: dict[str, _Running] = {}
         self._direct = 0
         self._stopping = asyncio.Event()
@@ -120,17 +125,26 @@ class Worker:
     async def run(self) -> None:
         """Pull and run until stopped; returns when all children are gone and all results are handed in or back."""
         async with AsyncChannel(self.options.coordinator, self.options.security) as self._channel:
-            pulling = asyncio.create_task(self._pull())
+            if self.options.waits_for_room:
+                self.room.look()
+            background = [asyncio.create_task(work) for work in (self._pull(), self._watch_room())]
             try:
                 await self._stopping.wait()
                 await self._drain()
             finally:
-                pulling.cancel()
-                await asyncio.gather(pulling, return_exceptions=True)
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
 
     @property
     def _stub(self) -> worker_pb2_grpc.WorkerServiceStub:
         return worker_pb2_grpc.WorkerServiceStub(self._channel.current())
+
+    async def _watch_room(self) -> None:
+        while self.options.waits_for_room:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.room.look():
+                self._changed.set()
 
     async def _pull(self) -> None:
         failures = 0
@@ -186,7 +200,7 @@ class Worker:
             stages=self.options.stages,
             capabilities=self.machine.capabilities(slots=self.options.slots),
             free_slots=max(self.free_slots, 0),
-            draining=self._stopping.is_set(),
+            draining=self._stopping.is_set() or not self.room.enough,
             max_wait=max_wait,
         )
         logs: dict[str, list[export_pb2.LogLine]] = {}

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ROLLING = [f"rolling-{number}" for number in range(5)]
 REFUSED = [f"refused-{number}" for number in range(3)]
-TEXTS = ["database", "s3", "frozen", "cable", "proxy", "corrupt", "full", *ROLLING, *REFUSED]
+TEXTS = ["database", "s3", "frozen", "cable", "proxy", "corrupt", "full", "room", *ROLLING, *REFUSED]
 OUTAGE_SECONDS = 10.0
 
 
@@ -151,25 +151,31 @@ def test_a_cable_is_pulled(cluster: Cluster, expected: dict[str, Undisturbed], s
 
 
 def test_a_workers_disk_is_full(cluster: Cluster, expected: dict[str, Undisturbed], small_disk: Path) -> None:
-    """What finds no space there is done by the others, and is not given to it again."""
+    """What finds no space there is done by the others; it takes nothing more until there is room, and then it does."""
     cluster.all_back()
     with only(cluster, "full", cluster.service.address, SLIPWAY_HOME=str(small_disk)) as worker:
         with held(cluster, "merge"):
             name = cluster.create("full")
             wait_for(worker.children)
             filler = fill(small_disk)
+            wait_for(lambda: "takes no tasks" in worker.log())
             wake(cluster)
             cluster.all_back()
         export = cluster.finished(name)
-        failed = [(task.id, attempt) for task in export.tasks for attempt in task.attempts if attempt.error.message]
-        assert failed[0][0] == "merge"
-        assert {failure_of_status(attempt.error).reason for _, attempt in failed} == {"DISK_FULL"}
-        assert {cluster.running_on(attempt.worker) for _, attempt in failed} == {worker}
-        assert len({task for task, _ in failed}) == len(failed), "no task fails there twice"
-        again = [attempt for task in export.tasks for attempt in task.attempts if attempt.number > 1]
-        assert {attempt.rule for attempt in again} == {"disk-elsewhere"}
+        (failed,) = [attempt for task in export.tasks for attempt in task.attempts if attempt.error.message]
+        assert failure_of_status(failed.error).reason == "DISK_FULL"
+        assert cluster.running_on(failed.worker) is worker
+        attempts = {task.id: list(task.attempts) for task in export.tasks}
+        assert [attempt.rule for attempt in attempts.pop("merge")] == ["", "disk-elsewhere"]
+        assert all(len(others) == 1 for others in attempts.values())
+        assert all(cluster.running_on(others[0].worker) is not worker for others in attempts.values())
         filler.unlink()
-        audit(cluster, expected, name)
+        wait_for(lambda: "takes tasks again" in worker.log())
+        for other in cluster.running[:-1]:
+            other.stop()
+        cluster.finished(cluster.create("room"))
+        assert worker.log().count("takes no tasks") == 1
+        audit(cluster, expected, name, f"{name.rpartition('/')[0]}/room")
 
 
 def test_a_damaged_blob_is_named_and_made_again(

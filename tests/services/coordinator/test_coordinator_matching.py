@@ -171,8 +171,8 @@ def worker(harness: Harness) -> Iterator[Callable[..., list[str]]]:
     with grpc.insecure_channel(harness.address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
 
-        def synchronize(name: str, **has: Any) -> list[str]:
-            request = worker_pb2.SynchronizeRequest(worker_id=name, stages=["x"], free_slots=4)
+        def synchronize(name: str, *, draining: bool = False, **has: Any) -> list[str]:
+            request = worker_pb2.SynchronizeRequest(worker_id=name, stages=["x"], free_slots=4, draining=draining)
             request.capabilities.MergeFrom(worker_pb2.Capabilities(**has))
             return [lease.task.split(":")[1] for lease in stub.Synchronize(request).leases]
 
@@ -215,6 +215,20 @@ def test_what_nobody_can_run_is_said_to_those_who_watch(harness: Harness, worker
     assert [(line.task, line.level, line.message) for line in lines] == [
         ("build", "warning", "build waits: x needs a GPU of sm89; its workers (1) have sm90")
     ]
+
+
+def test_workers_that_take_nothing_now_get_nothing_and_nobody_waits_for_them(
+    harness: Harness, worker: Callable[..., list[str]]
+) -> None:
+    board = harness.server.coordinator.broker.board
+    gpu = Needs(gpu=True)
+    harness.submit(tiny_export("resting", tiny_task("a", stage="x").with_(requirements=Requirements(prefers=(gpu,)))))
+    wait_for(lambda: board.load().waiting)
+    assert worker("full", draining=True, gpu_architecture="sm89") == []
+    (offer,) = board.unserved(longer_than=0.0, now_ready=True)
+    assert board.lacking(offer).startswith("the workers that can run x (1) take no new tasks")
+    assert board.unserved(longer_than=0.0) == []
+    assert worker("other") == ["a"]
 
 
 def test_what_nobody_can_run_fails_where_nobody_will_come(tmp_path: Path) -> None:
