@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from slipway.errors import ConfigurationError, Failure, ModelExportError, StageE
 from slipway.executor import Execution, execute
 from slipway.executor.failures import failure_of
 from slipway.executor.process import OnLog, OnProgress
+from slipway.kept import UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams
 from slipway.telemetry import current_traceparent, span
@@ -67,6 +70,7 @@ class TaskRunner:
         self._gpu_architecture = gpu_architecture
         scratch.mkdir(parents=True, exist_ok=True)
         remove_abandoned(scratch)
+        remove_unused(scratch, seconds=UNUSED_SECONDS)
 
     async def run(
         self,
@@ -84,13 +88,24 @@ class TaskRunner:
             metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
             if found is not None:
                 return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
-            with unfinished(self.scratch / stage.name) as folder:
-                return await self._execute(spec, key, folder, on_progress, on_log)
+            keeping = kept_folder(self.scratch, stage.name, key) if stage.resumable else nullcontext()
+            with keeping as kept, unfinished(self.scratch / stage.name) as folder:
+                result = await self._execute(spec, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
+                if kept is not None and not _may_go_on(result.failure):
+                    shutil.rmtree(kept, ignore_errors=True)
+                return result
         except (ModelExportError, OSError) as error:
             return TaskResult(failure=failure_of(error, stage=spec.stage))
 
     async def _execute(
-        self, spec: TaskSpec, key: str, folder: Path, on_progress: OnProgress, on_log: OnLog
+        self,
+        spec: TaskSpec,
+        key: str,
+        folder: Path,
+        *,
+        kept: Path | None,
+        on_progress: OnProgress,
+        on_log: OnLog,
     ) -> TaskResult:
         inputs = {}
         for name, digest in sorted(spec.inputs.items()):
@@ -106,6 +121,7 @@ class TaskRunner:
             threads=spec.threads,
             max_memory_bytes=spec.max_memory_bytes,
             timeout_seconds=spec.timeout_seconds,
+            kept=kept,
             traceparent=current_traceparent(),
         )
         # Until the stage reports by itself, a while after its libraries are imported.
@@ -120,6 +136,11 @@ class TaskRunner:
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
+
+
+def _may_go_on(failure: Failure | None) -> bool:
+    """Whether an attempt was interrupted, so that another one of the same action may go on with what it kept."""
+    return failure is not None and (failure.retryable or failure.reason == "CANCELLED")
 
 
 class _Transfer:

@@ -47,12 +47,17 @@ class Context:
         log: Logger of this attempt.
         max_memory_bytes: Anonymous memory the stage should stay below.
         threads: Threads that numeric libraries may use.
+        kept: For a stage that is resumable: folder that survives between attempts of the same action (same inputs, parameters
+            and versions) on this machine, on the file system of ``workdir``; None where there is none. An attempt leaves
+            finished pieces there, best as hard links, and one after an interruption takes those it can verify. It goes with
+            the action's result, or with a failure that repeating the attempt cannot help.
     """
 
     workdir: Path
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("slipway.stage"))
     max_memory_bytes: int = 4 << 30
     threads: int = 1
+    kept: Path | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
     on_progress: Callable[[Progress], None] = lambda _: None
@@ -127,6 +132,7 @@ class Stage(Generic[P]):
         libraries: Distributions whose versions shape the output; part of the action key.
         more_inputs: Whether inputs with other names are taken too (validate takes every output by its format's name).
         device_bound: Whether the output depends on the GPU's architecture; it is then part of the action key.
+        resumable: Whether an attempt goes on with what an interrupted one left in :attr:`Context.kept`.
         probe: What this machine offers the stage. Looks at installed metadata only; imports nothing heavy.
     """
 
@@ -139,6 +145,7 @@ class Stage(Generic[P]):
     libraries: tuple[str, ...] = ()
     more_inputs: bool = False
     device_bound: bool = False
+    resumable: bool = False
     probe: Callable[[], tuple[Provider, ...]] | None = None
 
     def library_versions(self) -> dict[str, str]:

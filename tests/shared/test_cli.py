@@ -261,6 +261,20 @@ def test_collection_spares_what_unfinished_exports_use(
     assert done["artifacts"] == [digests[1]]
 
 
+def test_collection_takes_what_interrupted_stages_left(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    folder = home / "scratch" / f".merge.slipway-kept-{'0' * 64}"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes(5000))
+    assert in_process(capfd, "cache", "gc", "--json", home=home).json["kept"] == []
+    would = in_process(capfd, "cache", "gc", "--older-than", "0s", "--dry-run", home=home)
+    assert folder.name in "".join(would.out.split())
+    done = in_process(capfd, "cache", "gc", "--older-than", "0s", "--json", home=home).json
+    assert (done["kept"], done["freed_bytes"]) == ([folder.name], 5000)
+    assert not folder.exists()
+
+
 def test_one_stage_alone(capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "text.txt").write_text("abc")

@@ -115,6 +115,21 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
     return {"out": ctx.workdir}
 
 
+class KeepingParams(StageParams):
+    told: str
+
+
+def keeping(inputs: Mapping[str, Path], params: KeepingParams, ctx: Context) -> dict[str, Path]:
+    """Count the attempts in the kept folder, then do what the file says."""
+    assert ctx.kept is not None
+    count = ctx.kept / "attempts"
+    attempts = int(count.read_text()) + 1 if count.exists() else 1
+    count.write_text(str(attempts))
+    outputs = trouble(inputs, TroubleParams(kind=Path(params.told).read_text()), ctx)
+    ctx.record(attempts=attempts)
+    return outputs
+
+
 ECHO = Stage(name="echo", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=echo)
 SOURCE = Stage(name="source", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo)
 TROUBLE = Stage(name="trouble", version=1, inputs=(), outputs=("out",), params=TroubleParams, run=trouble)
@@ -126,5 +141,8 @@ LIBRARY = Stage(
     params=EchoParams,
     run=with_library,
     libraries=("slipway-test-library",),
+)
+KEEPING = Stage(
+    name="keeping", version=1, inputs=(), outputs=("out",), params=KeepingParams, run=keeping, resumable=True
 )
 DEVICE = Stage(name="device", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo, device_bound=True)

@@ -13,6 +13,7 @@ from slipway_merge.adapter import Adapter, read_adapter
 from slipway_merge.budget import memory_limit
 from slipway_merge.deltas import Change, is_zero
 from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
+from slipway_merge.kept_shards import Written
 from slipway_merge.layout import FLOATS, Layout, plan_layout
 from slipway_merge.names import NameMap
 from slipway_merge.plan import Planner
@@ -22,7 +23,7 @@ from slipway_merge.stage import MergeParams
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import MergePlan
 from slipway_merge.vocabulary import check_vocabulary
-from slipway_merge.writer import MergeWriter, Written, disk_full_is_typed, relative_changes
+from slipway_merge.writer import MergeWriter, disk_full_is_typed, relative_changes
 
 if TYPE_CHECKING:
     from slipway_merge.model_facts import ModelFacts
@@ -70,7 +71,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
             _check_against_model(output, layout, plan, planner.names)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
-        written = MergeWriter(output, reader, ctx, max_memory_bytes=limit).write(layout)
+        writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
+        written = writer.write(layout)
         ctx.progress("verify", done=0, unit="tensors")
         verified = spot_check(output, layout, reader)
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
@@ -81,7 +83,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
-    ctx.record(small_files=files, verified=verified)
+    ctx.record(small_files=files, verified=verified, shards_resumed=writer.resumed)
 
 
 def _main_dtype(layout: Layout) -> str:

@@ -57,4 +57,5 @@ STAGE = Stage(
     params=MergeParams,
     run=run,
     libraries=("numpy", "ml_dtypes", "peft", "torch", "transformers"),
+    resumable=True,
 )

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from slipway.errors import ModelMergeError, StageError
 from slipway.stage import Context
 from slipway_merge.budget import MemoryBudget
 from slipway_merge.deltas import Block, Change, LowRank, compute_type, round_block
+from slipway_merge.kept_shards import KeptShards, Written
 from slipway_merge.layout import Layout, OutputTensor, Shard
 from slipway_merge.output_file import OutputFile
 from slipway_merge.tensor_io import Array, TensorReader, float_type, row_blocks
@@ -32,23 +32,6 @@ BLOCK_ELEMENTS = 1 << 17
 _BYTES_PER_ELEMENT = 8 + 2 * 8 + 8 + 1
 #: Bytes copied between two looks at whether the merge was cancelled.
 _COPY_BYTES = 64 << 20
-
-
-@dataclass
-class Written:
-    """What was written.
-
-    Attributes:
-        changes: What happened to each updated weight.
-        copied: Number of tensors whose bytes were copied.
-        converted: Number of tensors that only changed their data type.
-        data_bytes: Bytes of tensor data.
-    """
-
-    changes: list[Change] = field(default_factory=list)
-    copied: int = 0
-    converted: int = 0
-    data_bytes: int = 0
 
 
 @contextmanager
@@ -77,8 +60,12 @@ class MergeWriter:
     Args:
         folder: Existing, empty output folder.
         reader: Where stored tensors are read.
-        ctx: Progress, cancellation and threads; is told the digests.
+        ctx: Progress, cancellation, threads and what an interrupted attempt kept; is told the digests.
         max_memory_bytes: What all threads together should stay below.
+
+    Attributes:
+        written: What is in all files.
+        resumed: How many of them an earlier attempt wrote.
     """
 
     def __init__(self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int) -> None:
@@ -88,6 +75,9 @@ class MergeWriter:
         self.threads = max(1, ctx.threads)
         self.budget = MemoryBudget(max_memory_bytes)
         self.written = Written()
+        self.resumed = 0
+        self._kept = KeptShards(ctx.kept)
+        self._shard = Written()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._local = threading.local()
@@ -110,6 +100,12 @@ class MergeWriter:
 
     def _write_shard(self, pool: ThreadPoolExecutor, shard: Shard, total: int) -> None:
         path = self.folder / shard.filename
+        if kept := self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total)):
+            self.resumed += 1
+            self.written.add(kept.written)
+            self.ctx.digest(path, kept.sha256)
+            return
+        self._shard = Written()
         with OutputFile(path, shard.nbytes) as file:
             file.write(memoryview(shard.header), 0)
             tasks = [pool.submit(self._write_piece, file, piece) for piece in shard.pieces()]
@@ -119,7 +115,10 @@ class MergeWriter:
                 if any(not task.done() for task in tasks):
                     self._stop.set()  # the threads end at their next block
                 wait([task for task in tasks if not task.cancel()])  # none may still write when the file is closed
-            self.ctx.digest(path, file.digest())
+            sha256 = file.digest()
+        self.written.add(self._shard)
+        self.ctx.digest(path, sha256)
+        self._kept.keep(shard, path, sha256=sha256, written=self._shard)
 
     def _watch(self, tasks: list[Future[None]], total: int) -> None:
         """Report progress until all tasks are done or one fails, then raise what went wrong first in file order."""
@@ -128,10 +127,13 @@ class MergeWriter:
             done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
             if any(task.exception() for task in done):
                 break
-            self.ctx.progress("merge", done=self.written.data_bytes, total=total, unit="bytes")
+            self._progress(self._shard.data_bytes, total)
         for task in tasks:
             if task.done():
                 task.result()
+
+    def _progress(self, of_shard: int, total: int) -> None:
+        self.ctx.progress("merge", done=min(self.written.data_bytes + of_shard, total), total=total, unit="bytes")
 
     def _write_piece(self, file: OutputFile, piece: tuple[OutputTensor, ...]) -> None:
         first = piece[0]
@@ -225,11 +227,11 @@ class MergeWriter:
 
     def _count(self, *, copied: int = 0, converted: int = 0, nbytes: int = 0, change: Change | None = None) -> None:
         with self._lock:
-            self.written.copied += copied
-            self.written.converted += converted
-            self.written.data_bytes += nbytes
+            self._shard.copied += copied
+            self._shard.converted += converted
+            self._shard.data_bytes += nbytes
             if change is not None:
-                self.written.changes.append(change)
+                self._shard.changes.append(change)
         if nbytes and self._stop.is_set():
             raise StageError("another tensor of the merge failed", reason="CANCELLED")
 

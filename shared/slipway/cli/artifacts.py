@@ -105,7 +105,8 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Remove artifacts that no running export uses, and the blobs that only they had.
 
-    Without a limit, only blobs that no artifact names go. Beside a coordinator, name it: what its projects have is kept.
+    Without a limit, only blobs that no artifact names go. What interrupted stages left for another attempt goes
+    when it is older than AGE, or than 3 days. Beside a coordinator, name it: what its projects have is kept.
     """
     from slipway.cli.cache_view import gc_line
     from slipway.cli.cache_work import collect_cache

@@ -31,4 +31,5 @@ def cache_table(listing: dict[str, Any]) -> Group:
 def gc_line(done: dict[str, Any]) -> str:
     """What a collection did, in a sentence."""
     verb = "would remove" if done["dry_run"] else "removed"
-    return f"{verb} {len(done['artifacts'])} artifacts and {done['blobs']} blobs, {size(done['freed_bytes'])}"
+    line = f"{verb} {len(done['artifacts'])} artifacts and {done['blobs']} blobs, {size(done['freed_bytes'])}"
+    return "\n".join([line, *(f"  left by an interrupted stage: {name}" for name in done["kept"])])

@@ -18,6 +18,7 @@ from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
 from slipway.delivery import verify_directory
 from slipway.errors import ArtifactError, ConfigurationError
+from slipway.kept import UNUSED_SECONDS, remove_unused
 from slipway.settings import Settings
 from slipway.unfinished import publish, unfinished
 
@@ -102,7 +103,8 @@ def list_cache() -> dict[str, Any]:
 def collect_cache(
     connection: Connection, *, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> dict[str, Any]:
-    """Remove what the limits ask for, no unfinished export uses, and no project of the coordinator has.
+    """Remove what the limits ask for, no unfinished export uses, and no project of the coordinator has; and what
+    interrupted stages kept on this machine for another attempt.
 
     Raises:
         ConfigurationError: A limit is not an age or a size.
@@ -114,9 +116,13 @@ def collect_cache(
     if connection.coordinator:
         with connection.client() as client:
             keep |= set(client.list_artifacts(project="-"))
+    seconds = None if older_than is None else age(older_than)
+    kept = remove_unused(
+        settings.scratch, seconds=UNUSED_SECONDS if seconds is None else min(seconds, UNUSED_SECONDS), dry_run=dry_run
+    )
     done = _collect(
         store,
-        max_age_seconds=None if older_than is None else age(older_than),
+        max_age_seconds=seconds,
         max_bytes=None if max_size is None else _bytes(max_size),
         keep=keep,
         dry_run=dry_run,
@@ -126,7 +132,8 @@ def collect_cache(
         "dry_run": dry_run,
         "artifacts": list(done.artifacts),
         "blobs": done.blobs,
-        "freed_bytes": done.freed_bytes,
+        "kept": sorted(kept),
+        "freed_bytes": done.freed_bytes + sum(kept.values()),
     }
 
 

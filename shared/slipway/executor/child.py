@@ -88,6 +88,7 @@ def main() -> int:
 
     ctx = Context(
         workdir=Path(execution["workdir"]),
+        kept=None if execution["kept"] is None else Path(execution["kept"]),
         log=logger,
         max_memory_bytes=execution["max_memory_bytes"],
         threads=execution["threads"],

@@ -45,6 +45,7 @@ class Execution:
         threads: Threads of numeric libraries.
         max_memory_bytes: Memory the stage should stay below.
         timeout_seconds: Longest run, or None.
+        kept: Folder that outlasts the attempt, or None.
         traceparent: Span that the child's spans belong to; empty without a trace.
     """
 
@@ -55,6 +56,7 @@ class Execution:
     threads: int = 1
     max_memory_bytes: int = 4 << 30
     timeout_seconds: float | None = None
+    kept: Path | None = None
     traceparent: str = ""
 
 
@@ -165,6 +167,7 @@ class _Child:
             "params": dict(execution.params),
             "inputs": {name: str(path) for name, path in execution.inputs.items()},
             "workdir": str(execution.workdir),
+            "kept": None if execution.kept is None else str(execution.kept),
             "threads": execution.threads,
             "max_memory_bytes": execution.max_memory_bytes,
             "traceparent": execution.traceparent,
