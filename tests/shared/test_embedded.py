@@ -28,10 +28,13 @@ def test_it_starts_and_stops_fast_and_leaves_nothing(tmp_path: Path) -> None:
     threads = threading.active_count()
     with Embedded(settings(tmp_path), "warm"):  # imports
         pass
-    began = time.monotonic()
-    with Embedded(settings(tmp_path), "x") as embedded:
-        assert list(embedded.client.list_exports()) == []
-    assert time.monotonic() - began < 8  # 0.3 s on an idle machine
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        with Embedded(settings(tmp_path), "x") as embedded:
+            assert list(embedded.client.list_exports()) == []
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.95, took  # 0.3 s on an idle machine; a thread that is waited for would make it a second
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
     assert threading.active_count() <= threads + 2  # gRPC keeps some
     assert not (tmp_path / "exports" / "x" / "socket").exists()

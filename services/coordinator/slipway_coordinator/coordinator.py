@@ -44,6 +44,9 @@ WORKFLOW_VERSION = "slipway-2"
 _READERS = 4
 _STARTS_AT_ONCE = 2
 
+# DBOS looks this often for messages between workflows. There are none here, but its end waits for the next look.
+_LOOK_SECONDS = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
@@ -232,6 +235,7 @@ class Coordinator:
             serializer=DBOSPortableJSONSerializer(),
             log_level="CRITICAL",  # what matters reaches the export's record; DBOS prints to stderr by itself
             enable_otlp=False,
+            notification_listener_polling_interval_sec=_LOOK_SECONDS,
         )
         DBOS(config=config)
         DBOS.launch()
