@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from slipway import metrics
@@ -26,14 +25,12 @@ from slipway.telemetry import within
 from slipway_coordinator.board import Board, KnownWorker, Lease, Wanted
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.inbox import Message
-from slipway_coordinator.journal import Journal
+from slipway_coordinator.journal import Journal, to_its_end
 from slipway_coordinator.leases import LeaseRow, LeaseState
 from slipway_coordinator.ledger import Ledger
 from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 
 log = logging.getLogger("slipway.coordinator.broker")
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -57,7 +54,6 @@ class Broker:
     board: Board = field(init=False)
     _generation: int = 0
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
@@ -71,7 +67,7 @@ class Broker:
             wanted: Attempts that shall run, or run already.
             revoked: Keys of running attempts whose workers shall end them and say so.
         """
-        await self._whole(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
+        await to_its_end(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
 
     async def _set_offers(self, export: str, offers: Mapping[str, Offer], revoked: frozenset[str]) -> None:
         async with self._turn(export):
@@ -120,7 +116,7 @@ class Broker:
         deadline = self.clock() + wait_seconds
         while True:
             seen = self._generation
-            answer = await self._whole(self._synchronize(report))
+            answer = await to_its_end(self._synchronize(report))
             remaining = deadline - self.clock()
             if answer.granted or answer.cancel or remaining <= 0:
                 return answer
@@ -204,7 +200,7 @@ class Broker:
         Raises:
             ServiceError: reason ``LEASE_LOST``.
         """
-        await self._whole(self._complete(worker, held, event))
+        await to_its_end(self._complete(worker, held, event))
 
     async def _complete(self, worker: str, held: Held, event: Event) -> None:
         ended = event.kind is not EventKind.CANCELLED
@@ -233,7 +229,7 @@ class Broker:
         """Take back leases whose workers were silent for too long, and let go on what was postponed; called about once a second."""
         self.board.waiting.release(now=time.time())
         try:
-            await self._whole(self._take_back(self.board.late()))
+            await to_its_end(self._take_back(self.board.late()))
         finally:
             self.board.forget_silent()
         await self._wake()
@@ -274,10 +270,3 @@ class Broker:
     def _turn(self, name: str) -> asyncio.Lock:
         """What is done in turns for one worker, or for one export."""
         return self._turns.setdefault(name, asyncio.Lock())
-
-    async def _whole(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Carry something out to its end, even if who asked for it goes away meanwhile."""
-        task = asyncio.create_task(coroutine)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return await asyncio.shield(task)

@@ -20,7 +20,7 @@ from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
 from slipway_coordinator.inbox import Inbox, Message
-from slipway_coordinator.journal import Journal, answering
+from slipway_coordinator.journal import Journal, answering, to_its_end
 from slipway_coordinator.ledger import Ledger
 from slipway_coordinator.observation import observe
 from slipway_coordinator.offering import offer_of
@@ -131,6 +131,9 @@ class Coordinator:
 
     async def create(self, record: ExportRecord) -> ExportRecord | None:
         """Store an export and start it; None when there is one of this name, or of this request, already."""
+        return await to_its_end(self._create(record))
+
+    async def _create(self, record: ExportRecord) -> ExportRecord | None:
         if not await self.journal.do(lambda: self.database.insert(record)):
             return None
         self._unended.add(record.name)
@@ -149,13 +152,23 @@ class Coordinator:
     async def cancel(self, record: ExportRecord) -> None:
         """Ask an export to end."""
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
-        await self._notify(record.name, event, f"{record.workflow_id}#cancel")
+        await to_its_end(self._notify(record.name, event, f"{record.workflow_id}#cancel"))
 
     async def retry(self, record: ExportRecord) -> ExportRecord:
-        """Run an ended export again."""
+        """Run an ended export again.
+
+        Raises:
+            ServiceError: reason ``EXPORT_STATE`` when somebody else changed or deleted it meanwhile.
+        """
+        return await to_its_end(self._retry(record))
+
+    async def _retry(self, record: ExportRecord) -> ExportRecord:
         again = graph.restarted(record)
         again = again.with_(revision=record.revision + 1)
-        await self.journal.do(lambda: self.database.save(again))
+        if not await self.journal.do(lambda: self.database.save(again)):
+            raise ServiceError(
+                f"{record.name} was changed or deleted meanwhile", reason="EXPORT_STATE", remedy="look at it again"
+            )
         self._unended.add(again.name)
         await self.hub.publish(again.name, again)
         self._spawn(self._start_workflow(again))
@@ -163,6 +176,9 @@ class Coordinator:
 
     async def delete(self, record: ExportRecord) -> None:
         """Forget an ended export."""
+        await to_its_end(self._delete(record))
+
+    async def _delete(self, record: ExportRecord) -> None:
         for run in range(1, record.run + 1):
             await self.call(lambda run=run: DBOS.delete_workflow(f"{record.name}#{run}"))  # type: ignore[misc]
         await self.journal.do(lambda: self.database.delete(record.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -121,6 +121,17 @@ class Journal:
     def _together(self, changes: Sequence[_Change]) -> list[Any]:
         with self._transactions.begin():
             return [change() for change in changes]
+
+
+_under_way: set[asyncio.Task[Any]] = set()  # asyncio itself forgets tasks that nobody else holds
+
+
+async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Carry out a change and what follows from it in memory, even if who asked for it goes away meanwhile."""
+    task = asyncio.create_task(coroutine)
+    _under_way.add(task)
+    task.add_done_callback(_under_way.discard)
+    return await asyncio.shield(task)
 
 
 def answering(function: Callable[[], T]) -> T:
