@@ -54,8 +54,7 @@ def main() -> int:
         with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
             if port:
                 log.info(f"metrics on port {port}")
-            # What queued exports hold lives long: with the usual thresholds, looking through all of it again and again stops
-            # every call for some tenths of a second.
+            # What queued exports hold lives long; looking through all of it as often as usual stops every call meanwhile.
             gc.freeze()
             gc.set_threshold(20_000, 50, 100)
             asyncio.run(serve(options, address=arguments.listen, store=lambda: open_store(settings), security=security))

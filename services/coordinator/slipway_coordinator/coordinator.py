@@ -136,6 +136,7 @@ class Coordinator:
     async def _create(self, record: ExportRecord) -> ExportRecord | None:
         if not await self.journal.do(lambda: self.database.insert(record)):
             return None
+        self.inbox.open(record.name, record.run)
         self._unended.add(record.name)
         self._spawn(self._start_workflow(record))
         return record

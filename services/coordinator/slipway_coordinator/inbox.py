@@ -89,6 +89,10 @@ class Inbox:
             box.messages.append(message)
             box.arrived.set()
 
+    def open(self, export: str, run: int) -> None:
+        """Keep the events of a run from now on; nothing has happened in it before, so nothing has to be read."""
+        self._boxes.setdefault((export, run), _Box())
+
     async def after(self, export: str, run: int, number: int) -> list[Message]:
         """The events of a run after that of this number, as soon as there are any."""
         box = self._boxes.get((export, run))

@@ -6,7 +6,7 @@ from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
 
-from slipway.configuration import parse
+from slipway.configuration import ExportConfiguration
 from slipway.wire import configuration_message, status_of, struct_of, timestamp
 from slipway_coordinator.hub import Happening
 from slipway_coordinator.observation import attempt_span
@@ -20,7 +20,7 @@ def export_message(record: ExportRecord) -> export_pb2.Export:
     """An export as clients see it."""
     message = export_pb2.Export(
         name=record.name,
-        configuration=configuration_message(parse(record.configuration)),
+        configuration=configuration_message(ExportConfiguration.model_validate(record.configuration)),
         sources=record.sources,
         state=export_state(record.state),
         tasks=[_task_message(task) for task in record.tasks],
