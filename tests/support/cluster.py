@@ -118,7 +118,7 @@ class Cluster:
         folder: Empty.
         postgres: A running server.
         s3: A running server.
-        tiny: Whether the stages are those of ``tiny_stages``.
+        tiny: Whether the stages are those of ``tiny_stages``, not all that are installed.
         seconds: How long each of these takes.
         workers: How many there are.
         lease_seconds: Silence after which a worker is given up.
@@ -172,7 +172,9 @@ class Cluster:
     def worker(self, name: str, coordinator: str, *, prefix: tuple[str, ...] = (), **environment: str) -> Member:
         """Start a worker."""
         command = [*prefix, sys.executable, "-m", "slipway.worker", "--coordinator", coordinator, "--slots", "1"]
-        command += ["--drain-seconds", "5", "--stage", "merge,quantize,onnx_export,validate"]
+        command += ["--drain-seconds", "5"]
+        if self.tiny:
+            command += ["--stage", "merge,quantize,onnx_export,validate"]
         member = Member(name, command, {**self.environment(name), **environment}, self.folder)
         self.running.append(member)
         member.start()
