@@ -20,7 +20,7 @@ from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.hub import Hub
 from slipway_coordinator.inbox import Inbox, Message
-from slipway_coordinator.journal import Journal, answering, to_its_end
+from slipway_coordinator.journal import Journal, answering, patiently, to_its_end
 from slipway_coordinator.ledger import Ledger
 from slipway_coordinator.observation import observe
 from slipway_coordinator.offering import offer_of
@@ -82,7 +82,7 @@ class Coordinator:
         self.database = database = Database(options.state.url)
         self.journal = journal = Journal(database.transactions)
         self.hub = Hub(reserve=lambda name: journal.do(lambda: database.reserve_sequences(name)), load=self.load)
-        self.inbox = Inbox(lambda export, run, after: self.call(lambda: database.events.read(export, run, after=after)))
+        self.inbox = Inbox(self._read_events)
         ledger = Ledger(database.leases, database.events)
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds)
         self._unended: set[str] = set()
@@ -222,13 +222,13 @@ class Coordinator:
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that the coordinator itself cannot go on with."""
-        record = await self.load(name)
+        record = await patiently(lambda: self.load(name))
         if record is None or record.state.ended:
             return
         stopped = record.with_(
             state=ExportState.FAILED, failure=failure, end_time=time.time(), revision=record.revision + 1
         )
-        await self.journal.do(lambda: self.database.save(stopped))
+        await self.journal.do(lambda: self.database.save(stopped), later=True)
         observe(record, stopped, at=time.time(), news=True)
         self.inbox.close(name, stopped.run)
         await self._shown(stopped, (), revoked=())
@@ -281,6 +281,9 @@ class Coordinator:
             except Exception as error:
                 log.exception(f"{record.name} cannot be started")
                 await self.stop_on_fault(record.name, workflow.fault(error))
+
+    async def _read_events(self, export: str, run: int, after: int) -> list[Message]:
+        return await patiently(lambda: self.call(lambda: self.database.events.read(export, run, after=after)))
 
     async def _notify(self, export: str, event: Event, key: str) -> None:
         self.inbox.deliver(await self.journal.do(lambda: self.database.events.put(export, event, key)))

@@ -48,11 +48,17 @@ class Events:
         self._transactions = transactions
 
     def put(self, export: str, event: Event, key: str) -> Message | None:
-        """Add an event to the list of an export's run; None when the export has ended, or one of this key is there."""
+        """Add an event to the list of an export's run: what stands there under this key, None when the export has ended."""
         with self._transactions.begin() as connection:
             values = {"export": export, "key": key, "event": event.model_dump_json(exclude_defaults=True)}
             row = connection.execute(_PUT, values).first()
-        return None if row is None else Message(export, row.run, row.number, event)
+            return self.find(key) if row is None else Message(export, row.run, row.number, event)
+
+    def find(self, key: str) -> Message | None:
+        """What stands under a key, if anything does."""
+        with self._transactions.begin() as connection:
+            row = connection.execute(sa.select(_events).where(_events.c.key == key)).first()
+        return None if row is None else Message(row.export, row.run, row.number, Event.model_validate_json(row.event))
 
     def read(self, export: str, run: int, *, after: int = 0) -> list[Message]:
         """The events of a run from the one that follows ``after``."""
@@ -81,7 +87,7 @@ class Inbox:
         self._boxes: dict[tuple[str, int], _Box] = {}
 
     def deliver(self, message: Message | None) -> None:
-        """Take in what was stored, if it was."""
+        """Take in what was stored, if it was; harmless to repeat."""
         if message is None:
             return
         box = self._boxes.get((message.export, message.run))

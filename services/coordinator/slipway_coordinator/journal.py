@@ -7,9 +7,11 @@ under load answers a hundred callers in the time of one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,11 +20,15 @@ import sqlalchemy as sa
 
 from slipway.errors import ServiceError
 
+log = logging.getLogger("slipway.coordinator.journal")
+
 T = TypeVar("T")
 _Change = Callable[[], Any]
 
 # Of each kind in one transaction: callers wait for the first, and shall not wait for long; the others go on meanwhile.
 _MOST_SOON, _MOST_LATER = 64, 16
+
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.5
 
 
 class Transactions:
@@ -73,14 +79,20 @@ class Journal:
         """Carry out a change: what it answers, once that is durable.
 
         Args:
-            change: Uses the transactions of this journal; carried out again when another change of its transaction failed.
-            later: Let changes that clients and workers wait for go first.
+            change: Uses the transactions of this journal; carried out again when another change of its transaction failed, or
+                when nobody knows whether it was committed.
+            later: Let changes that clients and workers wait for go first, and be patient; for workflows.
 
         Raises:
             ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
         """
+        if later:
+            return await patiently(lambda: self._asked(change, self._later))
+        return await self._asked(change, self._soon)
+
+    async def _asked(self, change: Callable[[], T], queue: deque[tuple[_Change, asyncio.Future[Any]]]) -> T:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        (self._later if later else self._soon).append((change, answer))
+        queue.append((change, answer))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
         return await answer
@@ -132,6 +144,23 @@ async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
     _under_way.add(task)
     task.add_done_callback(_under_way.discard)
     return await asyncio.shield(task)
+
+
+async def patiently(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make an attempt again while the database does not answer: clients and workers do so themselves, workflows cannot.
+
+    Raises:
+        ServiceError: reason ``COORDINATOR_UNAVAILABLE`` after some minutes.
+    """
+    give_up = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except ServiceError as error:
+            if error.reason != "COORDINATOR_UNAVAILABLE" or time.monotonic() >= give_up:
+                raise
+            log.warning(f"a workflow waits: {error.message}")
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def answering(function: Callable[[], T]) -> T:

@@ -1,6 +1,7 @@
 """How leases change hands: every change together with what the export's workflow is told of it, in one transaction.
 
-What the broker has in memory may be behind; each of these looks at the table itself, so whatever comes first counts.
+What the broker has in memory may be behind; each of these looks at the table itself, so whatever comes first counts. Each may be
+repeated when nobody knows whether it was committed, and then gives what was stored again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from slipway_coordinator.leases import LeaseRow, Leases, LeaseState
 from slipway_coordinator.offers import Held, Offer
 
 Told = list[Message | None]
-"""What was stored for workflows; None stands for what they were told before."""
+"""What is stored for workflows; None stands for nothing."""
 
 _OPEN = (LeaseState.HELD, LeaseState.EXPIRED)
 
@@ -63,15 +64,17 @@ class Ledger:
     def complete(self, worker: str, held: Held, event: Event) -> tuple[bool, Message | None]:
         """Take in a result, or an attempt that is handed back; False when the lease is another's."""
         state = LeaseState.RETURNED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
+        stamp = f"{held.task}#{held.epoch}#completed"
         if self.leases.move(held.task, state, epoch=held.epoch, worker=worker, before=_OPEN):
-            return True, self.events.put(held.export, event, f"{held.task}#{held.epoch}#completed")
+            return True, self.events.put(held.export, event, stamp)
         row = self.leases.get(held.task)
-        return row is not None and row.epoch == held.epoch and row.worker == worker, None
+        if row is None or row.epoch != held.epoch or row.worker != worker:
+            return False, None
+        return True, self.events.find(stamp)
 
     def expire(self, worker: str, held: Held, offer: Offer | None, *, revoked: bool) -> tuple[bool, Message | None]:
         """Take a lease back; False when it is not held any more."""
-        known = (LeaseState.HELD,)
-        if not self.leases.move(held.task, LeaseState.EXPIRED, epoch=held.epoch, worker=worker, before=known):
+        if not self.leases.move(held.task, LeaseState.EXPIRED, epoch=held.epoch, worker=worker, before=_OPEN):
             return False, None
         if offer is None:
             return True, None
