@@ -19,9 +19,8 @@ import pydantic
 from slipway import metrics
 from slipway.artifacts import ActionResult, ArtifactStore, action_key
 from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
-from slipway.executor import Execution, execute
 from slipway.executor.failures import failure_of
-from slipway.executor.process import OnLog, OnProgress
+from slipway.executor.process import Execution, OnLog, OnProgress, execute
 from slipway.kept import UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams

@@ -5,7 +5,7 @@ configurations and their message.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from google.protobuf import struct_pb2
@@ -14,9 +14,11 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import REASONS, Failure, ServiceError
 from slipway_protos.v1 import configuration_pb2
+
+if TYPE_CHECKING:
+    from slipway.configuration import ExportConfiguration
 
 DOMAIN = "slipway"
 RETRY_AFTER = "retry_after_seconds"
@@ -158,6 +160,8 @@ def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportCo
     Raises:
         ConfigurationError: with every problem there is.
     """
+    from slipway.configuration import parse  # most of who speaks this protocol reads no configuration
+
     return parse(_data(message))
 
 

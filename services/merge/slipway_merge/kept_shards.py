@@ -55,9 +55,6 @@ class KeptShard:
     written: Written
 
 
-_RECORD = TypeAdapter(KeptShard)
-
-
 class KeptShards:
     """The folder of kept shards; without one, nothing is kept.
 
@@ -92,7 +89,7 @@ class KeptShards:
             return None
         kept, record = self._paths(self._folder, shard)
         try:
-            found = _RECORD.validate_json(record.read_bytes(), strict=True)
+            found = TypeAdapter(KeptShard).validate_json(record.read_bytes(), strict=True)
             if found.identity != _identity(shard) or kept.stat().st_size != shard.nbytes:
                 return None
             path.hardlink_to(kept)  # first: what is read below is what the output has

@@ -15,7 +15,7 @@ from typing import Any
 from slipway.cgroup import ControlGroup, available_memory
 from slipway.cli.display import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.executor import Execution, Outcome, execute
+from slipway.executor.process import Execution, Outcome, execute
 from slipway.registry import load_stage
 from slipway.runner import check_call
 from slipway.unfinished import publish, unfinished

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway.executor import Execution, Outcome, execute
-from slipway.executor.process import GRACE_SECONDS
+from slipway.executor.process import GRACE_SECONDS, Execution, Outcome, execute
 from slipway.stage import Progress
 
 
@@ -130,7 +129,7 @@ def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from slipway.executor import Execution, execute
+from slipway.executor.process import Execution, execute
 execution = Execution("stages_for_tests:TROUBLE", {"kind": sys.argv[2]}, {}, Path(sys.argv[1]))
 outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))
 print(outcome.failure.reason if outcome.failure else "none", flush=True)

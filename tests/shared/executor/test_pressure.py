@@ -9,9 +9,9 @@ from pathlib import Path
 from metrics_page import page
 from slipway import metrics
 from slipway.cgroup import ControlGroup
-from slipway.executor import Execution, Outcome, execute
 from slipway.executor.memory import TreeMemory
 from slipway.executor.pressure import Pressure
+from slipway.executor.process import Execution, Outcome, execute
 
 MIB = 1 << 20
 STAGE = "stages_for_tests:TROUBLE"
