@@ -119,7 +119,10 @@ def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
     kill(first)
     time.sleep(2)  # longer than a lease lives
     cluster.coordinator()
-    wait_for(lambda: "adopted" in cluster.logs())
+    connect(cluster)
+    time.sleep(3)  # whoever's report or table came first, what was not adopted by now would be given to somebody again
+    assert cluster.runs() == ["merge"], cluster.logs()
+    assert "taken back" not in cluster.logs()
     hold.unlink()
     export = cluster.finished(client, name)
     assert state(export) == "succeeded", cluster.logs()
