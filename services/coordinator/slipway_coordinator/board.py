@@ -127,18 +127,23 @@ class Board:
         return None if wanted is None else wanted.offers.get(key)
 
     def unknown_to(self, report: WorkerReport) -> list[Granted]:
-        """Leases of a worker that it does not report: the answer that granted them was lost, so they are given again."""
+        """Leases of a worker that it does not report: the answer that granted them was lost, so they are given again.
+
+        Those it has no room for expire, and go to others.
+        """
         if report.draining:
             return []
         reported = {held.task for held in report.running}
         again: list[Granted] = []
         for key, lease in self.held.items():
+            if len(again) >= report.free_slots:
+                break
             if lease.worker != report.worker or key in reported or not lease.epoch:
                 continue
             if lease.offer is not None and not lease.revoked:
                 lease.expires = self.expiry()
                 again.append(Granted(lease.offer, lease.epoch, memory_limit(lease.offer, report)))
-        return again[: max(report.free_slots, 0)]
+        return again
 
     def late(self) -> Sequence[tuple[str, Lease]]:
         """Leases that have expired."""
@@ -151,7 +156,7 @@ class Board:
         since = dict(self._offered_since)
         return Load(
             waiting=tuple(
-                (offer.stage, max(now - since.get(key, now), 0.0)) for key, offer in list(self.waiting.items())
+                (offer.stage, max(now - since.get(offer.key, now), 0.0)) for offer in list(self.waiting.values())
             ),
             leased=tuple(lease.offer.stage for lease in list(self.held.values()) if lease.offer is not None),
             served=tuple(stage for worker in list(self.workers.values()) for stage in worker.abilities.stages),

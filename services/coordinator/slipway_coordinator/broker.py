@@ -160,6 +160,7 @@ class Broker:
             if not adopted:
                 return False
             self.deliver(told)
+            self.board.withdraw(held.task)  # its lease may have been taken back just before
             self.board.hold(held.task, worker, epoch=held.epoch, offer=self.board.wanted_offer(held.task))
             log.info(f"adopted {held.task} from worker {worker}")
             return True

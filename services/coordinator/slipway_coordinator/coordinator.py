@@ -297,6 +297,8 @@ class Coordinator:
                 await unserved.look()
             except ServiceError as error:
                 log.warning(f"leases are not looked at now: {error}")
+            except Exception:  # without these looks, no lease would ever expire again
+                log.exception("leases could not be looked at")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine, context=contextvars.Context())

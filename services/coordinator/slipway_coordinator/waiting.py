@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from typing import NamedTuple
 
 from slipway_coordinator.matching import Abilities, Call
@@ -75,6 +75,10 @@ class Waiting(Mapping[str, Offer]):
                 rank = (-lane.priority, running.get(lane.project, 0), number, key)
                 best = rank if best is None or rank < best else best
         return None if best is None else self._offers[best[3]]
+
+    def values(self) -> ValuesView[Offer]:
+        """All offers; a list of them can be made in any thread."""
+        return self._offers.values()
 
     def __getitem__(self, key: str) -> Offer:
         return self._offers[key]

@@ -47,7 +47,9 @@ class Setup:
     def kinds(self) -> list[str]:
         """What the workflow of the export is told, in order."""
         stored = self.database.events.read(EXPORT, 1)
-        told = {message.number: message for message in self.delivered if message is not None}  # told again, it is the same
+        told = {
+            message.number: message for message in self.delivered if message is not None
+        }  # told again, it is the same
         assert list(told.values()) == stored
         return [message.event.kind.value for message in stored]
 
@@ -142,6 +144,21 @@ def test_an_answer_that_was_lost_is_given_again(setup: Setup) -> None:
         granted = await lease(broker)
         again = (await broker.synchronize(A)).granted
         assert [(g.offer.key, g.epoch) for g in again] == [(granted.offer.key, granted.epoch)]
+
+    asyncio.run(story())
+
+
+def test_what_a_worker_has_no_room_for_any_more_goes_to_another(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        await lease(broker)  # the answer is lost, and the worker does something else by now
+        full = replace(A, free_slots=0)
+        for _ in range(3):
+            setup.now += 4
+            assert (await broker.synchronize(full)).granted == ()
+        await broker.expire()
+        (again,) = (await broker.synchronize(B)).granted
+        assert again.epoch == 2
 
     asyncio.run(story())
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from coordinator_harness import DIGEST, Harness, state
 from slipway.configuration import ExportConfiguration
 from slipway.wire import STATUS_KEY
+from slipway_coordinator.board import Board
 from slipway_coordinator.matching import Abilities
 from slipway_coordinator.offers import Offer
 from slipway_coordinator.waiting import Waiting
@@ -122,3 +127,28 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
         assert retry.retry_delay.seconds > 0
         client.cancel_export(first.name)
         assert state(client.create_export(DEFAULTS, sources=SOURCES, export_id="c")) in {"queued", "running"}
+
+
+def test_the_queue_can_be_looked_at_while_it_changes() -> None:
+    board, looking = Board(30.0, time.monotonic), threading.Event()
+    for number in range(1000):
+        board.offer(offer(str(number)))
+
+    def look() -> int:
+        counts = set()
+        while not looking.is_set():
+            counts.add(len(board.load().waiting))
+        return len(counts)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(1) as page:
+            looked = page.submit(look)
+            for number in range(1000, 30_000):
+                board.withdraw(offer(str(number - 1000)).key)
+                board.offer(offer(str(number)))
+            looking.set()
+            assert looked.result() > 0
+    finally:
+        sys.setswitchinterval(before)
