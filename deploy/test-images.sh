@@ -3,10 +3,12 @@
 #
 # Each runs as its own user with its root file system read-only: `slipway doctor`, the programs, and check_image.py. The bases are
 # made from Debian's packages. That of Dockerfile.cuda stands in for NVIDIA's, so nothing here shows that a GPU is found.
-# Needs root, buildah, debootstrap and the right to mount; where one of them is missing it says so and ends with 0.
+# Needs root, buildah, debootstrap, the right to mount, and Debian's and Python's packages; where one of them is missing or does not
+# answer it says so and ends with 0. What is wrong with an image ends with 1.
 #
 #   WORK         folder for bases, layers and images, removed at the end; by default a temporary one (up to 6 GB, 20 GB with CUDA)
 #   KEEP         anything: do not remove it
+#   MIRROR       of Debian; by default http://deb.debian.org/debian
 #   BUILD_FLAGS, TORCH_INDEX, WITHOUT  as for build.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +23,7 @@ done
 [[ $(id -u) == 0 ]] || skip "debootstrap needs root"
 unshare --mount --pid --fork true 2>/dev/null || skip "this machine does not let its root mount anything"
 
+MIRROR=${MIRROR:-http://deb.debian.org/debian}
 WORK=${WORK:-$(mktemp -d)}
 mkdir -p "$WORK"
 finish() {
@@ -32,18 +35,43 @@ trap finish EXIT
 
 export CONTAINERS_STORAGE_CONF="$WORK/storage.conf" TMPDIR="$WORK" BUILDER=buildah
 for STORAGE_DRIVER in overlay vfs; do # overlay is much faster, but needs a kernel and a disk that let it
-    export STORAGE_DRIVER
+    export STORAGE_DRIVER usable=
     printf '[storage]\ndriver = "%s"\nrunroot = "%s/run"\ngraphroot = "%s/graph"\n' "$STORAGE_DRIVER" "$WORK" "$WORK" \
         >"$CONTAINERS_STORAGE_CONF"
-    ! buildah info >/dev/null 2>&1 || break
+    if buildah info >/dev/null 2>"$WORK/buildah.log"; then
+        usable=1
+        break
+    fi
 done
+[[ -n $usable ]] || skip "buildah does not work here: $(tail -n 1 "$WORK/buildah.log")"
 
 # The build gets its packages as this machine does: with the same settings of pip and the same authorities.
 settings() {
-    echo "[global]"
-    python3 -m pip config list 2>/dev/null | sed -En "s/^(global|:env:)\.([a-z-]+)='(.*)'$/\2 = \3/p" | sort -u -t= -k1,1
+    printf '[global]\nretries = 2\ntimeout = 30\n' # so that an index that is gone is noticed
+    python3 -m pip config list 2>/dev/null | sed -En "s/^(global|:env:)\.([a-z-]+)='(.*)'$/\2 = \3/p" |
+        grep -vE '^(retries|timeout|default-timeout) ' | sort -u -t= -k1,1 || true
 }
 settings >"$WORK/pip.conf"
+# Whether the package index answers, asked as the build will ask; packages that lie on this machine say nothing about that.
+index_answers() {
+    local flags=() key value words
+    while IFS='=' read -r key value; do
+        case ${key% } in
+            no-index) return 0 ;;
+            index-url | cert | client-cert | proxy | trusted-host)
+                read -ra words <<<"$value"
+                flags+=("${words[@]/#/--${key% }=}")
+                ;;
+        esac
+    done <"$WORK/pip.conf"
+    python3 -m pip --version >/dev/null 2>&1 || return 0 # the build will see
+    rm -rf "$WORK/probe"
+    PIP_CONFIG_FILE=/dev/null timeout 30 env --unset=PIP_FIND_LINKS --unset=PIP_EXTRA_INDEX_URL \
+        python3 -m pip download "${flags[@]}" --disable-pip-version-check --timeout 10 --retries 0 --quiet --no-deps \
+        --no-cache-dir --dest "$WORK/probe" typing-extensions >"$WORK/index.log" 2>&1
+}
+index_answers || skip "Python's packages cannot be had: $(tail -n 1 "$WORK/index.log")"
+
 read -ra MOUNTS <<<"${BUILD_FLAGS:-}"
 MOUNTS+=(--volume "$WORK/pip.conf:/etc/pip.conf:ro" --volume /etc/ssl/certs:/etc/ssl/certs:ro)
 for folder in $(grep -oE '(^|[ /])/[a-zA-Z0-9_./-]+' "$WORK/pip.conf" | sed -E 's#^[ /]*/#/#; s#/simple$##' | sort -u); do
@@ -58,11 +86,16 @@ fi
 # Debian in place of the base of a Dockerfile: make_base NAME PACKAGES
 make_base() {
     local container rootfs="$WORK/rootfs-$1"
-    debootstrap --variant=minbase --include="$2" bookworm "$rootfs" >"$WORK/debootstrap.log" 2>&1 ||
+    # Asked first with its own tool, which otherwise repeats itself for many minutes.
+    wget --quiet --tries=1 --timeout=10 --output-document=/dev/null "$MIRROR/dists/bookworm/InRelease" ||
+        skip "Debian's packages cannot be had from $MIRROR"
+    timeout 120 debootstrap --variant=minbase --include="$2" bookworm "$rootfs" "$MIRROR" >"$WORK/debootstrap.log" 2>&1 ||
         skip "Debian's packages cannot be had: $(tail -n 1 "$WORK/debootstrap.log")"
     rm -rf "$rootfs"/var/cache/apt/*.bin "$rootfs"/var/cache/apt/archives/*.deb "$rootfs"/var/lib/apt/lists/*
     container=$(buildah from scratch)
     buildah copy --quiet "$container" "$rootfs" / >/dev/null
+    buildah run --isolation chroot "$container" true 2>"$WORK/buildah.log" ||
+        skip "buildah cannot run anything here: $(tail -n 1 "$WORK/buildah.log")"
     buildah commit --quiet --rm "$container" "localhost/slipway-test-base:$1" >/dev/null
     rm -rf "$rootfs"
 }
@@ -121,7 +154,11 @@ for name in "${NAMES[@]}"; do
         extras=${extras/,tensorrt,/,} without=tensorrt
     fi
     began=$SECONDS
-    WITHOUT=${WITHOUT-${without:-}} deploy/build.sh "$name" >"$WORK/$name.log" 2>&1 || { tail -n 40 "$WORK/$name.log"; exit 1; }
+    if ! WITHOUT=${WITHOUT-${without:-}} deploy/build.sh "$name" >"$WORK/$name.log" 2>&1; then
+        tail -n 40 "$WORK/$name.log"
+        index_answers || skip "$name was not built, as Python's packages cannot be had any more"
+        exit 1
+    fi
     tag=$version
     [[ $dockerfile == cpu ]] || tag+=-$dockerfile
     check "$name" "slipway-${name%-cuda}:$tag" "$extras" $((SECONDS - began))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +191,59 @@ def test_an_unknown_image_is_named() -> None:
     done = subprocess.run([DEPLOY / "build.sh", "nothing"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert "onnx-export" in done.stderr
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Address of a server that takes calls and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def images_skipped(*prefix: str, **more: str) -> str:
+    """What the test of the images says where it cannot work, which is no failure and takes less than a minute."""
+    environment = {**os.environ, **more}
+    command = [*prefix, DEPLOY / "test-images.sh", "coordinator"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said, _, why = done.stdout.strip().partition(": ")
+    assert said == "skipped", done.stdout
+    return why
+
+
+needs_buildah = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("buildah", "debootstrap", "unshare", "setpriv", "wget"))),
+    reason="images can only be built by root with buildah and debootstrap",
+)
+
+
+@needs_buildah
+@pytest.mark.parametrize(
+    ("prefix", "said"),
+    [
+        (("setpriv", "--reuid=10001", "--clear-groups"), "needs root"),
+        (("setpriv", "--bounding-set=-sys_admin"), "does not let its root mount"),
+    ],
+    ids=["no root", "no mounts"],
+)
+def test_images_are_not_tested_where_they_cannot_be_built(tmp_path: Path, prefix: tuple[str, ...], said: str) -> None:
+    assert said in images_skipped(*prefix, TMPDIR=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_buildah
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("PIP_INDEX_URL", "Python's packages"), ("MIRROR", "Debian's packages")],
+    ids=["pip", "debian"],
+)
+def test_images_are_not_tested_where_packages_do_not_come(
+    tmp_path: Path, silent_server: str, setting: str, said: str
+) -> None:
+    why = images_skipped(**{setting: f"http://{silent_server}", "TMPDIR": str(tmp_path)})
+    if setting == "MIRROR" and why.startswith("Python's packages"):  # it asks for those first
+        pytest.skip(why)
+    assert why.startswith(said)
+    assert silent_server in why or "typing-extensions" in why
+    assert list(tmp_path.iterdir()) == []
