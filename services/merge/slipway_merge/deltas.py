@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from slipway.safetensors_file import DTYPE_BITS
+from slipway_merge.block import Block
+from slipway_merge.halves import convert
 from slipway_merge.tensor_io import FLOAT_TYPES, Array, TensorReader, check_finite, is_finite
 from slipway_merge.values import Factor, Update
 
@@ -101,22 +103,6 @@ def _factor(factor: Factor, reader: TensorReader) -> Array:
     return values.T if factor.transposed else values
 
 
-class Block:
-    """A thread's working memory for one block of a weight; it is kept from block to block, so that it stays in the
-    processor's cache and no page is mapped anew.
-    """
-
-    def __init__(self) -> None:
-        self._memory: dict[str, Array] = {}
-
-    def array(self, use: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """An array for a use, valid until the next call for the same use. Its content is undefined."""
-        size = math.prod(shape) * dtype.itemsize
-        if use not in self._memory or self._memory[use].nbytes < size:
-            self._memory[use] = np.empty(size, np.uint8)
-        return self._memory[use][:size].view(dtype).reshape(shape)
-
-
 def round_block(
     base: Array, *, source: str, output: str, block: Block, change: Change, add: Callable[[Array, Array], Array] | None
 ) -> Array:
@@ -138,8 +124,8 @@ def round_block(
     rounded = block.array("rounded", FLOAT_TYPES[output], base.shape)
     spare = block.array("spare", wide.dtype, base.shape)
     with np.errstate(over="ignore", invalid="ignore"):  # found below, by name
-        np.copyto(wide, base, casting="unsafe")
-        np.copyto(rounded, wide if add is None else add(wide, spare), casting="unsafe")
+        convert(base, wide, block)
+        convert(wide if add is None else add(wide, spare), rounded, block)
         if not is_finite(rounded, output):  # what is not finite in the base is not in the result either
             check_finite(base, source, name=change.tensor, where="the base model")
             check_finite(rounded, output, name=change.tensor, where="the merged result")
@@ -153,8 +139,10 @@ def _account(wide: Array, rounded: Array, spare: Array, *, same_type: bool, bloc
     flat = wide.reshape(-1)
     change.weight_sum += float(np.dot(flat, flat))
     if not same_type:  # the base as the output's type holds it
-        np.copyto(wide, wide.astype(rounded.dtype), casting="unsafe")
-    np.copyto(spare, rounded, casting="unsafe")  # as numbers, not bits: two zeros are equal
+        stored = block.array("stored", rounded.dtype, wide.shape)
+        convert(wide, stored, block)
+        convert(stored, wide, block)
+    convert(rounded, spare, block)  # as numbers, not bits: two zeros are equal
     different = np.not_equal(spare, wide, out=block.array("different", np.dtype(np.bool_), wide.shape))
     change.changed += int(np.count_nonzero(different))
     change.total += rounded.size

@@ -19,8 +19,9 @@ import numpy as np
 
 from slipway.errors import ModelMergeError, StageError
 from slipway.stage import Context
+from slipway_merge.block import Block
 from slipway_merge.budget import MemoryBudget
-from slipway_merge.deltas import Block, Change, LowRank, compute_type, round_block
+from slipway_merge.deltas import Change, LowRank, compute_type, round_block
 from slipway_merge.kept_shards import KeptShards, Written
 from slipway_merge.layout import Layout, OutputTensor, Shard
 from slipway_merge.output_file import OutputFile

@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import read_safetensors
 from slipway.stage import Context
+from slipway_merge.block import Block
 from slipway_merge.budget import MemoryBudget, memory_limit
-from slipway_merge.deltas import Block, Change, round_block
+from slipway_merge.deltas import Change, round_block
+from slipway_merge.halves import convert
 from slipway_merge.layout import plan_layout
 from slipway_merge.stage import STAGE, MergeParams
 from slipway_merge.tensor_io import FLOAT_TYPES, TensorReader, is_finite
@@ -50,6 +52,30 @@ def test_rounding_of_every_kind_of_number(output):
     expected = expected[torch.isfinite(expected)]
     rounded = round_block(values, source="F32", output=output, block=Block(), change=Change("", "w"), add=None)
     assert np.array_equal(rounded.reshape(-1).view(np.uint16), expected.view(torch.uint16).numpy())
+
+
+def test_every_half_becomes_the_float_that_it_is():
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
+    wide = np.empty(halves.shape, np.float32)
+    convert(halves, wide, Block())
+    assert np.array_equal(wide.view(np.uint32), halves.astype(np.float32).view(np.uint32))
+    back = np.empty_like(halves)
+    convert(wide, back, Block())
+    assert np.array_equal(back.view(np.uint16), wide.astype(np.float16).view(np.uint16))
+
+
+def test_floats_are_rounded_to_halves_as_numpy_does():
+    """Around every half, half-way to the next one and the floats beside that; and floats of every kind at random."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
+    near = [halves + np.uint32(offset) for offset in (0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF)]
+    anything = np.random.default_rng(9).integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
+    usual = np.random.default_rng(9).standard_normal(1 << 20, np.float32) * 0.02
+    values = np.concatenate([*near, anything, usual.view(np.uint32)]).view(np.float32).reshape(1, -1)
+    rounded = np.empty(values.shape, np.float16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        convert(values, rounded, Block())
+        expected = values.astype(np.float16)
+    assert np.array_equal(rounded.view(np.uint16), expected.view(np.uint16))
 
 
 @pytest.mark.parametrize("dtype", list(FLOAT_TYPES))
