@@ -124,7 +124,8 @@ def read_adapter(folder: Path) -> Adapter:
     for key, info in rest.items():
         name = key.removeprefix(_PREFIX)
         if match := _ROWS.fullmatch(name):
-            rows[match["module"]] = info
+            if rows.setdefault(match["module"], info) is not info:
+                raise _broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
         elif _is_of_form(key, config):
             forms[key] = info
         else:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from slipway.errors import ModelMergeError
@@ -79,7 +80,7 @@ class AdapterConfig:
 
     def matching_alphas(self, module: str) -> list[float]:
         """The different alphas whose patterns match a module, in the order they were saved in."""
-        matching = [value for key, value in self.alpha_pattern.items() if re.match(rf"(.*\.)?({key})$", module)]
+        matching = [value for key, value in self.alpha_pattern.items() if _module_pattern(key).match(module)]
         return list(dict.fromkeys(matching))
 
     def targets(self, module: str) -> bool:
@@ -92,7 +93,13 @@ class AdapterConfig:
 
 
 def _pattern_key(patterns: Mapping[str, object], module: str) -> str:
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+    return next((key for key in patterns if _module_pattern(key).match(module)), module)
+
+
+@cache
+def _module_pattern(key: str) -> re.Pattern[str]:
+    """A pattern as peft matches it; kept, because an adapter may have more of them than :mod:`re` keeps."""
+    return re.compile(rf"(.*\.)?({key})$")
 
 
 def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
@@ -234,6 +241,6 @@ def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, f
 
 def _check_regex(key: str, pattern: str) -> None:
     try:
-        re.compile(rf"(.*\.)?({pattern})$")
+        _module_pattern(pattern)
     except re.error as error:
         raise _invalid(key, pattern, f"a regular expression ({error})") from error

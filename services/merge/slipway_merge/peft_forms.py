@@ -147,7 +147,10 @@ class PeftForms:
             )
 
     def changed(self, module: str) -> frozenset[str]:
-        """Which of a module's parameters the merge changes, found out by one merge per kind of layer.
+        """Which of a module's parameters the merge changes, found out once per kind of layer.
+
+        The first layer of a kind speaks for all, so it is merged with values that leave nothing as it was: its trained
+        ones may happen to (an expert that no token reached).
 
         Raises:
             ModelMergeError: ``ADAPTER_UNSUPPORTED`` when peft cannot merge this form or layer.
@@ -160,11 +163,16 @@ class PeftForms:
                 holder = self._holder(module)
                 after = holder.merged(module, torch.float32, keep=True)
                 departure = holder.departure(module, after, layer)
+                disturbed = holder.merged(module, torch.float32, keep=True, disturbed=True)
             if departure is not None and not departure <= _TOLERANCE:
                 why = f"peft's merge of {module!r} is not what was trained: its output is off by {departure:.2g} of its norm"
                 raise unsupported("peft_type", self.raw["peft_type"], why, remedy=_UNMERGED)
             before = {name: mapped(info).to(torch.float32) for name, info in self.sources[module].items()}
-            self._changed[kind] = frozenset(name for name in before if not torch.equal(before[name], after[name]))
+            self._changed[kind] = frozenset(
+                name
+                for name in before
+                if not (torch.equal(before[name], after[name]) and torch.equal(before[name], disturbed[name]))
+            )
             extra = sorted(set(after) - set(before))
             if extra:
                 raise unsupported(
@@ -197,9 +205,10 @@ class PeftForms:
         try:
             holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
             holder.expected()
-            return holder
         except (NotImplementedError, RuntimeError):  # the form looks at values when it is built
             return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
+        else:
+            return holder
 
     def _expected(self, names: list[str]) -> dict[str, tuple[int, ...]]:
         return (self._together if self.shares_state else self._blank_holder(names)).expected()

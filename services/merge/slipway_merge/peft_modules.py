@@ -190,10 +190,18 @@ class Holder:
         wanted, got = trained(inputs), plain(inputs)
         return float((wanted - got).norm() / wanted.norm().clamp_min(1e-30))
 
-    def merged(self, name: str, dtype: torch.dtype, *, keep: bool) -> dict[str, torch.Tensor]:
-        """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again."""
+    def merged(self, name: str, dtype: torch.dtype, *, keep: bool, disturbed: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again.
+
+        With ``disturbed`` (and ``keep``) noise is added to the adapter's values: whatever the merge can change, it does.
+        """
         layer = self.tuner.model.get_submodule(name)
         layer = (copy.deepcopy(layer) if keep else layer).to(dtype)
+        if disturbed:
+            generator = torch.Generator().manual_seed(0)
+            for key, value in layer.named_parameters():
+                if not key.startswith("base_layer.") and value.is_floating_point():
+                    value.add_(0.1 * torch.randn(value.shape, generator=generator, dtype=dtype))
         if hasattr(layer, "unload_and_optionally_merge_module"):
             layer = layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         else:

@@ -18,15 +18,13 @@ from slipway_merge.completeness import check_complete, check_rows
 from slipway_merge.names import NameMap, fit_names
 from slipway_merge.replication import replicated, source_layers
 from slipway_merge.rows import replaced_rows
-from slipway_merge.values import Factor, MergePlan, Update, Value
+from slipway_merge.ties import Ties
+from slipway_merge.values import Alteration, Factor, MergePlan, Update, Value
 
 if TYPE_CHECKING:
     from slipway_merge.conversions import Conversions
     from slipway_merge.model_facts import ModelFacts
     from slipway_merge.peft_forms import PeftForms
-
-#: From what a weight holds so far to what it holds after the adapter's change.
-Change = Callable[[TensorInfo], Value]
 
 
 @dataclass
@@ -61,7 +59,7 @@ class Planner:
                 ``CHECKPOINT_INCOMPLETE``.
         """
         values = {name: Value(info) for name, info in self.base.items()}
-        groups = self._touched_groups()
+        groups = self.ties.groups(self.vocab_size, self.facts)
         grouped = {member for group in groups for member in group}
         for whole in self.adapter.whole.values():
             if (name := self._output_name(whole.name)) not in grouped:
@@ -72,14 +70,15 @@ class Planner:
         for name, change in changes.items():
             if name not in grouped:
                 values[name] = change(values[name].source)
-        untied = [self._plan_group(values, group, changes) for group in groups]
+        untied = [group for group in groups if self._plan_group(values, group, changes)]
         self._warn_of_ambiguous_alphas()
         check_complete(self.base, self.adapter, self.names, self.facts)
+        of_base = {id(info) for info in self.base.values()}
         return MergePlan(
             values=values,
-            untied=any(untied),
+            untied=bool(untied),
             vocab_size=self._new_vocab_size(values),
-            replaced=tuple(sorted(name for name, value in values.items() if value.source is not self.base.get(name))),
+            replaced=tuple(sorted(name for name, value in values.items() if id(value.source) not in of_base)),
             warnings=tuple(self.warnings),
             layers=self.layers,
         )
@@ -121,6 +120,12 @@ class Planner:
         value = self.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
         return value if isinstance(value, int) else None
 
+    @cached_property
+    def ties(self) -> Ties:
+        """The weights that share a storage."""
+        modules = tuple(self.forms.layers) if self.forms is not None else ()
+        return Ties(self.base, self.adapter, modules, self._output_name, self.same)
+
     def _output_name(self, name: str) -> str:
         return self.names.stored(name) or name
 
@@ -158,13 +163,13 @@ class Planner:
                     about={"tensor": whole.info.name},
                 )
 
-    def _changes(self, groups: list[list[str]]) -> dict[str, Change]:
+    def _changes(self, groups: list[list[str]]) -> dict[str, Alteration]:
         """What the adapter does to the weights it does not replace, by output name; nothing is done twice.
 
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
         """
-        found: list[tuple[str, Change]] = []
+        found: list[tuple[str, Alteration]] = []
         for pair in self.adapter.pairs.values():
             name = self._weight(pair)
             self._stored_or_tied(name, pair.a, groups)
@@ -189,7 +194,7 @@ class Planner:
             )
         return changes
 
-    def _form_changes(self, forms: PeftForms, groups: list[list[str]]) -> list[tuple[str, Change]]:
+    def _form_changes(self, forms: PeftForms, groups: list[list[str]]) -> list[tuple[str, Alteration]]:
         for module in forms.layers:
             sources = {}
             for path in forms.parameters(module):
@@ -204,11 +209,11 @@ class Planner:
             for path in sorted(forms.changed(module))
         ]
 
-    def _expert_changes(self) -> list[tuple[str, Change]]:
+    def _expert_changes(self) -> list[tuple[str, Alteration]]:
         from slipway_merge.experts import one_expert, places, stacked_pairs, whole_stack
 
         model = self.facts("which parameters the adapter is for").model
-        found: list[tuple[str, Change]] = []
+        found: list[tuple[str, Alteration]] = []
         for parameter, pair in stacked_pairs(self.adapter.experts, self.adapter.config, model).items():
             stack = self._conversions.stacks.get(parameter)
             if stack is None:
@@ -233,78 +238,16 @@ class Planner:
             self._stored(name, info)
         return self.base[stored or name]
 
-    # Tied weights
-
-    def _touched_groups(self) -> list[list[str]]:
-        """Groups of output names that share a storage, of which the adapter touches at least one."""
-        modules = [*self.adapter.pairs, *self.adapter.rows, *(self.forms.layers if self.forms is not None else ())]
-        touched = {self._output_name(f"{module}.weight") for module in modules}
-        touched |= {self._output_name(name) for name in self.adapter.whole}
-        if not any(self._may_be_tied(name) for name in touched):
-            return []
-        groups = [
-            [self._output_name(name) for name in group] for group in self.facts("which weights are tied").groups()
-        ]
-        groups = [group for group in groups if touched & set(group) and any(name in self.base for name in group)]
-        if groups and self.adapter.config.ensure_weight_tying:
-            raise ModelMergeError(
-                f"the adapter's ensure_weight_tying is true and it changes tied weights ({', '.join(groups[0])})",
-                reason="ADAPTER_UNSUPPORTED",
-                remedy="merge it with peft (merge_and_unload) and export the result as a base model",
-                about={"key": "ensure_weight_tying"},
-            )
-        return groups
-
-    def _may_be_tied(self, name: str) -> bool:
-        info = self.base.get(name)
-        if info is None or self.vocab_size is None:
-            return True
-        embedding = any(pair.embedding for pair in self.adapter.pairs.values() if self._weight(pair) == name)
-        return embedding or self.vocab_size in info.shape
-
-    def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Change]) -> bool:
+    def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Alteration]) -> bool:
         """Decide one group of tied weights; True when its members came to differ and each is written by itself."""
-        stored = next(name for name in group if name in self.base)
-        members = {name: Value(self.base.get(name, self.base[stored])) for name in group}
-        whole = {
-            name: tensor for tensor in self.adapter.whole.values() if (name := self._output_name(tensor.name)) in group
-        }
-        for name, tensor in whole.items():
-            info = self._checked_replacement(name, tensor, members[name].source.shape)
-            alone = tensor.own or sum(not other.own for other in whole.values()) > 1
-            for member in [name] if alone else group:
-                members[member] = Value(info)
-        for name in group:
-            if name in changes:
-                members[name] = changes[name](members[name].source)
-        changed = [name for name in group if name in changes or members[name].source is not self.base[stored]]
-        if group[0] in changed and self._are_same_rows(changed):  # peft gives an embedding's rows to all that share it
-            values[stored] = members[group[0]]
-            return False
-        if self._all_same(list(members.values())):
-            values[stored] = members[stored]
-            return False
-        values.update(members)
-        self.warnings.append(
-            f"{', '.join(group)} share one weight in the base model, and the adapter changes them differently: they are "
-            "written separately, with tie_word_embeddings: false"
-        )
-        return True
-
-    def _are_same_rows(self, names: list[str]) -> bool:
-        """Whether all that happens to these weights is that the same rows of each are replaced by the same values."""
-        rows = {self._output_name(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
-        if not rows.keys() >= set(names):
-            return False
-        found = [rows[name] for name in names]
-        numbers = {check_rows(self.adapter.config, module, info) for module, info in found}
-        return len(numbers) == 1 and all(self.same(found[0][1], info) for _, info in found[1:])
-
-    def _all_same(self, values: list[Value]) -> bool:
-        if any(value.update is not None or value.computed is not None for value in values):
-            return False
-        first = values[0].source
-        return all(value.source is first or self.same(first, value.source) for value in values[1:])
+        settled = self.ties.settle(group, changes, self._checked_replacement)
+        values.update(settled.values)
+        if settled.untied:
+            self.warnings.append(
+                f"{', '.join(group)} share one weight in the base model, and the adapter changes them differently: they "
+                "are written separately, with tie_word_embeddings: false"
+            )
+        return settled.untied
 
     # Shapes
 

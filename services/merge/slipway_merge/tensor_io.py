@@ -88,13 +88,25 @@ class TensorReader:
         if first.shape != second.shape:
             return False
         if first.dtype != second.dtype:
-            return np.array_equal(self.read(first).astype(np.float64), self.read(second).astype(np.float64))
+            return self._same_values(first, second, elements=block_bytes // 8)
         buffers = np.empty((2, min(block_bytes, max(first.nbytes, 1))), np.uint8)
         for offset in range(0, first.nbytes, block_bytes):
             size = min(block_bytes, first.nbytes - offset)
             self.fill(buffers[0, :size], first, offset)
             self.fill(buffers[1, :size], second, offset)
             if not np.array_equal(buffers[0, :size], buffers[1, :size]):
+                return False
+        return True
+
+    def _same_values(self, first: TensorInfo, second: TensorInfo, *, elements: int) -> bool:
+        for start in range(0, first.numel, elements):
+            values = []
+            for info in (first, second):
+                dtype = float_type(info)
+                buffer = np.empty(min(elements, first.numel - start) * dtype.itemsize, np.uint8)
+                self.fill(buffer, info, start * dtype.itemsize)
+                values.append(buffer.view(dtype).astype(np.float64))
+            if not np.array_equal(*values):
                 return False
         return True
 

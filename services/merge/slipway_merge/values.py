@@ -66,6 +66,10 @@ class Value:
     computed: Computed | None = None
 
 
+#: From what a weight holds so far to what it holds after the adapter's change.
+Alteration = Callable[[TensorInfo], Value]
+
+
 @dataclass(frozen=True, slots=True)
 class MergePlan:
     """Output tensors by name, in the base's order, and what follows for the configuration.

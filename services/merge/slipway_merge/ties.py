@@ -1,0 +1,130 @@
+"""Weights that share a storage (an ``lm_head`` tied to the embedding): whether they still can after the adapter's changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipway.errors import ModelMergeError
+from slipway.safetensors_file import TensorInfo
+from slipway_merge.adapter import Adapter, WholeTensor
+from slipway_merge.adapter_config import PEFT_REMEDY
+from slipway_merge.completeness import check_rows
+from slipway_merge.values import Alteration, Value
+
+if TYPE_CHECKING:
+    from slipway_merge.model_facts import ModelFacts
+
+#: A tensor of the adapter that replaces a weight of the given name and shape, checked to fit.
+Replacement = Callable[[str, WholeTensor, tuple[int, ...]], TensorInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the members of a group hold that are written, and whether they came to differ."""
+
+    values: Mapping[str, Value]
+    untied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Finds the tied weights that an adapter touches, and settles what becomes of them.
+
+    Args:
+        base: Tensors of the base model by stored name.
+        adapter: The parsed adapter.
+        form_modules: Modules that peft merges.
+        output_name: Name in the output of a weight that the adapter names.
+        same: Whether two stored tensors hold the same values.
+    """
+
+    base: Mapping[str, TensorInfo]
+    adapter: Adapter
+    form_modules: tuple[str, ...]
+    output_name: Callable[[str], str]
+    same: Callable[[TensorInfo, TensorInfo], bool]
+
+    def groups(self, vocab_size: int | None, facts: Callable[[str], ModelFacts]) -> list[list[str]]:
+        """Groups of output names that share a storage, of which the adapter touches at least one.
+
+        A weight that the base stores twice counts as tied only where both hold the same: so does transformers when it
+        loads them.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an adapter that was trained to tie what it changes.
+        """
+        touched = self._touched()
+        if not self._may_be_tied(touched, vocab_size):
+            return []
+        named = [[self.output_name(name) for name in group] for group in facts("which weights are tied").groups()]
+        groups = [self._really_tied(group) for group in named if touched & set(group)]
+        groups = [group for group in groups if len(group) > 1 and touched & set(group)]
+        if groups and self.adapter.config.ensure_weight_tying:
+            raise ModelMergeError(
+                f"the adapter's ensure_weight_tying is true and it changes tied weights ({', '.join(groups[0])})",
+                reason="ADAPTER_UNSUPPORTED",
+                remedy=PEFT_REMEDY,
+                about={"key": "ensure_weight_tying"},
+            )
+        return groups
+
+    def settle(self, group: list[str], changes: Mapping[str, Alteration], replacement: Replacement) -> Settled:
+        """Decide one group: one value for all its stored members, or one for each member."""
+        written = [name for name in group if name in self.base]
+        source = self.base[written[0]]
+        members = dict.fromkeys(group, Value(source))
+        whole = {
+            name: tensor for tensor in self.adapter.whole.values() if (name := self.output_name(tensor.name)) in group
+        }
+        for name, tensor in whole.items():
+            info = replacement(name, tensor, members[name].source.shape)
+            alone = tensor.own or sum(not other.own for other in whole.values()) > 1
+            for member in [name] if alone else group:
+                members[member] = Value(info)
+        for name in group:
+            if name in changes:
+                members[name] = changes[name](members[name].source)
+        changed = [name for name in group if name in changes or members[name].source is not source]
+        if not changed:
+            return Settled({}, untied=False)
+        if group[0] in changed and self._are_same_rows(changed):  # peft gives an embedding's rows to all that share it
+            return Settled(dict.fromkeys(written, members[group[0]]), untied=False)
+        if self._all_same(list(members.values())):
+            return Settled(dict.fromkeys(written, members[written[0]]), untied=False)
+        return Settled(members, untied=True)
+
+    def _touched(self) -> set[str]:
+        modules = [*self.adapter.pairs, *self.adapter.rows, *self.form_modules]
+        return {self.output_name(name) for name in [*(f"{module}.weight" for module in modules), *self.adapter.whole]}
+
+    def _may_be_tied(self, touched: set[str], vocab_size: int | None) -> bool:
+        """Whether any touched weight is an embedding or like one, so that the model has to be asked."""
+        pairs = self.adapter.pairs.items()
+        if any(pair.embedding and self.output_name(f"{module}.weight") in touched for module, pair in pairs):
+            return True
+        infos = [self.base.get(name) for name in touched]
+        return any(info is None or vocab_size is None or vocab_size in info.shape for info in infos)
+
+    def _really_tied(self, group: list[str]) -> list[str]:
+        """The members of a group that are not stored, or stored with the values of the first that is."""
+        first = next((self.base[name] for name in group if name in self.base), None)
+        if first is None:
+            return []
+        return [name for name in group if name not in self.base or self.same(first, self.base[name])]
+
+    def _are_same_rows(self, names: list[str]) -> bool:
+        """Whether all that happens to these weights is that the same rows of each are replaced by the same values."""
+        rows = {self.output_name(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
+        if not rows.keys() >= set(names):
+            return False
+        found = [rows[name] for name in names]
+        numbers = {check_rows(self.adapter.config, module, info) for module, info in found}
+        return len(numbers) == 1 and all(self.same(found[0][1], info) for _, info in found[1:])
+
+    def _all_same(self, values: list[Value]) -> bool:
+        if any(value.update is not None or value.computed is not None for value in values):
+            return False
+        first = values[0].source
+        return all(value.source is first or self.same(first, value.source) for value in values[1:])
