@@ -7,6 +7,7 @@ told to nobody who has not brought it: else a digest that somebody learned of wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Collection
 
@@ -30,6 +31,7 @@ _PARENT = re.compile(rf"projects/({_PROJECT})")
 _NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MOST_FILES = 10_000
 _MEDIA_TYPE_BYTES = 256
+_MOST_BYTES = 128 << 30  # of one file: a bucket takes it in parts, which are in memory and grow with the file
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 
 Context = grpc.aio.ServicerContext
@@ -135,8 +137,11 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
         if not 0 <= request.offset <= file.size_bytes:
             raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
-        async with self.transfers.turn(current_principal.get().name):
-            async for data in self.transfers.stream(blobs.read(file, artifact, offset=request.offset)):
+        async with (
+            self.transfers.turn(current_principal.get().name),
+            contextlib.aclosing(self.transfers.stream(blobs.read(file, artifact, offset=request.offset))) as chunks,
+        ):
+            async for data in chunks:
                 yield pb.ReadBlobResponse(data=data)
 
     @unary
@@ -201,6 +206,8 @@ def _announced(first: pb.WriteBlobRequest) -> ManifestFile:
         raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
         raise _invalid("size_bytes", first.size_bytes, "is not negative")
+    if first.size_bytes > _MOST_BYTES:
+        raise exceeded(f"size_bytes is {first.size_bytes}, {_MOST_BYTES} are allowed", field="size_bytes")
     return ManifestFile("", first.size_bytes, first.digest, "")
 
 

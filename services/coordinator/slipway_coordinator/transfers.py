@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
@@ -49,7 +49,7 @@ class Transfers:
             future.exception()  # nobody else asks for it
             raise
 
-    async def stream(self, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    async def stream(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
         """What a blocking iterator gives; the next chunk is read while one is sent."""
         coming = asyncio.ensure_future(self.run(next, chunks, None))
         try:

@@ -142,7 +142,14 @@ class LocalBlobs:
     def __init__(self, store: LocalStore) -> None:
         self._store = store
         self.manifest, self.exists = store.manifest, store.exists
-        self.has_blob, self.admit = store.has_blob, store.admit
+        self.has_blob = store.has_blob
+
+    def admit(self, manifest: Manifest) -> None:
+        """As :meth:`Blobs.admit`. From then on no collection takes its content; one that did so just before is found out."""
+        self._store.admit(manifest)
+        for file in manifest.files:
+            if not self.has_blob(file):
+                raise _collected(file)
 
     def read(self, file: ManifestFile, artifact: str, *, offset: int = 0) -> Iterator[bytes]:
         """As :meth:`Blobs.read`."""
@@ -182,14 +189,18 @@ class _LocalWriter(BlobWriter):
             self._path.chmod(0o444)
             self._store.admit_blob(self.file, self._path)
         except FileNotFoundError as error:
-            raise ArtifactError(
-                f"a garbage collection took {self.file.digest} away while it arrived",
-                reason="STORE_UNAVAILABLE",
-                remedy="send it again",
-            ) from error
+            raise _collected(self.file) from error
         self.discard()
 
     def discard(self) -> None:
         if self._target is not None:
             self._target.close()
         self._path.unlink(missing_ok=True)
+
+
+def _collected(file: ManifestFile) -> ArtifactError:
+    return ArtifactError(
+        f"a garbage collection took {file.digest} away while its artifact was made",
+        reason="STORE_UNAVAILABLE",
+        remedy="send it again",
+    )

@@ -63,14 +63,17 @@ class Manifest:
         """A manifest of files in any order.
 
         Raises:
-            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice.
+            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice, or content has two sizes.
         """
         ordered = tuple(sorted(files))
+        sizes = {file.digest: file.size_bytes for file in ordered}
         for file in ordered:
             check_path(file.path)
             parse_digest(file.digest)
             if file.size_bytes < 0:
                 raise _invalid(f"{file.path!r} has a size of {file.size_bytes}", file.path)
+            if file.size_bytes != sizes[file.digest]:
+                raise _invalid(f"{file.path!r} has the digest of a file of another size", file.path)
         _check_apart(file.path for file in ordered)
         return cls(ordered)
 

@@ -146,13 +146,23 @@ def test_paths_that_leave_the_artifact_are_refused(place: Place, path: str) -> N
         ([ManifestFile("f", -1, digest_bytes(b"x"), "")], "ARTIFACT_INVALID"),
         ([ManifestFile("f", 1, "sha256:x", "")], "ARTIFACT_INVALID"),
         ([ManifestFile("f", 1, digest_bytes(b"x"), "")] * 2, "ARTIFACT_INVALID"),
+        ([ManifestFile(n, size, digest_bytes(b"x"), "") for n, size in (("f", 9), ("g", 1))], "ARTIFACT_INVALID"),
         ([ManifestFile("f" * 500 + str(n), 1, digest_bytes(b"x"), "y" * 255) for n in range(9999)], "LIMIT_EXCEEDED"),
     ],
-    ids=["many", "media-type", "size", "digest", "twice", "bytes"],
+    ids=["many", "media-type", "size", "digest", "twice", "two-sizes", "bytes"],
 )
 def test_manifests_over_a_limit_are_refused(place: Place, files: list[ManifestFile], expected: str) -> None:
     with place.client_of("submitter") as client:
         assert reason(lambda: create(client, files)) == expected
+
+
+def test_a_file_that_is_announced_as_too_large_is_refused_before_its_content(place: Place) -> None:
+    with place.client_of("submitter") as client:
+        for size, expected in (
+            (1 << 62, grpc.StatusCode.RESOURCE_EXHAUSTED),
+            (1 << 36, grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            assert write(client._calls, "red", ManifestFile("", size, digest_bytes(b"x"), ""), b"x") is expected, size
 
 
 def test_damage_in_the_store_is_found_and_named(place: Place, folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from slipway.artifacts import ActionResult, LocalStore, Manifest, ManifestFile
+from slipway.artifacts.blobs import blobs_of
 from slipway.artifacts.collection import collect
+from slipway.artifacts.digests import digest_bytes
 from slipway.errors import ArtifactError
 
 
@@ -165,3 +167,20 @@ def test_a_small_file_of_others_may_be_changed_and_locked_away(tmp_path: Path) -
     fetched = LocalStore(store.root).fetch(digest, tmp_path / "out") / "config.json"
     assert fetched.read_text() == "{}"
     assert fetched.stat().st_mode & 0o400
+
+
+def test_content_that_was_collected_before_its_artifact_was_made_is_asked_for_again(store: LocalStore) -> None:
+    blobs = blobs_of(store)
+    file = ManifestFile("weights", 3, digest_bytes(b"www"), "")
+    for _ in range(2):
+        writer = blobs.writer(file)
+        writer.write(b"www")
+        writer.commit()
+        assert blobs.has_blob(file)
+        if collect(store).blobs:  # the first time only: nothing names it yet
+            with pytest.raises(ArtifactError) as caught:
+                blobs.admit(Manifest.of([file]))
+            assert caught.value.reason == "STORE_UNAVAILABLE"
+            assert not blobs.exists(Manifest.of([file]).digest)
+    blobs.admit(Manifest.of([file]))
+    assert blobs.exists(Manifest.of([file]).digest)
