@@ -19,10 +19,9 @@ _OVERFLOW = 0x477FF000  # 65520, the first number that rounds to infinity
 
 def convert(source: Array, target: Array, block: Block) -> None:
     """Fill ``target`` with the values of ``source``, rounded to nearest, ties to even. Arrays of one shape; target contiguous."""
-    kinds = (source.dtype, target.dtype)
-    if kinds == (np.float16, np.float32):
+    if source.dtype == np.float16 and target.dtype == np.float32:
         rare = _widen(source, target, block)
-    elif kinds == (np.float32, np.float16):
+    elif source.dtype == np.float32 and target.dtype == np.float16:
         rare = _narrow(source, target, block)
     else:
         np.copyto(target, source, casting="unsafe")

@@ -108,7 +108,9 @@ def _factor(factor: Factor, reader: TensorReader) -> Array:
 
 
 def _update_rows(update: Update, reader: TensorReader, first: int, rows: int) -> Array:
-    return np.asarray(_factor(update.left, reader)[first : first + rows] * update.scaling)
+    left = update.left
+    values = _factor(left, reader)[first : first + rows] if left.transposed else _rows(reader, left.info, first, rows)
+    return np.asarray(values * update.scaling)
 
 
 def _differs(name: str, what: str) -> ModelMergeError:
