@@ -120,7 +120,7 @@ def _state(base: Base, module: str, kind: str) -> _State:
             nested_block=int(said.get("nested_blocksize", 0)),
             offset=float(said.get("nested_offset", 0.0)),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise invalid(f"has an unreadable quantization state {name!r} ({error!r})", tensor=name) from error
     if said.get("quant_type") != kind or not state.shape or min(state.shape) < 1 or not _block(state.block):
         raise invalid(f"has an impossible quantization state {name!r}: {json.dumps(said)[:200]}", tensor=name)
@@ -155,7 +155,7 @@ def _check_parts(base: Base, state: _State) -> None:
 def _int8(base: Base, module: str) -> Recipe:
     """LLM.int8(): one int8 per element, ``SCB`` the largest absolute value of each row."""
     weight, scale = base.part(module, "weight"), base.part(module, "SCB")
-    if len(weight.shape) != 2:
+    if len(weight.shape) != 2 or min(weight.shape) < 1:
         raise invalid(f"has {weight.name!r} of shape {weight.shape}, expected a matrix", tensor=weight.name)
     check_shape(weight, weight.shape, dtypes=(torch.int8,))
     check_shape(scale, (weight.shape[0],), dtypes=_FLOATS)

@@ -15,7 +15,8 @@ from slipway_prepare.recipes import Base, Dequantized, Read, Recipe
 from slipway_prepare.source import Stored
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SCALES = ("weight_scale_inv", "weight_scale")
+#: A weight's scale has its name and one of these endings (``weight_scale_inv``, ``gate_up_proj_scale_inv``).
+_SCALES = ("_scale_inv", "_scale")
 #: Scales of activations and of the KV cache: they matter only while computing in 8 bits.
 _ACTIVATION = ("activation_scale", "input_scale", "input_scale_ub", "k_scale", "v_scale")
 _DEFAULT_BLOCK = (128, 128)
@@ -41,17 +42,15 @@ def read_fp8(base: Base) -> Dequantized:
         made,
         dropped=tuple(sorted(dropped)),
         details={"types": types, "without_scale": unscaled, "block": list(_block(base)) if base.quantization else None},
-        suffixes=_SCALES,
+        suffixes=tuple(f"weight{ending}" for ending in _SCALES),
     )
 
 
 def _recipe(base: Base, weight: Stored) -> Recipe:
-    scales = [
-        base.source.tensors[n] for s in _SCALES if (n := weight.name.removesuffix("weight") + s) in base.source.tensors
-    ]
+    scales = [base.source.tensors[name] for s in _SCALES if (name := weight.name + s) in base.source.tensors]
     dtype = base.half()
     if not scales:
-        if base.quantization and weight.name.endswith(".weight"):
+        if base.quantization:
             raise invalid(f"has {weight.name!r} in 8 bits without its scale", tensor=weight.name)
         return Recipe(weight.name, dtype, weight.shape, (weight.name,), lambda read: read(weight.name).to(dtype))
     if len(scales) > 1:

@@ -92,6 +92,10 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
         raise unsupported(
             f"has {qweight.name!r} of shape {qweight.shape} for {inputs} inputs: 2, 4 and 8 bits are read"
         )
+    if outputs * bits % 32:
+        raise invalid(
+            f"has {outputs} outputs in {qweight.name!r}, whose zero points fill no whole words", tensor=qweight.name
+        )
     check_shape(qweight, (inputs * bits // 32, outputs), dtypes=(torch.int32,))
     check_shape(qzeros, (groups, outputs * bits // 32), dtypes=(torch.int32,))
     check_shape(scales, scales.shape, dtypes=_FLOATS)

@@ -34,6 +34,7 @@ READERS: Mapping[str, Callable[[Base], Dequantized]] = {
 }
 """Readers by ``quant_method``."""
 
+_QUANTIZATION = ("quantization_config", "compression_config")
 _FLOAT_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -156,9 +157,9 @@ def _nf4(recipe: Recipe, *, transposed: bool) -> Recipe:
 
 
 def _write_config(output: Path, config: Mapping[str, Any], recipes: tuple[Recipe, ...], *, changed: bool) -> None:
-    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
+    plain = {key: value for key, value in config.items() if key not in _QUANTIZATION}
     if isinstance(plain.get("text_config"), dict):
-        plain["text_config"] = {k: v for k, v in plain["text_config"].items() if k != "quantization_config"}
+        plain["text_config"] = {key: value for key, value in plain["text_config"].items() if key not in _QUANTIZATION}
     if changed:
         sizes: dict[torch.dtype, int] = {}
         for recipe in recipes:

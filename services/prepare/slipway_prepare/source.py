@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -21,6 +22,10 @@ from slipway.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
 
 BLOCK_BYTES = 8 << 20
+#: What torch's restricted unpickler raises on damaged bytes, beside the refusal of what could run.
+_DAMAGED = (
+    RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
+)  # fmt: skip
 #: Safetensors names of the types that are read.
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -130,7 +135,7 @@ class PickleSource:
         self._values: dict[str, Tensor] = {}
         weight_map = pickle_files(folder)
         for path in sorted(set(weight_map.values())):
-            for name, value in sorted(_load(path).items()):
+            for name, value in sorted(_load(path).items(), key=lambda item: str(item[0])):
                 if not isinstance(name, str) or not isinstance(value, Tensor):
                     raise invalid(
                         f"has {name!r} in {path.name}, which is no tensor but a {type(value).__name__}", file=path
@@ -186,13 +191,14 @@ def _load(path: Path) -> dict[object, object]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointValidationError(
-            f"{path} is a pickle that would run code when loaded: {str(error).strip().splitlines()[0][:300]}",
+            f"{path} is a pickle that would run code when loaded: {(str(error).strip() or 'it is not readable').splitlines()[0][:300]}",
             reason="UNSAFE_PICKLE",
             remedy="use a safetensors revision of the model; do not load this file elsewhere unless you trust its source",
             about={"file": path},
         ) from error
-    except (RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise invalid(f"has an unreadable file {path.name} ({str(error).splitlines()[0][:200]})", file=path) from error
+    except _DAMAGED as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
     if not isinstance(loaded, dict):
         raise invalid(f"has in {path.name} a {type(loaded).__name__}, not a dictionary of tensors", file=path)
     return loaded

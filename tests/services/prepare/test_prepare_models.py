@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,11 @@ def test_a_pickle_of_an_old_format_is_refused_with_what_helps(dense, tmp_path):
     assert (error.reason, "torch.save(torch.load(f, weights_only=True), f)" in error.remedy) == ("UNSAFE_PICKLE", True)
 
 
-@pytest.mark.parametrize("content", [{"a": 1}, [torch.zeros(1)]], ids=["number", "list"])
+@pytest.mark.parametrize(
+    "content",
+    [{"a": 1}, [torch.zeros(1)], {3: torch.zeros(1), "a": torch.zeros(1)}],
+    ids=["number", "list", "mixed-names"],
+)
 def test_a_pickle_of_something_else_is_refused(dense, tmp_path, content):
     folder = pickled(dense, tmp_path)
     torch.save(content, folder / "pytorch_model.bin")
@@ -196,7 +201,25 @@ def test_a_damaged_pickle_is_refused(dense, tmp_path):
     assert refusal(folder, tmp_path).reason in {"BASE_MODEL_INVALID", "UNSAFE_PICKLE"}
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 10, 45, 300])
+def test_an_instruction_stream_cut_short_is_refused(dense, tmp_path, length):
+    path = pickled(dense, tmp_path) / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content[:length] if name.endswith("data.pkl") else content)
+    assert refusal(path.parent, tmp_path).reason in {"BASE_MODEL_INVALID", "UNSAFE_PICKLE"}
+
+
 # 8-bit floats
+
+
+def test_stacked_experts_are_not_taken_without_their_scales(dense, tmp_path):
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    experts = {name: torch.randn(2, 4, 4).to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.full((2, 1, 1), 3.0)}
+    folder = stored(dense, tmp_path, load_file(dense / "model.safetensors") | experts, {"quant_method": "fp8"})
+    assert refusal(folder, tmp_path).about["tensor"].startswith(name)
 
 
 def test_blocks_of_8_bit_floats_match_transformers_own(dense, tmp_path):
@@ -292,6 +315,15 @@ def gptq(dense, tmp_path):
         expected[name] = dense_weight.bfloat16()
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
     return stored(dense, tmp_path, tensors, settings), tensors, expected, settings
+
+
+def test_zero_points_that_fill_no_whole_words_are_refused(gptq, dense, tmp_path):
+    _, tensors, _, settings = gptq
+    module = next(name for name in sorted(tensors) if name.endswith(".qweight")).removesuffix(".qweight")
+    cut = {f"{module}.{part}": tensors[f"{module}.{part}"][:, :-4] for part in ("qweight", "scales")}
+    shutil.rmtree(tmp_path / "stored")
+    error = refusal(stored(dense, tmp_path, tensors | cut, settings), tmp_path)
+    assert (error.reason, error.about["tensor"]) == ("BASE_MODEL_INVALID", f"{module}.qweight")
 
 
 def test_a_gptq_model_becomes_dense(gptq, tmp_path):
