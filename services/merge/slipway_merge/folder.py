@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import CheckpointValidationError, ModelMergeError
+from slipway import base_format
+from slipway.errors import ModelMergeError
 from slipway.model_files import (
     CHAT_TEMPLATE_FOLDER,
     CHAT_TEMPLATES,
@@ -30,28 +31,15 @@ def read_config(base: Path) -> dict[str, Any]:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
         ModelMergeError: ``DTYPE_UNSUPPORTED`` for a quantized base.
     """
-    path = base / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointValidationError(
-            f"{path} is not readable JSON ({error})",
-            reason="BASE_MODEL_INVALID",
-            remedy="download or copy the base model again",
-            about={"file": path},
-        ) from error
-    if not isinstance(config, dict):
-        raise CheckpointValidationError(
-            f"{path} is not a JSON object", reason="BASE_MODEL_INVALID", about={"file": path}
-        )
-    quantization = config.get("quantization_config")
+    config = base_format.read_config(base)
+    quantization = base_format.quantization_of(config)
     if quantization:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else "?"
+        method = quantization.get("quant_method", "?")
         raise ModelMergeError(
             f"the base model is quantized ({method}): an adapter merged into rounded weights is mostly lost",
             reason="DTYPE_UNSUPPORTED",
-            remedy="use the 16-bit version of the base model",
-            about={"file": path, "key": "quantization_config", "quant_method": method},
+            remedy="run the prepare stage first, as slipway export does, or use the 16-bit version of the base model",
+            about={"file": base / CONFIG, "key": "quantization_config", "quant_method": method},
         )
     return config
 

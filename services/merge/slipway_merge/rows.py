@@ -25,11 +25,14 @@ def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: 
         )
 
     def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+        import torch
+
         from slipway_merge.peft_modules import read_finite
 
-        wide = np.dtype(dtype)
-        weight: np.ndarray = read_finite(source, "the base model").double().numpy().astype(wide)
-        weight[list(rows)] = read_finite(info, "the adapter").double().numpy().astype(wide)
-        return weight
+        wide = torch.float64 if np.dtype(dtype).itemsize == 8 else torch.float32
+        weight = read_finite(source, "the base model").to(wide, copy=True)
+        weight[list(rows)] = read_finite(info, "the adapter").to(wide)
+        values: np.ndarray = weight.numpy()
+        return values
 
     return Value(source, computed=Computed(module, "rows", compute))

@@ -106,7 +106,7 @@ class TensorReader:
                 buffer = np.empty(min(elements, first.numel - start) * dtype.itemsize, np.uint8)
                 self.fill(buffer, info, start * dtype.itemsize)
                 values.append(buffer.view(dtype).astype(np.float64))
-            if not np.array_equal(*values):
+            if not np.array_equal(values[0], values[1]):
                 return False
         return True
 
