@@ -41,8 +41,9 @@ class StackedPair:
         """``scaling · B @ A`` of one expert, (out, in), for some of its output rows."""
         from slipway_merge.peft_modules import read_finite
 
-        a = read_finite(self.a, "the adapter")[expert * self.rank : (expert + 1) * self.rank].to(dtype)  # (r, in)
-        b = read_finite(self.b, "the adapter")[rows, expert :: self.shape[0]].to(dtype)  # (rows, r)
+        own = slice(expert * self.rank, (expert + 1) * self.rank)
+        a = read_finite(self.a, "the adapter", (own,)).to(dtype)  # (r, in)
+        b = read_finite(self.b, "the adapter", (rows, slice(expert, None, self.shape[0]))).to(dtype)  # (rows, r)
         return self.scaling * (b @ a)
 
 

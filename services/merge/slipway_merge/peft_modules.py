@@ -79,13 +79,13 @@ def mapped(info: TensorInfo) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype).reshape(info.shape)
 
 
-def read_finite(info: TensorInfo, where: str) -> torch.Tensor:
-    """:func:`mapped`, after a look at every value.
+def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+    """:func:`mapped`, or a part of it, after a look at every value.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
     """
-    tensor = mapped(info)
+    tensor = mapped(info)[part]
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise ModelMergeError(
             f"tensor {info.name!r} of {where} holds NaN or infinity",
