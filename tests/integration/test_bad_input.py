@@ -91,6 +91,11 @@ def broken_adapter_config(project: Project) -> None:
 
 def unknown_adapter_type(project: Project) -> None:
     path = project.checkpoint / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "peft_type": "PROMPT_TUNING"}))
+
+
+def weights_of_another_form(project: Project) -> None:
+    path = project.checkpoint / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
 
 
@@ -151,7 +156,8 @@ def no_base(project: Project) -> None:
         (truncated_adapter, "SAFETENSORS_CORRUPT", 3, "adapter_model.safetensors"),
         (no_adapter_config, "ADAPTER_CONFIG_MISSING", 3, "adapter_config.json"),
         (broken_adapter_config, "ADAPTER_CONFIG_INVALID", 3, "adapter_config.json"),
-        (unknown_adapter_type, "ADAPTER_UNSUPPORTED", 6, "use_dora"),
+        (unknown_adapter_type, "ADAPTER_UNSUPPORTED", 6, "PROMPT_TUNING"),
+        (weights_of_another_form, "CHECKPOINT_INCOMPLETE", 3, "lora_magnitude_vector"),
         (other_base, "ADAPTER_BASE_MISMATCH", 3, "base"),
         (nan_weights, "NON_FINITE_WEIGHTS", 3, "model.layers.1.mlp.up_proj.weight"),
         (adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter"),

@@ -15,7 +15,6 @@ import pytest
 from certificates import Authority
 from cli import SLIPWAY
 from coordinator_harness import CONFIGURATION, process, wait_for
-from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.settings import Security
@@ -127,8 +126,8 @@ class Run:
     def export(self):  # type: ignore[no-untyped-def]
         source = self.home / "base.txt"
         source.write_text("base")
-        digest = LocalStore(self.home / "store").put_files({"base": source})
         with self.client(self.tokens["ci"]) as client:
+            digest = client.push_artifact({"base": source})
             made = client.create_export(CONFIGURATION, sources={"base": digest, "adapter": digest}, export_id="x")
             return [event.export for event in client.watch_export(made.name) if event.HasField("export")][-1]
 
