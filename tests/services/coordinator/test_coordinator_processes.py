@@ -39,8 +39,8 @@ class Cluster:
     stack: ExitStack
     address: str
 
-    def coordinator(self) -> subprocess.Popen[bytes]:
-        return self.stack.enter_context(coordinator_process(self.home, self.address))
+    def coordinator(self, *, lease_seconds: float = 1.5) -> subprocess.Popen[bytes]:
+        return self.stack.enter_context(coordinator_process(self.home, self.address, lease_seconds=lease_seconds))
 
     def worker(self, stages: str = "merge,quantize,validate", *, seconds: float = 0.0) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
@@ -110,17 +110,19 @@ def connect(cluster: Cluster) -> Client:
     return client
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
+    lease_seconds = 7.0  # more than a worker waits before it calls again
     hold = cluster.hold("merge")
-    first, _ = cluster.coordinator(), cluster.worker()
+    first, _ = cluster.coordinator(lease_seconds=lease_seconds), cluster.worker()
     client = connect(cluster)
     name = cluster.create(client)
     wait_for(lambda: cluster.runs() == ["merge"])
     kill(first)
-    time.sleep(2)  # longer than a lease lives
-    cluster.coordinator()
+    time.sleep(lease_seconds + 1)
+    cluster.coordinator(lease_seconds=lease_seconds)
     connect(cluster)
-    time.sleep(3)  # whoever's report or table came first, what was not adopted by now would be given to somebody again
+    time.sleep(lease_seconds + 2)  # whoever's report or table came first, what was not adopted by now would be taken back
     assert cluster.runs() == ["merge"], cluster.logs()
     assert "taken back" not in cluster.logs()
     hold.unlink()
