@@ -1,8 +1,9 @@
 """The merge stage against peft's load, merge and save, and against ``cp``: ratios of wall time and of peak anonymous memory.
 
 Usage: ``python tests/benchmarks/bench_merge.py [--runs 3] [--folder DIR] [--small]``. The models have the shapes of Qwen3 0.6B and
-4B with random bfloat16 weights, the adapters rank 16 on every linear layer. Peers run alternately, in one run. The ratios are
-printed and written to ``results/merge.json``; the stage computes the digests of what it writes in all of them.
+4B with random bfloat16 weights, the adapters rank 16 on every linear layer. Peers run alternately, in one run. Measured are the
+stage in a process of its own, as the peers are, and ``slipway stage merge`` with its command line and child process around it;
+ratios are the stage's. They are printed and written to ``results/merge.json``; digests are computed in all of them.
 """
 
 from __future__ import annotations
@@ -49,61 +50,74 @@ base = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
 PeftModel.from_pretrained(base, sys.argv[2]).merge_and_unload().save_pretrained(sys.argv[3])
 """
 
+STAGE = """
+import os, sys
+from pathlib import Path
+from slipway.stage import Context
+from slipway_merge.stage import STAGE, MergeParams
+out = Path(sys.argv[3])
+out.mkdir()
+inputs = {"base": Path(sys.argv[1]), "adapter": Path(sys.argv[2])}
+STAGE.run(inputs, MergeParams(), Context(workdir=out, threads=len(os.sched_getaffinity(0))))
+"""
+
 Command = Callable[[Path, Path], list[str | Path]]
 
 
-def ours(root: Path, out: Path) -> list[str | Path]:
+def stage(root: Path, out: Path) -> list[str | Path]:
+    """A process that runs the merge stage."""
+    return [sys.executable, "-c", STAGE, root / "base", root / "adapter", out]
+
+
+def command(root: Path, out: Path) -> list[str | Path]:
     """The command of the merge stage alone."""
     inputs = ["--input", f"base={root / 'base'}", "--input", f"adapter={root / 'adapter'}"]
     return [SLIPWAY, "stage", "merge", *inputs, "--out", out]
 
 
-def theirs(root: Path, out: Path) -> list[str | Path]:
+def peft(root: Path, out: Path) -> list[str | Path]:
     """A process that does the same with peft."""
     return [sys.executable, "-c", PEFT, root / "base", root / "adapter", out]
 
 
-def copy(root: Path, out: Path) -> list[str | Path]:
+def cp(root: Path, out: Path) -> list[str | Path]:
     """The base, copied."""
     return ["cp", "-r", root / "base", out]
 
 
-def pairs(root: Path, peer: Command, runs: int) -> list[tuple[Measured, Measured]]:
-    """Alternate both, so that a drift of the machine meets both; the first pair warms the page cache and does not count."""
+def rounds(root: Path, commands: dict[str, Command], runs: int) -> list[dict[str, Measured]]:
+    """Alternate all, so that a drift of the machine meets all; the first round warms the page cache and does not count."""
     measured = []
     for _ in range(runs + 1):
-        pair = []
-        for command in (ours, peer):
+        found = {}
+        for name, made in commands.items():
             out = root / "out"
-            pair.append(measure(command(root, out)))
+            found[name] = measure(made(root, out))
             shutil.rmtree(out)
-        measured.append((pair[0], pair[1]))
+        measured.append(found)
     return measured[1:]
 
 
-def figures(measured: list[tuple[Measured, Measured]], *, shape: str, peer: str) -> dict[str, float]:
-    """Medians of both and of the pairs' ratios."""
-    return {
-        f"{shape}_slipway_seconds": statistics.median(a.seconds for a, _ in measured),
-        f"{shape}_{peer}_seconds": statistics.median(b.seconds for _, b in measured),
-        f"{shape}_time_ratio_to_{peer}": statistics.median(a.seconds / b.seconds for a, b in measured),
-        f"{shape}_slipway_peak_anonymous_mb": max(a.peak_anonymous_bytes for a, _ in measured) / 1e6,
-        f"{shape}_{peer}_peak_anonymous_mb": max(b.peak_anonymous_bytes for _, b in measured) / 1e6,
-        f"{shape}_memory_ratio_to_{peer}": statistics.median(
-            a.peak_anonymous_bytes / max(b.peak_anonymous_bytes, 1) for a, b in measured
-        ),
-    }
-
-
-def bench(shape: str, folder: Path | None, peers: dict[str, Command], runs: int) -> dict[str, float]:
-    """Make one model and measure it against the peers."""
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        root = Path(name)
-        measure([sys.executable, "-c", MAKE, root, json.dumps(SHAPES[shape])])
-        for peer, command in peers.items():
-            found |= figures(pairs(root, command, runs), shape=shape, peer=peer)
+def figures(measured: list[dict[str, Measured]], *, shape: str, peer: str) -> dict[str, float]:
+    """Medians of all, and of the rounds' ratios."""
+    found = {}
+    for name in measured[0]:
+        found[f"{shape}_{name}_seconds"] = statistics.median(one[name].seconds for one in measured)
+        found[f"{shape}_{name}_peak_anonymous_mb"] = max(one[name].peak_anonymous_bytes for one in measured) / 1e6
+    ratios = [one["stage"].seconds / one[peer].seconds for one in measured]
+    found[f"{shape}_time_ratio_to_{peer}"] = statistics.median(ratios)
+    memory = [one["stage"].peak_anonymous_bytes / max(one[peer].peak_anonymous_bytes, 1) for one in measured]
+    found[f"{shape}_memory_ratio_to_{peer}"] = statistics.median(memory)
     return found
+
+
+def bench(shape: str, folder: Path | None, peer: Command, runs: int) -> dict[str, float]:
+    """Make one model and measure it against a peer."""
+    name = peer.__name__
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        root = Path(made)
+        measure([sys.executable, "-c", MAKE, root, json.dumps(SHAPES[shape])])
+        return figures(rounds(root, {"stage": stage, "command": command, name: peer}, runs), shape=shape, peer=name)
 
 
 def main() -> None:
@@ -113,11 +127,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the models and outputs go; about 17 GB, with --small 4 GB")
     parser.add_argument("--small", action="store_true", help="leave out the 4B shape")
     arguments = parser.parse_args()
-    found = bench("0.6b", arguments.folder, {"peft": theirs}, arguments.runs)
+    found = bench("0.6b", arguments.folder, peft, arguments.runs)
     if not arguments.small:
-        found |= bench("4b", arguments.folder, {"cp": copy}, arguments.runs)
+        found |= bench("4b", arguments.folder, cp, arguments.runs)
         found["memory_ratio_of_4b_to_0.6b"] = (
-            found["4b_slipway_peak_anonymous_mb"] / found["0.6b_slipway_peak_anonymous_mb"]
+            found["4b_stage_peak_anonymous_mb"] / found["0.6b_stage_peak_anonymous_mb"]
         )
         found.pop("4b_memory_ratio_to_cp")
     for name, value in found.items():
