@@ -64,6 +64,12 @@ class _Channel:
             found.append(happening)
         return found[::-1]
 
+    def knows(self, payload: Payload) -> bool:
+        """Whether nobody has to hear it: reports after the end, and a state that was read when the channel was opened."""
+        if isinstance(payload, ExportRecord):
+            return self.record is not None and payload.revision <= self.record.revision
+        return self.ended
+
     @property
     def ended(self) -> bool:
         return self.record is not None and self.record.state.ended
@@ -94,7 +100,7 @@ class Hub:
                 if name not in self._channels:
                     return  # who watches it later begins with what is stored then
         channel = await self._channel(name)
-        if channel is None or (channel.ended and not isinstance(payload, ExportRecord)):
+        if channel is None or channel.knows(payload):
             return
         if channel.last + 1 >= channel.limit:
             async with self._turn(name):

@@ -102,3 +102,15 @@ def test_nobody_hears_of_an_unknown_export() -> None:
         assert [happening async for happening in events.watch("projects/default/exports/none", after=0)] == []
 
     asyncio.run(story())
+
+
+def test_a_state_that_was_read_when_the_channel_was_opened_is_told_once() -> None:
+    """The export ends, somebody begins to watch, and only then its end is published."""
+
+    async def story() -> None:
+        events = hub(ENDED)
+        (only,) = await watched(events)
+        await events.publish(RUNNING.name, ENDED)
+        assert await watched(events, after=only.sequence) == []
+
+    asyncio.run(story())
