@@ -122,7 +122,8 @@ def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
     time.sleep(lease_seconds + 1)
     cluster.coordinator(lease_seconds=lease_seconds)
     connect(cluster)
-    time.sleep(lease_seconds + 2)  # whoever's report or table came first, what was not adopted by now would be taken back
+    # Whoever's report or table came first, what was not adopted after this would be taken back.
+    time.sleep(lease_seconds + 2)
     assert cluster.runs() == ["merge"], cluster.logs()
     assert "taken back" not in cluster.logs()
     hold.unlink()
