@@ -144,8 +144,9 @@ def _merge(graph: _Graph, configuration: ExportConfiguration, *, base: str, adap
         "merge",
         params={
             "save_tokenizer": pytorch.save_tokenizer or others,
-            # Validation loads the merged model and compares it with base and adapter, on text instead of random tokens.
-            "verify": "spot" if configuration.validation.enabled else "auto",
+            # Validation loads the merged model and compares it with base and adapter, on text instead of random tokens. The
+            # same without one: the merge is shared with exports that have it.
+            "verify": "spot",
         },
         inputs={"base": base, "adapter": adapter},
         format="pytorch" if pytorch.enabled else "",
