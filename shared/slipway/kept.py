@@ -8,12 +8,13 @@ goes after a few days.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from slipway.folder_locks import is_at, lock_folder, unheld
 
 UNUSED_SECONDS = 3 * 86_400
 """After so long, an attempt that was interrupted is not expected to be repeated."""
@@ -28,15 +29,16 @@ def kept_folder(scratch: Path, stage: str, key: str) -> Iterator[Path | None]:
     An empty one is removed at the end. Others that nobody used for long are removed first.
     """
     folder = scratch / f".{stage}{_MARK}{key}"
-    lock = _locked(folder)
+    lock = lock_folder(folder)
     remove_unused(scratch, seconds=UNUSED_SECONDS)
     if lock is None:
         yield None
         return
     try:
+        os.utime(folder)
         yield folder
     finally:
-        if _is_at(lock, folder):
+        if is_at(lock, folder):
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
         os.close(lock)
@@ -53,49 +55,12 @@ def remove_unused(scratch: Path, *, seconds: float, dry_run: bool = False) -> di
         dry_run: Only say which.
     """
     removed = {}
-    for folder in sorted(scratch.glob(f".*{_MARK}*")):
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - os.fstat(lock).st_mtime >= seconds or not any(folder.iterdir()):
-                removed[folder.name] = _own_bytes(folder)
-                if not dry_run:
-                    shutil.rmtree(folder, ignore_errors=True)
-        except (BlockingIOError, FileNotFoundError):  # in use, or removed meanwhile by who used it
-            pass
-        finally:
-            os.close(lock)
+    for folder in unheld(scratch, f".*{_MARK}*"):
+        if time.time() - folder.stat().st_mtime >= seconds or not any(folder.iterdir()):
+            removed[folder.name] = _own_bytes(folder)
+            if not dry_run:
+                shutil.rmtree(folder, ignore_errors=True)
     return removed
-
-
-def _locked(folder: Path) -> int | None:
-    """Descriptor that locks the folder, which is made if need be; None when another process or task holds it."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # removed meanwhile by who held it
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return None
-        if _is_at(lock, folder):
-            os.utime(folder)
-            return lock
-        os.close(lock)
-
-
-def _is_at(descriptor: int, folder: Path) -> bool:
-    """Whether a descriptor's folder is the one that has this name now."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _own_bytes(folder: Path) -> int:

@@ -6,12 +6,13 @@ Put together beside a target and renamed to it, they make the target be there wh
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from slipway.folder_locks import lock_folder, unheld
 
 _MARK = ".slipway-partial-"
 
@@ -47,29 +48,16 @@ def publish(folder: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def remove_abandoned(parent: Path) -> None:
+    """Remove unfinished folders whose process is gone; a living one holds its folder's lock."""
+    for folder in unheld(parent, f".*{_MARK}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _locked(target: Path) -> tuple[Path, int]:
     """A new sibling and the descriptor that locks it."""
     while True:
         folder = target.parent / f".{target.name}{_MARK}{uuid.uuid4().hex[:8]}"
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():  # nobody took it for abandoned before it was locked
+        lock = lock_folder(folder)
+        if lock is not None:  # nobody took it for abandoned before it was locked
             return folder, lock
-        os.close(lock)
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove unfinished folders whose process is gone; a living one holds its folder's lock."""
-    for folder in sorted(parent.glob(f".*{_MARK}*")):
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)

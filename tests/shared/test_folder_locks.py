@@ -1,0 +1,60 @@
+"""A folder is held by one at a time, and only what nobody holds is given away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from slipway.folder_locks import is_at, lock_folder, unheld
+from slipway.unfinished import remove_abandoned, unfinished
+
+
+def test_only_folders_that_nobody_holds_are_given_one_after_the_other(tmp_path: Path) -> None:
+    for name in ("c", "a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    held = lock_folder(tmp_path / "b")
+    assert held is not None
+    assert lock_folder(tmp_path / "b") is None
+    seen = []
+    for folder in unheld(tmp_path, "*"):
+        assert lock_folder(folder) is None
+        seen.append(folder.name)
+    assert seen == ["a", "c"]
+    os.close(held)
+    assert [folder.name for folder in unheld(tmp_path, "*")] == ["a", "b", "c"]
+
+
+def test_whoever_gets_a_lock_has_a_folder_however_often_others_remove_it(tmp_path: Path) -> None:
+    folder, stop, removed = tmp_path / "wanted", threading.Event(), []
+
+    def remove() -> None:
+        while not stop.is_set():
+            for found in unheld(tmp_path, "wanted"):
+                shutil.rmtree(found)
+                removed.append(found)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        taken = 0
+        while taken < 200 or not removed:
+            lock = lock_folder(folder)
+            if lock is not None:
+                taken += 1
+                assert is_at(lock, folder)
+                os.close(lock)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_unfinished_folders_of_the_living_stay(tmp_path: Path) -> None:
+    with unfinished(tmp_path / "target") as folder:
+        (tmp_path / ".target.slipway-partial-dead").mkdir()
+        remove_abandoned(tmp_path)
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
