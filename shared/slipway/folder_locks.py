@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 def lock_folder(folder: Path) -> int | None:
     """Descriptor that locks a folder, which is made if need be; None when another process or task holds it."""
     while True:
-        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # exist_ok looks a second time, and it may be gone by then
+            folder.mkdir()
         try:
             lock = _open(folder)
         except FileNotFoundError:  # removed meanwhile by who held it

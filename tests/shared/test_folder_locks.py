@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -29,27 +30,26 @@ def test_only_folders_that_nobody_holds_are_given_one_after_the_other(tmp_path: 
 
 
 def test_whoever_gets_a_lock_has_a_folder_however_often_others_remove_it(tmp_path: Path) -> None:
-    folder, stop, removed = tmp_path / "wanted", threading.Event(), []
+    folder, stop, interval = tmp_path / "wanted", threading.Event(), sys.getswitchinterval()
 
     def remove() -> None:
         while not stop.is_set():
             for found in unheld(tmp_path, "wanted"):
                 shutil.rmtree(found)
-                removed.append(found)
 
     thread = threading.Thread(target=remove)
+    sys.setswitchinterval(1e-6)  # so that one is often interrupted between opening a folder and locking it
     thread.start()
     try:
-        taken = 0
-        while taken < 200 or not removed:
+        for _ in range(30_000):
             lock = lock_folder(folder)
             if lock is not None:
-                taken += 1
                 assert is_at(lock, folder)
                 os.close(lock)
     finally:
         stop.set()
         thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_unfinished_folders_of_the_living_stay(tmp_path: Path) -> None:
