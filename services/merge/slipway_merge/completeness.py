@@ -12,7 +12,7 @@ from slipway_merge.adapter_config import AdapterConfig
 from slipway_merge.names import NameMap
 
 if TYPE_CHECKING:
-    from slipway_merge.model_facts import ModelFacts
+    from slipway.model_facts import ModelFacts
 
 
 def check_complete(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipway.errors import ModelMergeError
+from slipway.model_facts import ModelFacts
 from slipway.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
 from slipway_merge.adapter import Adapter, read_adapter
@@ -15,6 +16,7 @@ from slipway_merge.deltas import Change, is_zero
 from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
 from slipway_merge.kept_shards import Written
 from slipway_merge.layout import FLOATS, Layout, plan_layout
+from slipway_merge.model_facts import facts_for
 from slipway_merge.names import NameMap
 from slipway_merge.plan import Planner
 from slipway_merge.replication import deeper_config
@@ -24,9 +26,6 @@ from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import MergePlan
 from slipway_merge.vocabulary import check_vocabulary
 from slipway_merge.writer import MergeWriter, disk_full_is_typed, relative_changes
-
-if TYPE_CHECKING:
-    from slipway_merge.model_facts import ModelFacts
 
 #: Up to this size of the merged weights, a load by transformers takes a few seconds.
 SMALL_MODEL_BYTES = 256_000_000
@@ -46,11 +45,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
     @cache
     def facts() -> ModelFacts:
-        from slipway_merge.model_facts import (
-            model_facts,
-        )  # imports torch and transformers, which most merges do without
-
-        return model_facts(base, why="which weights are tied or stored transposed")
+        """Imports torch and transformers, which most merges do without."""
+        return facts_for(base, why="which weights are tied or stored transposed")
 
     with TensorReader() as reader, disk_full_is_typed(output):
         planner = Planner(weights, config, adapter, lambda _: facts(), reader.same)
@@ -135,9 +131,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: N
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
     """
-    from slipway_merge.model_facts import model_facts
-
-    facts = model_facts(output, why="whether the changed weights fit the model")
+    facts = facts_for(output, why="whether the changed weights fit the model")
     for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
         expected = facts.shapes.get(names.modelled(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:

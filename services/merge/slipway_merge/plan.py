@@ -22,8 +22,8 @@ from slipway_merge.ties import Ties
 from slipway_merge.values import Alteration, Factor, MergePlan, Update, Value
 
 if TYPE_CHECKING:
+    from slipway.model_facts import ModelFacts
     from slipway_merge.conversions import Conversions
-    from slipway_merge.model_facts import ModelFacts
     from slipway_merge.peft_forms import PeftForms
 
 

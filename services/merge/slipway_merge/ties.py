@@ -14,7 +14,7 @@ from slipway_merge.completeness import check_rows
 from slipway_merge.values import Alteration, Value
 
 if TYPE_CHECKING:
-    from slipway_merge.model_facts import ModelFacts
+    from slipway.model_facts import ModelFacts
 
 #: A tensor of the adapter that replaces a weight of the given name and shape, checked to fit.
 Replacement = Callable[[str, WholeTensor, tuple[int, ...]], TensorInfo]

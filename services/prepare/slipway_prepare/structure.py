@@ -1,4 +1,4 @@
-"""What only the model's own code knows, asked of transformers without loading a weight (the model is built on ``meta``)."""
+"""What the preparation asks of the model's own code: names, shapes, ties, and what ``load_in_4bit`` quantizes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from slipway.model_facts import CannotBuildError, model_facts
 from slipway_prepare.faults import invalid
 
 
@@ -57,37 +58,34 @@ def structure(folder: Path) -> Structure:
     whose own functions choose here.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` when transformers cannot build this model (unknown or custom code).
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when transformers cannot build this model.
     """
-    import transformers
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        cls = getattr(transformers, (config.architectures or ["?"])[0])
-        with torch.device("meta"):
-            model = cls._from_config(config)
-    except Exception as error:
+        facts = model_facts(folder)
+    except CannotBuildError as error:
         raise invalid(
-            f"cannot be built by transformers: {str(error).splitlines()[0][:300] if str(error) else type(error).__name__}",
+            f"cannot be built by transformers: {error}",
             remedy="use a base model that transformers knows without custom code",
             file=folder / "config.json",
         ) from error
+    model = facts.model
     skipped = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or [])]
-    modules = list(model.named_modules())
-    linears = [path for path, module in modules if type(module) is torch.nn.Linear or isinstance(module, Conv1D)]
+    linears = [
+        path for path, module in model.named_modules() if type(module) is torch.nn.Linear or isinstance(module, Conv1D)
+    ]
     ignored = [*(model._keys_to_ignore_on_load_missing or []), *(model._keys_to_ignore_on_save or [])]
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
     return Structure(
         prefix=model.base_model_prefix,
-        shapes=shapes,
-        tied=dict(model.all_tied_weights_keys),
-        transposed=frozenset(f"{path}.weight" for path, module in modules if isinstance(module, Conv1D)),
+        shapes=facts.shapes,
+        tied=facts.tied,
+        transposed=facts.transposed,
         nf4=frozenset(f"{path}.weight" for path in linears if should_convert_module(path, skipped)),
-        optional=frozenset(name for name in shapes if any(re.search(key, name) for key in ignored)),
+        optional=frozenset(name for name in facts.shapes if any(re.search(key, name) for key in ignored)),
         rename=_renaming(get_model_conversion_mapping(model)),
     )
 

@@ -386,3 +386,10 @@ def test_cancelled(make_case):
     with pytest.raises(ModelExportError) as caught:
         STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(), ctx)
     assert caught.value.reason == "CANCELLED"
+
+
+def test_a_base_whose_class_has_to_be_asked_names_it(make_case):
+    case = make_case("qwen3-tied", target_modules=["embed_tokens"])
+    path = case.base / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
+    refused(case, "ADAPTER_UNSUPPORTED", "which weights are tied", "names no class")
