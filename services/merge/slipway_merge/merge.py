@@ -51,7 +51,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     with TensorReader() as reader, disk_full_is_typed(output):
         planner = Planner(weights, config, adapter, lambda _: facts(), reader.same)
         plan = planner.plan()
-        replaced = _really_replaced(plan, weights, reader)
+        replaced = _really_replaced(plan, planner, reader)
         if not replaced:
             _check_not_zero(plan, reader)
         dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
@@ -98,11 +98,10 @@ def _main_dtype(layout: Layout) -> str:
     return max(sorted(sizes), key=lambda dtype: sizes[dtype])
 
 
-def _really_replaced(plan: MergePlan, weights: dict[str, TensorInfo], reader: TensorReader) -> bool:
-    """Whether any tensor that the adapter brings whole differs from the base's."""
-    return any(
-        name not in weights or not reader.same(plan.values[name].source, weights[name]) for name in plan.replaced
-    )
+def _really_replaced(plan: MergePlan, planner: Planner, reader: TensorReader) -> bool:
+    """Whether any tensor that the adapter brings whole differs from what the base has there."""
+    pairs = [(plan.values[name].source, planner.of_base(name)) for name in plan.replaced]
+    return any(before is None or not reader.same(now, before) for now, before in pairs)
 
 
 def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:

@@ -59,18 +59,17 @@ class Planner:
                 ``CHECKPOINT_INCOMPLETE``.
         """
         values = {name: Value(info) for name, info in self.base.items()}
-        groups = self.ties.groups(self.vocab_size, self.facts)
-        grouped = {member for group in groups for member in group}
+        grouped = {member for group in self.groups for member in group}
         for whole in self.adapter.whole.values():
             if (name := self._output_name(whole.name)) not in grouped:
                 self._stored(name, whole.info)
                 values[name] = Value(self._checked_replacement(name, whole, self.base[name].shape))
         self._check_once()
-        changes = self._changes(groups)
+        changes = self._changes()
         for name, change in changes.items():
             if name not in grouped:
                 values[name] = change(values[name].source)
-        untied = [group for group in groups if self._plan_group(values, group, changes)]
+        untied = [group for group in self.groups if self._plan_group(values, group, changes)]
         self._warn_of_ambiguous_alphas()
         check_complete(self.base, self.adapter, self.names, self.facts)
         of_base = {id(info) for info in self.base.values()}
@@ -121,6 +120,16 @@ class Planner:
         return value if isinstance(value, int) else None
 
     @cached_property
+    def groups(self) -> list[list[str]]:
+        """Weights that share a storage and that the adapter changes, by output name."""
+        return self.ties.groups(self.vocab_size, self.facts)
+
+    def of_base(self, name: str) -> TensorInfo | None:
+        """What the base has for an output tensor, possibly under a tied name."""
+        members = [name, *next((group for group in self.groups if name in group), ())]
+        return next((self.base[member] for member in members if member in self.base), None)
+
+    @cached_property
     def ties(self) -> Ties:
         """The weights that share a storage."""
         modules = tuple(self.forms.layers) if self.forms is not None else ()
@@ -163,7 +172,7 @@ class Planner:
                     about={"tensor": whole.info.name},
                 )
 
-    def _changes(self, groups: list[list[str]]) -> dict[str, Alteration]:
+    def _changes(self) -> dict[str, Alteration]:
         """What the adapter does to the weights it does not replace, by output name; nothing is done twice.
 
         Raises:
@@ -172,16 +181,16 @@ class Planner:
         found: list[tuple[str, Alteration]] = []
         for pair in self.adapter.pairs.values():
             name = self._weight(pair)
-            self._stored_or_tied(name, pair.a, groups)
+            self._stored_or_tied(name, pair.a)
             found.append((name, partial(self._paired, pair, name)))
         for module, info in self.adapter.rows.items():
             name = self._output_name(f"{module}.weight")
-            self._stored_or_tied(name, info, groups)
+            self._stored_or_tied(name, info)
             found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
         if self.adapter.experts or self.adapter.config.parameters:
             found += self._expert_changes()
         if self.forms is not None:
-            found += self._form_changes(self.forms, groups)
+            found += self._form_changes(self.forms)
         changes = dict(found)
         if len(changes) < len(found):
             names = [name for name, _ in found]
@@ -194,13 +203,13 @@ class Planner:
             )
         return changes
 
-    def _form_changes(self, forms: PeftForms, groups: list[list[str]]) -> list[tuple[str, Alteration]]:
+    def _form_changes(self, forms: PeftForms) -> list[tuple[str, Alteration]]:
         for module in forms.layers:
             sources = {}
             for path in forms.parameters(module):
                 name = self._output_name(f"{module}.{path}")
                 first = next(iter(forms.own_tensors(module).values()), next(iter(forms.tensors.values())))
-                sources[path] = self._stored_or_tied(name, first, groups)
+                sources[path] = self._stored_or_tied(name, first)
             forms.sources[module] = sources
         forms.check()
         return [
@@ -227,16 +236,15 @@ class Planner:
     def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
         return Value(source, update=self._update(pair, name, source.shape))
 
-    def _stored_or_tied(self, name: str, info: TensorInfo, groups: list[list[str]]) -> TensorInfo:
+    def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
         """What a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
         own = [whole for whole in self.adapter.whole.values() if self._output_name(whole.name) == name]
         if own:
             return own[0].info
-        members = [name, *next((group for group in groups if name in group), ())]
-        stored = next((member for member in members if member in self.base), None)
+        stored = self.of_base(name)
         if stored is None:
             self._stored(name, info)
-        return self.base[stored or name]
+        return stored or self.base[name]
 
     def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Alteration]) -> bool:
         """Decide one group of tied weights; True when its members came to differ and each is written by itself."""

@@ -251,6 +251,40 @@ def test_untrained_adapter_with_unchanged_saved_module(make_case):
     refused(case, "ADAPTER_NO_EFFECT")
 
 
+def test_untrained_adapter_with_a_copy_of_the_tied_weight(make_case):
+    """A head of its own would be written, with the values it shares in the base."""
+    case = make_case("qwen3-tied", target_modules=["embed_tokens"], modules_to_save=["lm_head"])
+    shared = load_file(case.base / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weights(
+        case.adapter,
+        lambda t: {
+            k: torch.zeros_like(v) if "lora_embedding_B" in k else shared.clone() if "lm_head" in k else v
+            for k, v in t.items()
+        },
+    )
+    refused(case, "ADAPTER_NO_EFFECT", "zero")
+
+
+def test_untrained_adapter_with_copies_of_repeated_layers(make_case):
+    case = make_case(
+        "llama", target_modules=["q_proj"], modules_to_save=["input_layernorm"], layer_replication=[[0, 2], [0, 1]]
+    )
+    base = load_file(case.base / "model.safetensors")
+
+    def untrained(tensors):
+        norms = {
+            key: base[f"model.layers.{layer % 2}.input_layernorm.weight"].clone()
+            for layer in range(3)
+            for key in tensors
+            if f".layers.{layer}.input_layernorm" in key
+        }
+        assert len(norms) == 3
+        return {k: torch.zeros_like(v) if "lora_B" in k else norms.get(k, v) for k, v in tensors.items()}
+
+    edit_weights(case.adapter, untrained)
+    refused(case, "ADAPTER_NO_EFFECT", "zero")
+
+
 def away_from_zero(tensors):
     """Weights near zero have finer steps, where even a tiny update shows."""
     return {key: torch.where(t.abs() < 0.02, torch.full_like(t, 0.02), t) for key, t in tensors.items()}
