@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway.artifacts import action_key
+from slipway.artifacts.digests import digest_bytes
 from slipway.configuration import parse
 from slipway.errors import ServiceError
 from slipway.registry import load_stage
@@ -76,6 +78,24 @@ def test_validation_takes_the_reference_and_every_output() -> None:
     assert set(inputs) == {"base", "adapter", "pytorch", "pytorch-int8", "onnx", "onnx-int8", "tensorrt"}
     assert inputs["onnx-int8"] == "task:quantize-onnx-int8/model"
     assert tasks["validate"].partial
+
+
+def actions(data: dict[str, Any]) -> dict[str, str]:
+    """Action key of every task, each input's digest made from what it refers to."""
+    keys = {}
+    for task in plan(parse(data), SOURCES):
+        inputs = {name: digest_bytes(reference.encode()) for name, reference in task.inputs.items()}
+        stage = load_stage(task.stage)
+        keys[task.id] = action_key(stage, inputs, check_call(stage, task.params, inputs))
+    return keys
+
+
+def test_exports_with_and_without_validation_share_their_results() -> None:
+    data = {"optimization": {"quantization": ["int8", "int4"]}, "formats": {"tensorrt": {"enabled": True}}}
+    with_validation = actions({**data, "validation": {"enabled": True}})
+    del with_validation["validate"]
+    assert "merge" in with_validation
+    assert actions({**data, "validation": {"enabled": False}}) == with_validation
 
 
 def test_held_out_text_reaches_validation() -> None:
