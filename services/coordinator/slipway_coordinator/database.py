@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from slipway_coordinator import ownership, schema
+from slipway_coordinator import migrations, ownership
 from slipway_coordinator.inbox import Events
 from slipway_coordinator.journal import Transactions
 from slipway_coordinator.leases import Leases
@@ -56,8 +56,8 @@ class Database:
             ServiceError: reason ``STATE_SCHEMA``.
         """
         if self._engine.dialect.name == "sqlite":
-            schema.migrate(self._engine)
-        schema.check(self._engine)
+            migrations.migrate(self._engine)
+        migrations.check(self._engine)
 
     def ping(self) -> None:
         """See that the database answers."""
@@ -66,7 +66,7 @@ class Database:
 
     def migrate(self) -> int:
         """Bring the tables up to date; answers how many migrations that took."""
-        return schema.migrate(self._engine)
+        return migrations.migrate(self._engine)
 
     def close(self) -> None:
         """Close all connections."""

@@ -1,8 +1,7 @@
-"""The state in a real PostgreSQL: migrations, the lock, and the same tables as in SQLite."""
+"""The state in a real PostgreSQL: the lock, and the same tables as in SQLite."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -10,16 +9,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from coordinator_harness import tiny_export, tiny_task
 from postgres_server import PostgresServer, postgres_server
 from slipway.errors import ModelExportError
-from slipway_coordinator import schema
 from slipway_coordinator.advisory_lock import AdvisoryLock
 from slipway_coordinator.database import Database
 from slipway_coordinator.leases import LeaseState
-from slipway_coordinator.migration import migrate
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.state import PostgresState, state_at
 
@@ -49,71 +45,6 @@ def database(url: str) -> Iterator[Database]:
 
 def export(name: str, **more: object) -> ExportRecord:
     return tiny_export(name, tiny_task("m")).with_(**more)
-
-
-def test_the_migrations_lead_to_the_tables_the_program_uses(url: str) -> None:
-    engine = sa.create_engine(url)
-    assert schema.migrate(engine) == len(schema.MIGRATIONS)
-    assert schema.migrate(engine) == 0
-    schema.check(engine)
-    inspector = sa.inspect(engine)
-    for table in schema.metadata.sorted_tables:
-        there = {column["name"]: bool(column["nullable"]) for column in inspector.get_columns(table.name)}
-        keys = [column.name for column in table.primary_key]
-        assert inspector.get_pk_constraint(table.name)["constrained_columns"] == keys
-        there |= dict.fromkeys(keys, False)  # SQLite calls them nullable
-        assert there == {column.name: bool(column.nullable) for column in table.columns}, table.name
-    engine.dispose()
-
-
-def test_exports_of_the_first_version_are_taken_over(url: str) -> None:
-    engine = sa.create_engine(url)
-    schema.migrate(engine, schema.MIGRATIONS[:1])
-    old = export("old", labels={"team": "speech"})
-    insert = "INSERT INTO slipway_exports VALUES (:name, 'default', 1.5, false, 1, 0, :record)"
-    with engine.begin() as connection:
-        connection.execute(sa.text(insert), {"name": old.name, "record": old.model_dump_json()})
-    assert schema.migrate(engine) == len(schema.MIGRATIONS) - 1
-    with engine.connect() as connection:
-        assert connection.execute(sa.select(schema.exports.c.state)).scalar() == "queued"
-        assert connection.execute(sa.select(schema.labels.c.value)).scalar() == "speech"
-    engine.dispose()
-
-
-def test_a_migration_that_fails_changes_nothing(url: str) -> None:
-    def broken(connection: sa.Connection) -> None:
-        connection.execute(sa.text("ALTER TABLE slipway_exports ADD COLUMN half INTEGER"))
-        raise RuntimeError("in the middle")
-
-    engine = sa.create_engine(url)
-    schema.migrate(engine)
-    with pytest.raises(RuntimeError, match="middle"):
-        schema.migrate(engine, [*schema.MIGRATIONS, broken])
-    schema.check(engine)
-    assert "half" not in [column["name"] for column in sa.inspect(engine).get_columns("slipway_exports")]
-    engine.dispose()
-
-
-def test_a_program_refuses_tables_of_another_version(url: str) -> None:
-    engine = sa.create_engine(url)
-    with pytest.raises(ModelExportError, match="migrate") as caught:
-        schema.check(engine)
-    assert caught.value.reason == "STATE_SCHEMA"
-    schema.migrate(engine, [*schema.MIGRATIONS, lambda connection: None])
-    with pytest.raises(ModelExportError, match="newer"):
-        schema.check(engine)
-    engine.dispose()
-
-
-def test_migrating_twice_at_once_is_migrating_once(server: PostgresServer) -> None:
-    state = state_at(server.create("twice"))
-    applied: list[int] = []
-    threads = [threading.Thread(target=lambda: applied.append(migrate(state))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(applied) == [0, 0, len(schema.MIGRATIONS)]
 
 
 def test_an_export_and_its_revisions(database: Database) -> None:
@@ -214,20 +145,3 @@ def test_artifacts_are_their_projects_for_as_long_as_something_of_it_names_them(
     assert owned("default", [base, made]) == {base}
     database.ownership.forget_made(before=time.time() + 1)
     assert database.ownership.page("-", limit=9) == []
-
-
-def test_artifacts_of_exports_from_before_are_their_projects(url: str) -> None:
-    engine = sa.create_engine(url)
-    schema.migrate(engine, schema.MIGRATIONS[:2])
-    base, made = (f"sha256:{digit * 64}" for digit in "ab")
-    record = export("old", sources={"base": base})
-    record = record.replacing(record.tasks[0].with_(outputs={"x": made}))
-    row = {"name": record.name, "project": "default", "create_time": 1.0, "ended": False, "revision": 1}
-    more = {"state": "running", "sequence_limit": 0, "record": json.dumps(record.to_json())}
-    with engine.begin() as connection:
-        connection.execute(sa.insert(schema.exports).values(row | more))
-    schema.migrate(engine)
-    database = Database(url)
-    assert database.ownership.owned("default", [base, made]) == {base, made}
-    database.close()
-    engine.dispose()
