@@ -18,13 +18,14 @@ import transformers
 from peft import PeftModel
 
 from slipway.errors import ModelMergeError
+from slipway.stage import Context
 from slipway_merge.spot_check import UNIT_ROUNDOFF
 
 _TOKENS = (2, 8)
 """Rows and length of the random input."""
 
 
-def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict[str, Any]:
+def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str, ctx: Context) -> dict[str, Any]:
     """Load the merged model, compare its logits with those of base and adapter; answers figures for the report.
 
     Args:
@@ -32,6 +33,7 @@ def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict
         base: The base model.
         adapter: The adapter.
         dtype: Safetensors name of the type that was written.
+        ctx: Warned when peft does not give logits to compare with.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED``.
@@ -50,10 +52,12 @@ def reload_check(folder: Path, base: Path, adapter: Path, *, dtype: str) -> dict
     gc.collect()
     if ours is None:
         return {"loaded": True, "logits": "not compared: the model does not map token ids to logits"}
-    return {"loaded": True, **_compare(cls, base, adapter, ours, dtype=dtype, size=size)}
+    return {"loaded": True, **_compare(cls, base, adapter, ours, dtype=dtype, size=size, ctx=ctx)}
 
 
-def _compare(cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: str, size: int) -> dict[str, Any]:
+def _compare(
+    cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: str, size: int, ctx: Context
+) -> dict[str, Any]:
     model = _load(cls, base)
     if model.get_input_embeddings().num_embeddings != size:
         model.resize_token_embeddings(size, mean_resizing=False)
@@ -62,7 +66,9 @@ def _compare(cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, dtype: 
         with _quiet():
             tuned = _logits(PeftModel.from_pretrained(model, str(adapter)), size)
     except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
-        return {"logits": f"not compared: peft cannot load the adapter ({error})"}
+        not_compared = f"not compared: peft cannot load the adapter ({error})"
+        ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
+        return {"logits": not_compared}
     assert before is not None
     assert tuned is not None
     difference, change = _norm(ours - tuned), _norm(tuned - before)

@@ -115,6 +115,19 @@ def test_logits_of_another_model_are_refused(make_case, monkeypatch):
     assert "logits" in refused(case, verify="full").message
 
 
+def test_a_comparison_that_peft_cannot_make_is_warned_of(make_case):
+    """The task says nothing about the weights, so the merge is right; peft refuses one that it does not know."""
+    case = make_case("qwen3", target_modules=["q_proj"])
+    path = case.adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task_type": "TASK_OF_TOMORROW"}))
+    _, ctx = case.merge(verify="full")
+    assert ctx.facts["verified"]["loaded"] is True
+    assert "not compared" in ctx.facts["verified"]["logits"]
+    [warning] = ctx.facts["warnings"]
+    assert "not compared" in warning
+    assert "TASK_OF_TOMORROW" in warning
+
+
 def test_the_spot_check_needs_no_torch(make_case, tmp_path):
     case = make_case("qwen3", torch.bfloat16)
     code = (
