@@ -1,38 +1,8 @@
-"""Memory that threads share: each waits until what it is about to need is free."""
+"""How much memory a merge may work in."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import psutil
-
-
-class MemoryBudget:
-    """A number of bytes to work in.
-
-    Args:
-        limit: Bytes in use at most; what needs more than that alone runs alone.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._used = 0
-        self._freed = threading.Condition()
-
-    @contextmanager
-    def reserve(self, nbytes: int) -> Iterator[None]:
-        """Hold some bytes; waits for others to give theirs back while there are too few."""
-        with self._freed:
-            self._freed.wait_for(lambda: self._used == 0 or self._used + nbytes <= self.limit)
-            self._used += nbytes
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._used -= nbytes
-                self._freed.notify_all()
 
 
 def memory_limit(wanted: int | None, *, allowed: int) -> int:

@@ -8,8 +8,9 @@ but cancel, can the wider type's own error (2⁻²³ of W for float32) decide fo
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from slipway.safetensors_file import DTYPE_BITS
 from slipway_merge.block import Block
 from slipway_merge.halves import convert
+from slipway_merge.kernel import Kernel, kernel
 from slipway_merge.tensor_io import FLOAT_TYPES, Array, TensorReader, check_finite, is_finite
 from slipway_merge.values import Factor, Update
 
@@ -47,6 +49,17 @@ class Change:
     changed: int = 0
     total: int = 0
 
+    def blank(self) -> Change:
+        """The same weight with nothing counted yet."""
+        return replace(self, change_sum=0.0, weight_sum=0.0, changed=0, total=0)
+
+    def add(self, part: Change) -> None:
+        """Count what was counted for a part of the weight."""
+        self.change_sum += part.change_sum
+        self.weight_sum += part.weight_sum
+        self.changed += part.changed
+        self.total += part.total
+
     @property
     def relative_change(self) -> float:
         """Norm of the update against the norm of the base weight (0 for an update of zeros, inf for a weight of zeros)."""
@@ -66,26 +79,48 @@ def compute_type(output: str) -> np.dtype[Any]:
 
 
 class LowRank:
-    """The factors of one update in the type of the computation, checked to be finite. The scaling is in the left one.
-
-    Raises:
-        ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
+    """The factors of one update in the type of the computation, read when they are first needed and checked to be finite.
+    Threads share them.
     """
 
     def __init__(self, update: Update, reader: TensorReader, dtype: np.dtype[Any]) -> None:
-        left, right = _factor(update.left, reader), _factor(update.right, reader)
-        self.left = np.ascontiguousarray(left.astype(np.float64) * update.scaling, dtype)  # (rows, r)
-        self.right = np.ascontiguousarray(right, dtype)  # (r, columns)
+        self._update = update
+        self._reader = reader
+        self._dtype = dtype
+        self._lock = threading.Lock()
+        self._factors: tuple[Array, Array] | None = None
+        self._panels: Array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that they take, reading them included."""
+        return (self._update.left.info.numel + self._update.right.info.numel) * (self._dtype.itemsize + 16)
+
+    def factors(self) -> tuple[Array, Array]:
+        """Left (rows, r) with the scaling in it, and right (r, columns).
+
+        Raises:
+            ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
+        """
+        with self._lock:
+            if self._factors is None:
+                left, right = _factor(self._update.left, self._reader), _factor(self._update.right, self._reader)
+                scaled = np.ascontiguousarray(left.astype(np.float64) * self._update.scaling, self._dtype)
+                self._factors = scaled, np.ascontiguousarray(right, self._dtype)
+            return self._factors
+
+    def panels(self, kernel: Kernel) -> Array:
+        """The right factor as the kernel wants it."""
+        right = self.factors()[1]
+        with self._lock:
+            if self._panels is None:
+                self._panels = kernel.panels(right)
+            return self._panels
 
     def square(self) -> float:
         """Sum of squares of the product, from the r × r Gram matrices: ‖LR‖² = tr((LᵀL)(RRᵀ))."""
-        left, right = self.left.astype(np.float64), self.right.astype(np.float64)
+        left, right = (factor.astype(np.float64) for factor in self.factors())
         return max(float(((left.T @ left) * (right @ right.T)).sum()), 0.0)
-
-    def add(self, first_row: int, wide: Array, spare: Array) -> Array:
-        """``wide + left @ right`` for the rows from ``first_row`` on, in ``spare``. Both: (rows, columns)."""
-        np.matmul(self.left[first_row : first_row + len(wide)], self.right, out=spare)
-        return np.add(spare, wide, out=spare)
 
 
 def is_zero(update: Update, reader: TensorReader) -> bool:
@@ -101,6 +136,38 @@ def _factor(factor: Factor, reader: TensorReader) -> Array:
     values = reader.read(factor.info)
     check_finite(values, factor.info.dtype, name=factor.info.name, where="the adapter")
     return values.T if factor.transposed else values
+
+
+def merge_block(
+    base: Array, low_rank: LowRank, *, first_row: int, source: str, output: str, block: Block, change: Change
+) -> Array:
+    """Rows of a weight after a low-rank update, rounded once; as :func:`round_block`.
+
+    Args:
+        base: Stored values of the rows. (rows, columns)
+        low_rank: The update of the whole weight.
+        first_row: Number of the first row.
+        source: Safetensors name of their type.
+        output: Safetensors name of the type to round to.
+        block: Working memory.
+        change: Of the whole weight.
+    """
+    left, right = low_rank.factors()
+    if first_row == 0:
+        change.change_sum += low_rank.square()
+    rows = left[first_row : first_row + len(base)]
+    if source == output == "BF16" and (compiled := kernel()):
+        rounded = block.array("rounded", base.dtype, base.shape)
+        counts = compiled.merge(base, rows, low_rank.panels(compiled), out=rounded)
+        if counts.finite:  # otherwise numpy finds out where, below
+            change.add(replace(change.blank(), weight_sum=counts.weight_sum, changed=counts.changed, total=base.size))
+            return rounded
+
+    def add(wide: Array, spare: Array) -> Array:
+        np.matmul(rows, right, out=spare)
+        return np.add(spare, wide, out=spare)
+
+    return round_block(base, source=source, output=output, block=block, change=change, add=add)
 
 
 def round_block(

@@ -30,20 +30,17 @@ class Written:
         changes: What happened to each updated weight.
         copied: Number of tensors whose bytes were copied.
         converted: Number of tensors that only changed their data type.
-        data_bytes: Bytes of tensor data.
     """
 
     changes: list[Change] = field(default_factory=list)
     copied: int = 0
     converted: int = 0
-    data_bytes: int = 0
 
     def add(self, other: Written) -> None:
         """Count what is in another part of the output too."""
         self.changes += other.changes
         self.copied += other.copied
         self.converted += other.converted
-        self.data_bytes += other.data_bytes
 
 
 @dataclass(frozen=True)

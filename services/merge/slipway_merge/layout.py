@@ -28,8 +28,7 @@ class OutputTensor:
     @property
     def untouched(self) -> bool:
         """Whether it is its source's bytes."""
-        changed = self.value.update is not None or self.value.computed is not None
-        return not changed and self.value.source.dtype == self.dtype
+        return not self.value.changed and self.value.source.dtype == self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,16 @@ class Shard:
     def nbytes(self) -> int:
         """Size of the file."""
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def copied(self) -> int:
+        """Number of tensors that are their sources' bytes."""
+        return sum(tensor.untouched for tensor in self.tensors)
+
+    @property
+    def converted(self) -> int:
+        """Number of tensors that only change their data type."""
+        return sum(not tensor.untouched and not tensor.value.changed for tensor in self.tensors)
 
     def pieces(self) -> list[tuple[OutputTensor, ...]]:
         """The tensors in their order; untouched ones that follow each other in their source too are one piece."""

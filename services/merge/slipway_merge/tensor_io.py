@@ -110,20 +110,25 @@ class TensorReader:
                 return False
         return True
 
-    def scan(self, info: TensorInfo) -> Iterator[int]:
-        """Read a tensor through and refuse NaN and infinity; yields the bytes of each block.
+    def scan(self, info: TensorInfo, start: int, end: int) -> None:
+        """Read a part of a tensor through and refuse NaN and infinity.
+
+        Args:
+            info: The tensor.
+            start: First byte, counted from the tensor's own; where a number begins.
+            end: Where the last one ends.
 
         Raises:
             ModelMergeError: ``NON_FINITE_WEIGHTS``.
             CheckpointValidationError: As :meth:`fill`.
         """
-        buffer = np.empty(min(_SCAN_BYTES, info.nbytes), np.uint8)
-        for offset in range(0, info.nbytes, _SCAN_BYTES):
-            block = buffer[: min(_SCAN_BYTES, info.nbytes - offset)]
-            if info.dtype in _NOT_FINITE:
-                self.fill(block, info, offset)
-                check_finite(block, info.dtype, name=info.name, where=info.file.name)
-            yield block.nbytes
+        if info.dtype not in _NOT_FINITE:
+            return
+        buffer = np.empty(min(_SCAN_BYTES, end - start), np.uint8)
+        for offset in range(start, end, _SCAN_BYTES):
+            block = buffer[: min(_SCAN_BYTES, end - offset)]
+            self.fill(block, info, offset)
+            check_finite(block, info.dtype, name=info.name, where=info.file.name)
 
 
 def row_blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[int, int]]:

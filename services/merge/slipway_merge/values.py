@@ -65,6 +65,11 @@ class Value:
     update: Update | None = None
     computed: Computed | None = None
 
+    @property
+    def changed(self) -> bool:
+        """Whether it is anything but stored bytes."""
+        return self.update is not None or self.computed is not None
+
 
 #: From what a weight holds so far to what it holds after the adapter's change.
 Alteration = Callable[[TensorInfo], Value]

@@ -6,8 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from slipway.errors import ModelMergeError
 from slipway.safetensors_file import read_safetensors
 from slipway.stage import Context
 from slipway_merge.block import Block
-from slipway_merge.budget import MemoryBudget, memory_limit
+from slipway_merge.budget import memory_limit
 from slipway_merge.deltas import Change, round_block
 from slipway_merge.halves import convert
 from slipway_merge.layout import plan_layout
@@ -150,28 +148,6 @@ def test_plain_merge_imports_numpy_alone(make_case):
     command = [sys.executable, "-c", PLAIN, str(case.base.parent), str(case.workdir)]
     assert (case.base.name, case.adapter.name) == ("base", "adapter")
     assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == []
-
-
-def test_budget_lets_in_what_fits_and_one_that_never_does():
-    budget, inside, most = MemoryBudget(100), [], []
-    lock = threading.Lock()
-
-    def work(nbytes: int) -> None:
-        with budget.reserve(nbytes):
-            with lock:
-                inside.append(nbytes)
-                most.append(list(inside))
-            time.sleep(0.01)
-            with lock:
-                inside.remove(nbytes)
-
-    threads = [threading.Thread(target=work, args=(nbytes,)) for nbytes in (60, 50, 40, 500, 30, 60, 100)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(most) == 7
-    assert all(sum(together) <= 100 or together == [500] for together in most)
 
 
 def test_memory_to_work_in():

@@ -1,0 +1,88 @@
+/* The kernel for vectors of LANES floats and tiles of ROWS rows; included once for each kind of processor. */
+
+typedef float NAME(floats) __attribute__((vector_size(LANES * 4)));
+typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4)));
+typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2)));
+
+enum { NAME(VECTORS) = PANEL / LANES };
+
+struct NAME(sums) {
+    NAME(floats) squares;
+    NAME(words) changed, not_finite;
+};
+
+TARGET static inline __attribute__((always_inline)) void NAME(tile)(const uint16_t *weight, uint16_t *result, size_t stride,
+                                                                    const float *left, const float *panel, const int rows,
+                                                                    size_t rank, struct NAME(sums) *sums) {
+    NAME(floats) update[ROWS][NAME(VECTORS)];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < NAME(VECTORS); v++)
+            update[i][v] = (NAME(floats)){0};
+    for (size_t k = 0; k < rank; k++)
+        for (int v = 0; v < NAME(VECTORS); v++) {
+            NAME(floats) right;
+            memcpy(&right, panel + k * PANEL + v * LANES, sizeof right);
+            for (int i = 0; i < rows; i++)
+                update[i][v] += left[i * rank + k] * right;
+        }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < NAME(VECTORS); v++) {
+            NAME(halves) stored;
+            memcpy(&stored, weight + i * stride + v * LANES, sizeof stored);
+            NAME(words) before = __builtin_convertvector(stored, NAME(words));
+            NAME(floats) wide = (NAME(floats))(before << 16);
+            NAME(words) bits = (NAME(words))(wide + update[i][v]);
+            NAME(words) after = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+            sums->squares += wide * wide;
+            sums->changed -= (NAME(words))((after != before) & (((after | before) & 0x7fff) != 0));
+            sums->not_finite |= (NAME(words))((bits & 0x7f800000) == 0x7f800000) | (NAME(words))((after & 0x7f80) == 0x7f80);
+            stored = __builtin_convertvector(after, NAME(halves));
+            memcpy(result + i * stride + v * LANES, &stored, sizeof stored);
+        }
+}
+
+/* A tile that the matrix ends in: done in a copy that has all its columns. */
+TARGET static void NAME(last_tile)(const uint16_t *weight, uint16_t *result, size_t stride, size_t columns, const float *left,
+                                   const float *panel, int rows, size_t rank, struct NAME(sums) *sums) {
+    for (int i = 0; i < rows; i++) {
+        uint16_t copy[PANEL] = {0};
+        memcpy(copy, weight + i * stride, columns * sizeof *copy);
+        NAME(tile)(copy, copy, PANEL, left + i * rank, panel, 1, rank, sums);
+        memcpy(result + i * stride, copy, columns * sizeof *copy);
+    }
+}
+
+TARGET static void NAME(merge)(const uint16_t *weight, uint16_t *result, const float *left, const float *panels, size_t rows,
+                               size_t columns, size_t rank, struct counts *counts) {
+    struct NAME(sums) sums = {0};
+    counts->weight_sum = 0;
+    for (size_t row = 0; row < rows; row += ROWS) {
+        int some = rows - row < ROWS ? (int)(rows - row) : ROWS;
+        for (size_t column = 0; column < columns; column += PANEL) {
+            const uint16_t *from = weight + row * columns + column;
+            uint16_t *to = result + row * columns + column;
+            const float *factor = left + row * rank, *panel = panels + column * rank;
+            if (columns - column < PANEL)
+                NAME(last_tile)(from, to, columns, columns - column, factor, panel, some, rank, &sums);
+            else if (some == ROWS)
+                NAME(tile)(from, to, columns, factor, panel, ROWS, rank, &sums);
+            else
+                for (int i = 0; i < some; i++)
+                    NAME(tile)(from + i * columns, to + i * columns, columns, factor + i * rank, panel, 1, rank, &sums);
+        }
+        for (int lane = 0; lane < LANES; lane++)
+            counts->weight_sum += sums.squares[lane]; /* in float64 from here on */
+        sums.squares = (NAME(floats)){0};
+    }
+    counts->changed = 0;
+    counts->finite = 1;
+    for (int lane = 0; lane < LANES; lane++) {
+        counts->changed += sums.changed[lane];
+        counts->finite &= !sums.not_finite[lane];
+    }
+}
+
+#undef LANES
+#undef ROWS
+#undef NAME
+#undef TARGET
