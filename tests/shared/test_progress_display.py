@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from slipway.cli.display import LineDisplay, LiveDisplay
+from slipway.cli.remote_view import answer_export
 from slipway.cli.rows import Rows
 from slipway.cli.table import progress_table
 from slipway.errors import Failure
@@ -92,13 +93,23 @@ def test_lines_say_each_change_once_and_progress_now_and_then() -> None:
     assert "reused" not in said[-1]
 
 
-def test_what_an_earlier_run_finished_counts_as_reused() -> None:
+@pytest.mark.parametrize("resuming", [True, False])
+def test_what_an_earlier_run_of_the_command_finished_counts_as_reused(resuming: bool) -> None:
     stream = io.StringIO()
-    display = LineDisplay(stream)
+    display = LineDisplay(stream, resuming=resuming)
     display.event(state(merge=attempt(1, pb.TASK_STATE_SUCCEEDED), onnx=pb.TASK_STATE_WAITING))
     display.event(state(merge=attempt(1, pb.TASK_STATE_SUCCEEDED), onnx=attempt(1, pb.TASK_STATE_SUCCEEDED)))
     by_task = {line["task"]: line.get("reused", False) for line in lines(stream) if line["event"] == "task"}
-    assert by_task == {"merge": True, "onnx": False}
+    assert by_task == {"merge": resuming, "onnx": False}
+
+
+def test_an_export_that_is_looked_at_later_was_not_reused(capsys: pytest.CaptureFixture[str]) -> None:
+    made, found = attempt(1, pb.TASK_STATE_SUCCEEDED), attempt(1, pb.TASK_STATE_SUCCEEDED, reused=True)
+    answer_export(state(merge=made, onnx=found).export, as_json=False)
+    merge, onnx = capsys.readouterr().out.splitlines()[-2:]
+    assert "succeeded" in merge
+    assert "reused" not in merge
+    assert "reused" in onnx
 
 
 def test_the_live_table_shows_every_task_and_logs_stay_whole() -> None:

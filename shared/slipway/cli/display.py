@@ -46,17 +46,16 @@ class Display(Protocol):
         ...
 
 
-def make_display(*, console: Console | None = None) -> Display:
-    """The display that suits where standard error goes."""
-    target = console or errors
-    return LiveDisplay(target) if target.is_terminal else LineDisplay(sys.stderr)
+def make_display(*, resuming: bool = False) -> Display:
+    """The display that suits where standard error goes; ``resuming`` as in :class:`Rows`."""
+    return LiveDisplay(errors, resuming=resuming) if errors.is_terminal else LineDisplay(sys.stderr, resuming=resuming)
 
 
 class LiveDisplay:
     """One row per task, redrawn in place; log lines appear above."""
 
-    def __init__(self, console: Console) -> None:
-        self._rows = Rows()
+    def __init__(self, console: Console, *, resuming: bool = False) -> None:
+        self._rows = Rows(resuming=resuming)
         self._note = ""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8)
 
@@ -85,9 +84,9 @@ class LiveDisplay:
 class LineDisplay:
     """One JSON object per change of a task, and for progress at most one per task and second."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str], *, resuming: bool = False) -> None:
         self._stream = stream
-        self._rows = Rows()
+        self._rows = Rows(resuming=resuming)
         self._said: dict[str, tuple[float, object]] = {}
         self._state = ""
 

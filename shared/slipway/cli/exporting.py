@@ -18,7 +18,7 @@ def run_export(loaded: LoadedConfiguration, settings: Settings, *, coordinator: 
     """Carry the export out and print its result; answers the exit code."""
     configure_logs(loaded.configuration.log.level, console=errors)
     with tracing(settings):
-        job = ExportJob(loaded, settings, coordinator=coordinator, display=make_display())
+        job = ExportJob(loaded, settings, coordinator=coordinator, display=make_display(resuming=True))
         result = job.run()
     if as_json:
         print_json(result.model_dump(mode="json"))

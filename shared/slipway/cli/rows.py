@@ -32,7 +32,7 @@ class Row:
         started: When the newest attempt started, seconds since the epoch; None before.
         ended: When it ended; None before.
         reused: The result was there already.
-        kept: It had ended before this command began to watch.
+        kept: An earlier run of this command made it.
         reason: Reason of a failure; empty otherwise.
         rate: Units per second, smoothed; None while unknown.
     """
@@ -82,11 +82,14 @@ class Rows:
     """All tasks of an export, in the plan's order, fed with events.
 
     Attributes:
+        clock: Seconds since the epoch.
+        resuming: The first look is that of a command that may go on with what an earlier run of it began.
         state: Of the export, as in :data:`EXPORT_STATES`.
         tasks: Rows by task id.
     """
 
     clock: Callable[[], float] = time.time
+    resuming: bool = False
     state: str = ""
     tasks: dict[str, Row] = field(default_factory=dict)
 
@@ -97,8 +100,7 @@ class Rows:
                 first, self.state = not self.state, EXPORT_STATES[event.export.state]
                 changed = [row for task in event.export.tasks if (row := self._task(task)) is not None]
                 for row in changed:
-                    # What had ended before the first look was done by an earlier run of the same export.
-                    row.kept = row.kept or (first and row.state in ENDED)
+                    row.kept = row.kept or (self.resuming and first and row.state in ENDED)
                 return changed
             case "progress":
                 report = event.progress
