@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXIT_INVALID, EXIT_UNSUPPORTED = 3, 6
+EXIT_REFUSED, EXIT_INVALID, EXIT_UNSUPPORTED = 1, 3, 6
 
 
 def figures(report: dict[str, Any], model: str) -> dict[str, float]:
@@ -43,7 +43,7 @@ def tags(report: dict[str, Any], model: str) -> dict[str, str]:
 
 def register(folder: Path, *, model: str, name: str) -> str:
     """Log the model's folder and the report in a run, and make the model a version; answers the version."""
-    import mlflow  # noqa: PLC0415 - only this function needs it, and says so when it is absent
+    import mlflow  # noqa: PLC0415 - only this example needs it, and says so when it is absent
 
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     if not report["result"]["success"]:
@@ -56,7 +56,16 @@ def register(folder: Path, *, model: str, name: str) -> str:
         mlflow.log_artifacts(str(folder / model), artifact_path=model)
         for document in ("report.html", "report.json", "lineage.json", "MANIFEST.sha256"):
             mlflow.log_artifact(str(folder / document))
-        version = mlflow.register_model(f"runs:/{run.info.run_id}/{model}", name, tags=tags(report, model))
+        client = mlflow.MlflowClient()
+        try:
+            client.create_registered_model(name)
+        except mlflow.MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        # The folder as it is: mlflow.register_model takes only what a flavor of MLflow has logged.
+        version = client.create_model_version(
+            name, mlflow.get_artifact_uri(model), run_id=run.info.run_id, tags=tags(report, model)
+        )
     return str(version.version)
 
 
@@ -68,12 +77,17 @@ def main() -> int:
     parser.add_argument("--name", required=True, help="registered model")
     arguments = parser.parse_args()
     try:
-        version = register(arguments.folder, model=arguments.model, name=arguments.name)
+        from mlflow import MlflowException  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "mlflow":
             raise
         print("mlflow is not installed: pip install mlflow", file=sys.stderr)
         return EXIT_UNSUPPORTED
+    try:
+        version = register(arguments.folder, model=arguments.model, name=arguments.name)
+    except MlflowException as error:
+        print(f"MLflow does not take {arguments.folder}: {error}", file=sys.stderr)
+        return EXIT_REFUSED
     except (OSError, ValueError) as error:
         print(f"cannot register {arguments.folder}: {error}", file=sys.stderr)
         return EXIT_INVALID

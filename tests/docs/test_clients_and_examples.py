@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pool, json_format
@@ -36,41 +37,63 @@ def test_documented_requests_are_messages(body: str, service: str, method: str) 
 
 
 def test_registering_without_mlflow_says_what_is_missing(tmp_path: Path) -> None:
-    done = example("mlflow_register.py", str(tmp_path), "--name", "x")
+    done = example("-S", "mlflow_register.py", str(tmp_path), "--name", "x")  # without any installed package
     assert (done.returncode, done.stdout) == (6, "")
     assert "pip install mlflow" in done.stderr
 
 
-MLFLOW = """
-import contextlib, json, types
-calls = []
-@contextlib.contextmanager
-def start_run(**given):
-    yield types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
-    print(json.dumps(calls))
-def note(name):
-    return lambda *given, **named: calls.append([name, *given, named])
-set_tags, log_metrics, log_artifacts, log_artifact = map(note, ["set_tags", "log_metrics", "log_artifacts", "log_artifact"])
-def register_model(*given, **named):
-    calls.append(["register_model", *given, named])
-    return types.SimpleNamespace(version=7)
-"""
-
-
-def test_a_result_is_registered_with_its_report(tmp_path: Path) -> None:
-    """Against a stand-in with MLflow's own functions, as MLflow is no dependency of Slipway."""
-    (tmp_path / "mlflow.py").write_text(MLFLOW)
+@pytest.fixture
+def delivered(tmp_path: Path) -> Path:
+    """What an export delivers, as far as it is registered."""
+    folder = tmp_path / "delivered"
+    (folder / "onnx-int8").mkdir(parents=True)
+    (folder / "onnx-int8" / "model.onnx").write_bytes(b"a graph")
     figures = {"digest": "sha256:d", "status": "passed", "mean_kl": 0.01, "size_bytes": 5}
     result = {"success": True, "export_id": "e1", "error_message": "", "formats": {"onnx-int8": figures}}
-    (tmp_path / "report.json").write_text(json.dumps({"result": result, "lineage": {"sources": {"base": "sha256:b"}}}))
-    done = example("mlflow_register.py", str(tmp_path), "--name", "m", "--format", "onnx-int8", path=tmp_path)
-    assert done.stdout.splitlines()[-1] == "m version 7", done.stderr
-    calls = {call[0]: call[1:] for call in json.loads(done.stdout.splitlines()[0])}
-    assert calls["log_metrics"][0] == {"mean_kl": 0.01, "size_bytes": 5.0}
-    assert calls["set_tags"][0]["slipway.source.base"] == "sha256:b"
-    assert calls["register_model"][0] == "runs:/r1/onnx-int8"
-    done = example("mlflow_register.py", str(tmp_path), "--name", "m", "--format", "none", path=tmp_path)
-    assert (done.returncode, "it has onnx-int8" in done.stderr) == (3, True)
+    (folder / "report.json").write_text(json.dumps({"result": result, "lineage": {"sources": {"base": "sha256:b"}}}))
+    for name in ("report.html", "lineage.json", "MANIFEST.sha256"):
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_a_result_is_registered_with_its_report(tmp_path: Path, delivered: Path, monkeypatch: Any) -> None:
+    store = mlflow_store(tmp_path)
+    for version in (1, 2):
+        done = example("mlflow_register.py", str(delivered), "--name", "it's", "--format", "onnx-int8", **store)
+        assert done.stdout.splitlines()[-1] == f"it's version {version}", done.stderr
+    for name, value in store.items():
+        monkeypatch.setenv(name, value)
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    version = client.get_model_version("it's", "1")
+    assert version.tags["slipway.source.base"] == "sha256:b"
+    run = client.get_run(version.run_id)
+    assert run.data.metrics == {"mean_kl": 0.01, "size_bytes": 5.0}
+    assert run.data.tags["slipway.validation"] == "passed"
+    assert {entry.path for entry in client.list_artifacts(version.run_id)} >= {"report.html", "lineage.json"}
+    fetched = Path(mlflow.artifacts.download_artifacts("models:/it's/1", dst_path=str(tmp_path / "fetched")))
+    assert (fetched / "model.onnx").read_bytes() == b"a graph"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--name", "m", "--format", "none"], 3, "it has onnx-int8"),
+        (["--name", "", "--format", "onnx-int8"], 1, "'name'"),
+    ],
+)
+def test_what_cannot_be_registered_is_said(
+    tmp_path: Path, delivered: Path, words: list[str], code: int, said: str
+) -> None:
+    done = example("mlflow_register.py", str(delivered), *words, **mlflow_store(tmp_path))
+    assert (done.returncode, "Traceback" in done.stderr, said in done.stderr) == (code, False, True), done.stderr
+
+
+def mlflow_store(tmp_path: Path) -> dict[str, str]:
+    """Settings of an MLflow that keeps all in a folder, and tells nobody about it."""
+    settings = {"MLFLOW_TRACKING_URI": (tmp_path / "mlflow").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    return settings | {"MLFLOW_DISABLE_TELEMETRY": "true", "GIT_PYTHON_REFRESH": "quiet"}
 
 
 def test_the_ci_job_ends_with_the_commands_code_and_keeps_the_report(tmp_path: Path) -> None:
@@ -92,8 +115,7 @@ def test_the_ci_job_ends_with_the_commands_code_and_keeps_the_report(tmp_path: P
     assert (tmp_path / "kept" / "report.html").read_text() == "page"
 
 
-def example(name: str, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(path)} if path else {}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *words], env=environment, capture_output=True, text=True
-    )
+def example(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run an example, with flags of the interpreter before its name."""
+    command = [str(ROOT / "examples" / word) if word.endswith(".py") else word for word in words]
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
