@@ -22,7 +22,6 @@ from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.schema import events as _events
 from slipway_coordinator.schema import exports as _exports
 from slipway_coordinator.schema import labels as _labels
-from slipway_coordinator.schema import leases as _leases
 
 SEQUENCE_BLOCK = 10_000
 
@@ -163,7 +162,7 @@ class Database:
         with self.transactions.begin() as connection:
             connection.execute(sa.delete(_exports).where(_exports.c.name == name))
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
-            connection.execute(sa.delete(_leases).where(_leases.c.export == name))
+            self.leases.forget(name)
             connection.execute(sa.delete(_events).where(_events.c.export == name))
             ownership.forget(connection, name)
 

@@ -60,8 +60,13 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
         return record
     match event.kind:
         case EventKind.LEASED:
+            last = task.attempt
             changed = task.moved(TaskState.RUNNING).with_attempt(
-                state=TaskState.RUNNING, worker=event.worker, epoch=event.epoch, start_time=event.time
+                state=TaskState.RUNNING,
+                worker=event.worker,
+                epoch=event.epoch,
+                lost_epoch=last.lost_epoch if event.epoch == last.epoch else last.epoch,  # the same when it is adopted
+                start_time=event.time,
             )
         case EventKind.LEASE_LOST:
             changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)

@@ -35,10 +35,11 @@ class LeaseRow:
     state: LeaseState
 
 
-# One statement, whether it was leased before or not.
+# One statement, whether it was leased before or not. Epochs go on where those of forgotten exports ended: an export of the same
+# name as one before has attempts of the same names, and shall not be taken for it.
 _GRANT = sa.text("""
     INSERT INTO slipway_leases AS l (task, export, epoch, worker, state)
-    VALUES (:task, :export, 1, :worker, 'held')
+    VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held')
     ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
     WHERE l.state <> 'ended' RETURNING epoch
 """)
@@ -52,6 +53,11 @@ _MOVE = sa.text("""
 _END = sa.text("""
     UPDATE slipway_leases SET state = 'ended' WHERE export = :export AND state <> 'ended' AND task NOT IN :keep
 """).bindparams(sa.bindparam("keep", expanding=True, type_=sa.String))
+
+_REMEMBER = sa.text("""
+    UPDATE slipway_epochs SET highest = l.epoch
+    FROM (SELECT MAX(epoch) AS epoch FROM slipway_leases WHERE export = :export) AS l WHERE l.epoch > highest
+""")
 
 
 class Leases:
@@ -91,6 +97,12 @@ class Leases:
         """End all leases of an export except those of the attempts to keep."""
         with self._transactions.begin() as connection:
             connection.execute(_END, {"export": export, "keep": sorted(keep)})
+
+    def forget(self, export: str) -> None:
+        """Forget the leases of an export, but not how high their epochs were."""
+        with self._transactions.begin() as connection:
+            connection.execute(_REMEMBER, {"export": export})
+            connection.execute(sa.delete(_leases).where(_leases.c.export == export))
 
     def expire_all(self) -> None:
         """Mark every held lease as expired: its worker is known to be gone."""

@@ -96,7 +96,15 @@ def _events(connection: sa.Connection) -> None:
         )
 
 
-MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events)
+def _epochs(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        "CREATE TABLE slipway_epochs (highest BIGINT NOT NULL)",
+        "INSERT INTO slipway_epochs (highest) SELECT COALESCE(MAX(epoch), 0) FROM slipway_leases",
+    )
+
+
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events, _epochs)
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:

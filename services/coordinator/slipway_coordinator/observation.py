@@ -161,8 +161,8 @@ def _observe_attempt(
 
 def _attempt_before(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> tuple[str, ...]:
     """What a retry is a retry of: the attempt before, or the same attempt under the lease before."""
-    if attempt.epoch > 1:
-        return (attempt_span(record.traceparent, _key(record, task, attempt), attempt.epoch - 1),)
+    if attempt.lost_epoch:
+        return (attempt_span(record.traceparent, _key(record, task, attempt), attempt.lost_epoch),)
     before = next((one for one in task.attempts if one.number == attempt.number - 1), None)
     return () if before is None else (attempt_span(record.traceparent, _key(record, task, before), before.epoch),)
 

@@ -17,7 +17,7 @@ from slipway_coordinator.states import ExportState, TaskState, check_export_move
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
 
     def with_(self, **changes: Any) -> Self:
         """A copy with some fields replaced."""
@@ -42,7 +42,7 @@ class Resources(_Record):
 
 class AttemptRecord(_Record):
     """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
-    lease it runs. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
+    lease it runs, ``lost_epoch`` under which it ran before that. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
     """
 
     number: int
@@ -53,6 +53,7 @@ class AttemptRecord(_Record):
     resources: Resources = Resources()
     worker: str = ""
     epoch: int = 0
+    lost_epoch: int = 0
     failure: Failure | None = None
     rule: str = ""
     note: str = ""

@@ -43,6 +43,12 @@ leases = sa.Table(
     sa.Column("state", sa.String(20), nullable=False),
 )
 
+epochs = sa.Table(
+    "slipway_epochs",
+    metadata,
+    sa.Column("highest", sa.BigInteger, nullable=False),  # one row: the highest epoch of leases that are forgotten
+)
+
 artifacts = sa.Table(
     "slipway_artifacts",
     metadata,

@@ -121,9 +121,12 @@ def test_events_of_an_earlier_attempt_change_nothing() -> None:
 
 
 def test_a_lost_lease_queues_the_same_attempt_again() -> None:
-    record = happens(diamond(), EventKind.LEASED, "m", worker="w")
+    record = happens(diamond(), EventKind.LEASED, "m", worker="w", epoch=1)
     record = happens(record, EventKind.LEASE_LOST, "m")
     assert (record.task("m").state, len(record.task("m").attempts)) == (TaskState.QUEUED, 1)
+    for _ in range(2):  # leased again, and adopted by another coordinator
+        record = happens(record, EventKind.LEASED, "m", worker="other", epoch=9)
+        assert (record.task("m").attempt.epoch, record.task("m").attempt.lost_epoch) == (9, 1)
 
 
 def test_cancelling_waits_for_what_runs() -> None:

@@ -79,6 +79,18 @@ def test_leases_have_growing_epochs(database: Database) -> None:
     assert leases.get("t").state is LeaseState.ENDED  # type: ignore[union-attr]
 
 
+def test_epochs_go_on_after_exports_are_forgotten(database: Database) -> None:
+    for name, grants in (("x", 3), ("y", 1)):
+        assert database.insert(export(name))
+        for number in range(grants):
+            epoch = database.leases.grant(f"{name}:m:1", export=export(name).name, worker="a")
+            assert epoch == number + 1
+    for name in ("x", "y", "never leased"):
+        database.delete(export(name).name)
+    assert database.leases.get("x:m:1") is None
+    assert [database.leases.grant(f"{name}:m:1", export=export(name).name, worker="a") for name in "xyz"] == [4, 4, 4]
+
+
 def test_one_of_two_holds_the_lock(server: PostgresServer) -> None:
     state = state_at(server.create("locked"))
     first, second = state.lock(), state.lock()
