@@ -7,7 +7,6 @@ sibling that a killed command left behind is removed by the next one.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
+from slipway.disk_full import is_disk_full
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
 from slipway.registry import load_stage
@@ -200,7 +200,7 @@ def _told(target: Path) -> Iterator[None]:
             f"no space left to deliver to {target}", reason="DISK_FULL", remedy=kept, about={"folder": target}
         ) from error
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        full = is_disk_full(error)
         raise ArtifactError(
             f"cannot deliver to {target}: {error.strerror or error}",
             reason="DISK_FULL" if full else "FILE_ERROR",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from slipway.disk_full import disk_full_is_typed
 from slipway.errors import CheckpointValidationError
 from slipway.safetensors_file import INDEX_SUFFIX
 from slipway.stage import Context
@@ -35,7 +34,7 @@ def write_weights(
     total, done = sum(map(_nbytes, recipes)), 0
     count = len(shards)
     weight_map: dict[str, str] = {}
-    with _disk_full_is_typed(folder):
+    with disk_full_is_typed(CheckpointValidationError, "for the prepared base model", at=folder):
         for number, shard in enumerate(shards, start=1):
             name = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
             for block_bytes in _write_shard(folder / name, shard, source):
@@ -117,18 +116,3 @@ def _check_finite(block: Tensor, recipe: Recipe) -> None:
             remedy="copy the base model again, or use its 16-bit version",
             about={"tensor": recipe.name},
         )
-
-
-@contextmanager
-def _disk_full_is_typed(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CheckpointValidationError(
-            f"no space left for the prepared base model in {folder}",
-            reason="DISK_FULL",
-            remedy="free some space or set SLIPWAY_HOME to another disk",
-            about={"folder": folder},
-        ) from error

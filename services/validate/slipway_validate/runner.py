@@ -7,7 +7,6 @@ stage that started it ends, and at the end of its standard input.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slipway.disk_full import is_disk_full
 from slipway.validation import Memory
 from slipway_validate import guard
 from slipway_validate.benchmark import measure
@@ -155,8 +155,7 @@ def execute(folder: Path) -> RunResult:
     except MemoryError as error:
         return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
     except Exception as error:  # noqa: BLE001 - a runtime's errors share no base, and each is one output's failure
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        reason = "DISK_FULL" if full else "VALIDATION_IMPOSSIBLE"
+        reason = "DISK_FULL" if is_disk_full(error) else "VALIDATION_IMPOSSIBLE"
         return RunResult(status="failed", reason=reason, message=f"{type(error).__name__}: {error}")
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from slipway.disk_full import disk_full_is_typed
 from slipway.errors import ArtifactError
 
 #: Reasons for which an artifact counts as not there.
@@ -30,17 +29,7 @@ def corrupt(digest: str, what: str) -> ArtifactError:
     )
 
 
-@contextlib.contextmanager
-def disk_full(doing: str, what: str, *, at: Path) -> Iterator[None]:
+def disk_full(doing: str, what: str, *, at: Path) -> AbstractContextManager[None]:
     """Say of a full disk where it is and what was being done."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
-        raise ArtifactError(
-            f"no space left at {at} while {doing} {what}",
-            reason="DISK_FULL",
-            remedy="free space there; slipway cache gc frees the store's",
-            about={"folder": at},
-        ) from error
+    remedy = "free space there; slipway cache gc frees the store's"
+    return disk_full_is_typed(ArtifactError, f"while {doing} {what}", at=at, remedy=remedy)

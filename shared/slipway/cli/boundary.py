@@ -74,14 +74,13 @@ def _interrupted() -> Any:
 
 def _unexpected(error: Exception) -> Any:
     """A fault of Slipway's own, or one of the surroundings that has a reason."""
+    from slipway.disk_full import is_disk_full
     from slipway.errors import ArtifactError, ModelExportError
 
     if isinstance(error, OSError):
-        import errno
-
         name = f"{error.filename}: " if error.filename else ""
         what = f"{name}{error.strerror or error}"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if is_disk_full(error):
             return ArtifactError(
                 what, reason="DISK_FULL", remedy="free space there; slipway cache gc frees the store's"
             )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import signal
 from pathlib import Path
 
 import pydantic
 
+from slipway.disk_full import is_disk_full
 from slipway.errors import Failure, ModelExportError, StageError
 
 _MEMORY = re.compile(
@@ -31,9 +31,7 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
     text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
     if any(isinstance(link, MemoryError) for link in chain) or _MEMORY.search(text):
         return out_of_memory(stage, detail=text)
-    if any(isinstance(link, OSError) and link.errno in {errno.ENOSPC, errno.EDQUOT} for link in chain) or _DISK.search(
-        text
-    ):
+    if any(map(is_disk_full, chain)) or _DISK.search(text):
         return disk_full(stage, detail=text)
     if isinstance(error, pydantic.ValidationError):
         return StageError(f"parameters of {stage} are not valid: {error}", reason="PARAMS_INVALID").failure()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from slipway.disk_full import is_disk_full
 from slipway.errors import ModelExportError
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.recipe import Recipe
@@ -104,7 +104,7 @@ def make_sample(
             summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
             _publish(scratch, directory, summary)
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        full = is_disk_full(error)
         raise ModelExportError(
             f"cannot write the sample into {directory}: {error.strerror or error}",
             reason="DISK_FULL" if full else "FILE_ERROR",

@@ -1,0 +1,27 @@
+"""A full disk has one reason, whoever finds it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from slipway.disk_full import disk_full_is_typed
+from slipway.errors import QuantizationError
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["space", "quota"])
+def test_it_is_the_stages_own_error_and_names_the_folder(tmp_path: Path, number: int) -> None:
+    with (
+        pytest.raises(QuantizationError, match="for the weights") as caught,
+        disk_full_is_typed(QuantizationError, "for the weights", at=tmp_path),
+    ):
+        raise OSError(number, "refused")
+    assert (caught.value.reason, caught.value.retryable) == ("DISK_FULL", True)
+    assert caught.value.about == {"folder": str(tmp_path)}
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), disk_full_is_typed(QuantizationError, "for the weights", at=tmp_path):
+        (tmp_path / "missing").read_bytes()
