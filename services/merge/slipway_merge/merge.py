@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slipway.disk_full import disk_full_is_typed
 from slipway.errors import ModelMergeError
 from slipway.model_facts import ModelFacts
 from slipway.safetensors_file import TensorInfo, read_weights
@@ -25,7 +26,7 @@ from slipway_merge.stage import MergeParams
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import MergePlan
 from slipway_merge.vocabulary import check_vocabulary
-from slipway_merge.writer import MergeWriter, disk_full_is_typed, relative_changes
+from slipway_merge.writer import MergeWriter, relative_changes
 
 #: Up to this size of the merged weights, a load by transformers takes a few seconds.
 SMALL_MODEL_BYTES = 256_000_000
@@ -48,7 +49,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         """Imports torch and transformers, which most merges do without."""
         return facts_for(base, why="which weights are tied or stored transposed")
 
-    with TensorReader() as reader, disk_full_is_typed(output):
+    with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
         planner = Planner(weights, config, adapter, lambda _: facts(), reader.same)
         plan = planner.plan()
         replaced = _really_replaced(plan, planner, reader)

@@ -5,14 +5,11 @@ Each thread computes by itself: libraries that spread one block over threads of 
 
 from __future__ import annotations
 
-import errno
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 
-from slipway.errors import ModelMergeError
 from slipway.stage import Context
 from slipway_merge.block import Block
 from slipway_merge.deltas import Change
@@ -22,26 +19,6 @@ from slipway_merge.output_file import Abandoned, OutputFile
 from slipway_merge.portions import Portion, portions
 from slipway_merge.schedule import OpenShard, Schedule
 from slipway_merge.tensor_io import TensorReader
-
-
-@contextmanager
-def disk_full_is_typed(folder: Path) -> Iterator[None]:
-    """Turn the operating system's "no space left" into the error users and recovery rules know.
-
-    Raises:
-        ModelMergeError: ``DISK_FULL``.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ModelMergeError(
-            f"no space left for the merged model in {folder}",
-            reason="DISK_FULL",
-            remedy="free some space or set output and SLIPWAY_HOME to another disk",
-            about={"folder": folder},
-        ) from error
 
 
 class MergeWriter:
@@ -75,17 +52,17 @@ class MergeWriter:
         """Write all shards and the index.
 
         Raises:
-            ModelMergeError: ``NON_FINITE_WEIGHTS``, ``DTYPE_UNSUPPORTED`` or ``DISK_FULL``.
+            ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
             CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when an input became shorter.
             StageError: ``CANCELLED``.
+            OSError: For example ENOSPC.
         """
         total = sum(shard.nbytes for shard in layout.shards)
-        with disk_full_is_typed(self.folder):
-            missing = [shard for shard in layout.shards if not self._resume(shard, total)]
-            schedule = Schedule(missing, self._begin, at_once=self.threads, limit=self.max_memory_bytes)
-            self._run(schedule, total)
-            if index := layout.index():
-                (self.folder / index[0]).write_text(index[1], encoding="utf-8")
+        missing = [shard for shard in layout.shards if not self._resume(shard, total)]
+        schedule = Schedule(missing, self._begin, at_once=self.threads, limit=self.max_memory_bytes)
+        self._run(schedule, total)
+        if index := layout.index():
+            (self.folder / index[0]).write_text(index[1], encoding="utf-8")
         self.written.changes.sort(key=lambda change: change.tensor)
         return self.written
 
