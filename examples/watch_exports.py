@@ -1,4 +1,4 @@
-"""Watch several exports at once with the asynchronous client: ``python examples/watch_exports.py EXPORT…``.
+"""Watch several exports at once with the asynchronous client: ``python examples/watch_exports.py EXPORT [EXPORT …]``.
 
 Address, project, token and certificates come from SLIPWAY_COORDINATOR, SLIPWAY_PROJECT, SLIPWAY_TOKEN_FILE and SLIPWAY_TLS_*.
 """
@@ -10,6 +10,7 @@ import os
 import sys
 
 import slipway
+from slipway.errors import ModelExportError
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -37,4 +38,8 @@ async def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main(sys.argv[1:])))
+    try:
+        raise SystemExit(asyncio.run(main(sys.argv[1:])))
+    except ModelExportError as error:  # of what it is about, and what to do about it
+        print(f"{error.reason}: {error}", file=sys.stderr)
+        raise SystemExit(error.failure().exit_code) from None

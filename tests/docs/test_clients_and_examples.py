@@ -14,6 +14,7 @@ from google.protobuf import descriptor_pool, json_format
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
+from coordinator_harness import Harness, tiny_export, tiny_task
 from slipway.security.rules import RULES
 from slipway_protos.v1 import artifact_pb2, export_pb2
 
@@ -113,6 +114,24 @@ def test_the_ci_job_ends_with_the_commands_code_and_keeps_the_report(tmp_path: P
     assert done.returncode == 4, done.stderr
     assert "differs" in done.stderr
     assert (tmp_path / "kept" / "report.html").read_text() == "page"
+
+
+def test_several_exports_are_watched_to_their_ends(tmp_path: Path) -> None:
+    with Harness(tmp_path) as harness:
+        names = [
+            harness.submit(tiny_export("good", tiny_task("m"), base=harness.base())),
+            harness.submit(tiny_export("bad", tiny_task("m", fail="INPUT_MISSING"), base=harness.base())),
+        ]
+        environment = {"SLIPWAY_COORDINATOR": harness.address}
+        for watched, code in ((names[:1], 0), (names, 1)):
+            done = example("watch_exports.py", *watched, **environment)
+            assert done.returncode == code, done.stderr
+            assert f"{names[0]}: EXPORT_STATE_SUCCEEDED" in done.stdout
+        assert f"{names[1]}: EXPORT_STATE_FAILED" in done.stdout
+        done = example("watch_exports.py", "nobody", **environment)
+        assert (done.returncode, done.stderr.split(":")[0]) == (3, "EXPORT_NOT_FOUND")
+    done = example("watch_exports.py", names[0], **environment)
+    assert (done.returncode, done.stderr.split(":")[0]) == (7, "COORDINATOR_UNAVAILABLE")
 
 
 def example(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

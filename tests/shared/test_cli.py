@@ -76,7 +76,7 @@ def test_version(capfd: pytest.CaptureFixture[str], home: Path) -> None:
 
 def test_completion_scripts_are_offered(home: Path) -> None:
     done = slipway("--show-completion", "bash", home=home)
-    assert "_SLIPWAY_COMPLETE" in done.out or done.code == 0
+    assert (done.code, "_SLIPWAY_COMPLETE" in done.out) == (0, True)
 
 
 @pytest.mark.parametrize("words", [["nonesuch"], ["export", "--nonesuch"], ["stage"], ["list"], ["cache", "gc", "x"]])
@@ -316,6 +316,8 @@ def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
     assert in_process(capfd, "get", "e-1", home=home).code == 2
     done = in_process(capfd, "get", "e-1", "--coordinator", "127.0.0.1:9", "--json", home=home)
     assert (done.code, done.json["reason"]) == (7, "COORDINATOR_UNAVAILABLE")
+    done = in_process(capfd, "get", "e-1", "--coordinator", "coordinator", "--json", home=home)
+    assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID")
 
 
 def test_the_shell_completes_commands_flags_and_stages(home: Path) -> None:

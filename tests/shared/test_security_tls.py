@@ -154,6 +154,34 @@ def test_a_token_never_travels_over_a_network_in_the_clear(tmp_path: Path, kind:
     assert file.read_text() not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [BlockingChannel, AsyncChannel])
+def test_what_is_no_address_is_refused_instead_of_tried_for_ever(kind: Any) -> None:
+    for wrong in (
+        "",
+        "coordinator",
+        "host:",
+        ":7070",
+        "host:port",
+        "http://host:7070",
+        "host:7070/path",
+        "a b:1",
+        "h:123456",
+        "::1:7070",
+    ):
+        with pytest.raises(ModelExportError, match="write HOST:PORT") as caught:
+            kind(wrong)
+        assert caught.value.reason == "CONFIGURATION_INVALID"
+    for right in (
+        "coordinator:7070",
+        "10.0.0.7:7070",
+        "[::1]:7070",
+        "dns:///coordinator.slipway.svc:7070",
+        "unix:/run/s",
+        "unix:s",
+    ):
+        kind(right)
+
+
 def test_a_coordinator_for_everybody_on_a_network_has_to_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ModelExportError, match="--allow-anonymous") as caught:
         coordinator_security(Security(), address="0.0.0.0:7070")

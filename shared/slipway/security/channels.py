@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from slipway.security.tls import channel_credentials, load
 from slipway.security.tokens import is_token
 
 _OLD_CHANNEL_SECONDS = 60.0
+_ADDRESS = re.compile(r"(?:(?:dns|ipv4|ipv6):(?:///)?)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}|unix:.+")
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -31,11 +33,17 @@ class Identity:
         security: Settings; None is a client without any identity.
 
     Raises:
-        ConfigurationError: reason ``TLS_INVALID`` or ``ACCESS_INVALID`` for files that cannot be used, or a token that would
-            travel unencrypted.
+        ConfigurationError: What is no address, which would be tried again and again; reason ``TLS_INVALID`` or ``ACCESS_INVALID``
+            for files that cannot be used, or a token that would travel unencrypted.
     """
 
     def __init__(self, address: str, security: Security | None) -> None:
+        if not _ADDRESS.fullmatch(address):
+            raise ConfigurationError(
+                f"{address!r} is not the address of a coordinator",
+                remedy="write HOST:PORT, such as coordinator:7070",
+                about={"address": address},
+            )
         security = security or Security()
         files = None if address.startswith("unix:") else security.tls
         self._material = None if files is None else Reloaded(files.paths(), lambda: load(files))
