@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -80,6 +81,13 @@ def policy(cluster: Cluster, name: str) -> Any:
 
 def remove(cluster: Cluster, kind: str, name: str) -> None:
     cluster.objects.remove(cluster.named(kind, name))
+
+
+def by_a_trigger_for_each_stage(cluster: Cluster) -> None:
+    triggers = cluster.named("ScaledObject", "slipway-merge")["spec"]["triggers"]
+    triggers[:] = [copy.deepcopy(trigger(cluster)) for _ in range(2)]
+    for one, stage in zip(triggers, ("combine", "merge"), strict=True):
+        one["metadata"]["stage"] = stage
 
 
 def trigger(cluster: Cluster, name: str = "slipway-merge") -> Any:
@@ -195,7 +203,8 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("access", lambda c: access_file(c).update({"access.yaml": "principals: []"})),
     ("scaling", lambda c: remove(c, "ScaledObject", "slipway-merge")),
     ("scaling", lambda c: trigger(c)["metadata"].update(stage="quantize")),
-    ("scaling", lambda c: c.named("ScaledObject", "slipway-merge")["spec"]["triggers"].pop()),
+    ("scaling", lambda c: trigger(c)["metadata"].update(stage="merge")),
+    ("scaling", by_a_trigger_for_each_stage),
     ("scaling", lambda c: trigger(c)["metadata"].update(gpuArchitecture="sm89")),
     ("scaling", lambda c: trigger(c)["metadata"].pop("gpuArchitecture")),
     ("scaling", lambda c: trigger(c, "slipway-tensorrt-build")["metadata"].update(gpuArchitecture="none")),

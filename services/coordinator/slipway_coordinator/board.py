@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slipway_coordinator.matching import NO_GPU, Abilities
@@ -162,26 +162,34 @@ class Board:
             served=tuple(stage for worker in list(self.workers.values()) for stage in worker.abilities.stages),
         )
 
-    def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
-        """Attempts of a stage that wait or run: how many workers it could use at this moment.
+    def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
+        """How many workers of some stages there should be: one for each attempt that waits or runs, and while any waits, those that
+        take no tasks and run none, as they are there without being of use.
 
         Args:
-            stage: Name of the stage.
+            stages: Names of the stages that such a worker runs.
             gpu_architecture: Counts, of those that wait, only the ones that workers with such a GPU can take, and of those that
                 run, the ones on such workers and on workers that did not report yet after a restart. ``none`` stands for
                 workers without a GPU.
         """
         waiting = sum(
-            offer.stage == stage and offer.requirements.possible_on(gpu_architecture) for offer in self.waiting.values()
+            offer.stage in stages and offer.requirements.possible_on(gpu_architecture)
+            for offer in self.waiting.values()
         )
         owners = [
-            lease.worker for lease in self.held.values() if lease.offer is not None and lease.offer.stage == stage
+            lease.worker for lease in self.held.values() if lease.offer is not None and lease.offer.stage in stages
         ]
-        workers = {owner: self.workers[owner].abilities for owner in owners if owner in self.workers}
-        known = {owner: worker.gpu_architecture or NO_GPU for owner, worker in workers.items()}
-        return waiting + sum(
-            not gpu_architecture or known.get(owner, gpu_architecture) == gpu_architecture for owner in owners
+        pool = {
+            name: worker
+            for name, worker in self.workers.items()
+            if not gpu_architecture or (worker.abilities.gpu_architecture or NO_GPU) == gpu_architecture
+        }
+        running = sum(owner in pool or owner not in self.workers for owner in owners)
+        of_no_use = sum(
+            worker.draining and not worker.abilities.stages.isdisjoint(stages) and name not in owners
+            for name, worker in pool.items()
         )
+        return waiting + running + (of_no_use if waiting else 0)
 
     def unserved(self, *, longer_than: float, now_ready: bool = False) -> list[Offer]:
         """Offers that wait for longer than this many seconds while no known worker can take them.

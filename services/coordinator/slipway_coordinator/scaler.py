@@ -1,14 +1,17 @@
 """KEDA's external scaler: how many workers of a stage there is work for.
 
-The metric is the number of tasks that wait or run, of those that the trigger's workers can take, and one replica is for one task. Running tasks count, or KEDA would take
-workers away while they run; nothing to do at all is what scales to zero.
+The metric is the number of tasks that wait or run, of those that the trigger's workers can take, and one replica is for one task.
+Running tasks count, or KEDA would take workers away while they run; nothing to do at all is what scales to zero. While tasks wait,
+workers that take none (their disks are full) count too, or they would be the replicas that the waiting tasks ask for.
+
+A trigger names all stages of its workers: of several triggers Kubernetes takes the highest metric, not the sum.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,8 +33,8 @@ _LOOK_SECONDS = 1.0
 class Demand(Protocol):
     """What the scaler asks the board."""
 
-    def demand(self, stage: str, *, gpu_architecture: str = "") -> int:
-        """Tasks of a stage that run on such workers, or wait and could."""
+    def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
+        """How many such workers there should be."""
         ...
 
     def load(self) -> Load:
@@ -41,15 +44,15 @@ class Demand(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Which workers a trigger is for: those with a GPU of an architecture, with ``none`` those without a GPU, or all of the stage."""
+    """Which workers a trigger is for: those of some stages, with a GPU of an architecture, ``none`` for without, or all."""
 
-    stage: str
+    stages: tuple[str, ...]
     gpu_architecture: str = ""
 
     @property
     def metric_name(self) -> str:
         """Name of the metric, in the letters that Kubernetes takes."""
-        name = "-".join(filter(None, ("slipway", self.stage, self.gpu_architecture)))
+        name = "-".join(filter(None, ("slipway", *self.stages, self.gpu_architecture)))
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -72,7 +75,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> externalscaler_pb2.IsActiveResponse:
         """Whether there is work."""
-        return externalscaler_pb2.IsActiveResponse(result=self._tasks(self._trigger(request)) > 0)
+        return externalscaler_pb2.IsActiveResponse(result=self._wanted(self._trigger(request)) > 0)
 
     @stream
     async def StreamIsActive(  # noqa: N802
@@ -84,7 +87,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         trigger = self._trigger(request)
         told: bool | None = None
         while True:
-            active = self._tasks(trigger) > 0
+            active = self._wanted(trigger) > 0
             if active is not told:
                 yield externalscaler_pb2.IsActiveResponse(result=active)
                 told = active
@@ -96,7 +99,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         request: externalscaler_pb2.ScaledObjectRef,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> externalscaler_pb2.GetMetricSpecResponse:
-        """One task for each replica."""
+        """One task for each replica, or one that is of no use."""
         name = self._trigger(request).metric_name
         spec = externalscaler_pb2.MetricSpec(metricName=name, targetSize=1, targetSizeFloat=1.0)
         return externalscaler_pb2.GetMetricSpecResponse(metricSpecs=[spec])
@@ -107,18 +110,18 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         request: externalscaler_pb2.GetMetricsRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> externalscaler_pb2.GetMetricsResponse:
-        """How many tasks wait or run."""
+        """How many replicas there should be."""
         trigger = self._trigger(request.scaledObjectRef)
         if request.metricName != trigger.metric_name:
             raise _refused("metricName", request.metricName, f"this trigger's metric is {trigger.metric_name}")
-        tasks = self._tasks(trigger)
+        wanted = self._wanted(trigger)
         value = externalscaler_pb2.MetricValue(
-            metricName=trigger.metric_name, metricValue=tasks, metricValueFloat=float(tasks)
+            metricName=trigger.metric_name, metricValue=wanted, metricValueFloat=float(wanted)
         )
         return externalscaler_pb2.GetMetricsResponse(metricValues=[value])
 
-    def _tasks(self, trigger: Trigger) -> int:
-        return self._board.demand(trigger.stage, gpu_architecture=trigger.gpu_architecture)
+    def _wanted(self, trigger: Trigger) -> int:
+        return self._board.demand(trigger.stages, gpu_architecture=trigger.gpu_architecture)
 
     def _trigger(self, reference: externalscaler_pb2.ScaledObjectRef) -> Trigger:
         """What the trigger's metadata asks for.
@@ -127,15 +130,16 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             ServiceError: reason ``REQUEST_INVALID``.
         """
         metadata = reference.scalerMetadata
-        stage, architecture = metadata.get("stage", ""), metadata.get("gpuArchitecture", "")
-        if not self._is_known(stage):
-            raise _refused("stage", stage, f"name one of {', '.join(self._stages())}")
+        stages, architecture = metadata.get("stage", "").split(","), metadata.get("gpuArchitecture", "")
+        for stage in stages:
+            if not self._is_known(stage):
+                raise _refused("stage", stage, f"name some of {', '.join(self._stages())}, with commas between")
         if architecture and not _ARCHITECTURE.fullmatch(architecture):
             remedy = (
                 "write sm89 for compute capability 8.9, none for workers without a GPU, or leave it out for all workers"
             )
             raise _refused("gpuArchitecture", architecture, remedy)
-        return Trigger(stage, architecture)
+        return Trigger(tuple(sorted(set(stages))), architecture)
 
     def _is_known(self, stage: str) -> bool:
         """Installed here, or asked for or served by others: a stage of another distribution need not be installed here."""

@@ -60,12 +60,12 @@ def value(scaler: Scaler, reference: scaler_pb2.ScaledObjectRef) -> float:
 
 
 def worker(channel: grpc.Channel, name: str, *, architecture: str = "") -> Callable[..., list[worker_pb2.TaskLease]]:
-    """Calls of a worker with a GPU: give ``free`` to ask for tasks; it reports the leases it was given before."""
+    """Calls of a worker with a GPU: give ``free`` to ask for tasks, ``full`` to take none; it reports the leases it was given before."""
     stub = worker_pb2_grpc.WorkerServiceStub(channel)
     held: list[worker_pb2.TaskLease] = []
 
-    def synchronize(*, free: int = 0) -> list[worker_pb2.TaskLease]:
-        request = worker_pb2.SynchronizeRequest(worker_id=name, stages=[STAGE], free_slots=free)
+    def synchronize(*, free: int = 0, full: bool = False) -> list[worker_pb2.TaskLease]:
+        request = worker_pb2.SynchronizeRequest(worker_id=name, stages=[STAGE], free_slots=free, draining=full)
         request.capabilities.gpu_architecture = architecture
         for lease in held:
             request.running.add(task=lease.task, lease_epoch=lease.lease_epoch)
@@ -153,6 +153,50 @@ def test_tasks_count_for_those_who_could_run_them(harness: Harness, channel: grp
     assert [value(scaler, one) for one in triggers] == [4, 1, 2, 1]
 
 
+def test_tasks_of_all_stages_of_a_trigger_are_added_up(harness: Harness, channel: grpc.Channel, scaler: Scaler) -> None:
+    both = trigger("combine,merge", gpuArchitecture="none")
+    assert value(scaler, both) == 0
+    combining = [tiny_task(name, stage="combine") for name in "xyz"]
+    name = harness.submit(tiny_export("sum", task("a"), task("b"), *combining, tiny_task("v", stage="validate")))
+    wait_for(lambda: value(scaler, both) == 5)
+    assert (value(scaler, trigger("combine")), value(scaler, trigger("merge"))) == (3, 2)
+    assert value(scaler, trigger("merge,combine", gpuArchitecture="none")) == 5
+    (running,) = worker(channel, "w")(free=1)
+    assert value(scaler, both) == 5
+    finish(channel, "w", running)
+    wait_for(lambda: value(scaler, both) == 4)
+    harness.client.cancel_export(name)
+    wait_for(lambda: not scaler.IsActive(both).result)
+
+
+def test_a_worker_that_takes_no_tasks_is_not_the_one_they_wait_for(
+    harness: Harness, channel: grpc.Channel, scaler: Scaler
+) -> None:
+    """As many replicas as there are tasks would be the full ones; they go when nothing waits any more."""
+    full = [worker(channel, name) for name in ("first", "second")]
+    elsewhere, nowhere = worker(channel, "ada", architecture="sm89"), trigger("validate")
+    for one in (*full, elsewhere):
+        one(free=1, full=True)
+    reference = trigger(gpuArchitecture="none")
+    assert value(scaler, reference) == 0
+    assert not scaler.IsActive(reference).result
+    harness.submit(tiny_export("waits", task("a")))
+    wait_for(lambda: value(scaler, reference) == 3)
+    assert (value(scaler, trigger()), value(scaler, nowhere)) == (4, 0)
+
+    (lease,) = worker(channel, "third")(free=1)
+    assert value(scaler, reference) == 1
+    finish(channel, "third", lease)
+    wait_for(lambda: value(scaler, reference) == 0)
+
+    harness.submit(tiny_export("room", task("a"), task("b")))
+    wait_for(lambda: value(scaler, reference) == 4)
+    (lease,) = full[0](free=1)  # there is room again
+    assert value(scaler, reference) == 3
+    full[0](full=True)  # and none again: it is there for what it runs
+    assert value(scaler, reference) == 3
+
+
 def test_changes_are_pushed(harness: Harness, scaler: Scaler) -> None:
     answers = scaler.StreamIsActive(trigger(), timeout=30)
     assert next(answers).result is False
@@ -168,6 +212,8 @@ def test_changes_are_pushed(harness: Harness, scaler: Scaler) -> None:
     [
         ({"stage": ""}, "stage"),
         ({"stage": "mergee"}, "mergee"),
+        ({"stage": "merge,mergee"}, "mergee"),
+        ({"stage": "merge,"}, "stage"),
         ({"stage": "merge", "gpuArchitecture": "L40S"}, "sm89"),
     ],
 )
@@ -196,6 +242,8 @@ def test_another_triggers_metric_is_refused(scaler: Scaler) -> None:
 def test_metric_names_are_ones_that_kubernetes_takes(scaler: Scaler) -> None:
     (spec,) = scaler.GetMetricSpec(trigger("onnx_export", gpuArchitecture="sm120")).metricSpecs
     assert spec.metricName == "slipway-onnx-export-sm120"
+    (spec,) = scaler.GetMetricSpec(trigger("merge,combine", gpuArchitecture="none")).metricSpecs
+    assert spec.metricName == "slipway-combine-merge-none"
 
 
 def test_health_knows_the_scaler(channel: grpc.Channel) -> None:
