@@ -5,8 +5,10 @@ lost or run twice. ``python tests/benchmarks/bench_queue.py --exports 2000 --wor
 
 With tasks that take no time (the default), workers ask for the next one as fast as they are answered, so what is added to a stage
 is the number of workers by the exports a second the machine can carry out at most. ``--task-seconds 1`` shows what is added at the
-pace of real tasks, and ``--stages 2`` how long it takes from the result of one stage until a worker has the next stage of the
-same export.
+pace of real tasks. ``--stages 2`` shows how long it takes from the result of one stage until a worker has the next stage of the
+same export; with more exports than workers that is the time in the queue, behind the older exports.
+
+Other work on the machine changes all times; what changes least is the processor time of the coordinator and of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,7 +142,34 @@ async def observe(load: Load, address: str, process: psutil.Process) -> None:
             load.ended = ended
 
 
-async def measure(load: Load, address: str, process: psutil.Process, *, workers: int, watchers: int) -> None:
+class ProcessorTime:
+    """What processes and those they started have used since the last look, in ms an export.
+
+    Args:
+        processes: By what they are called.
+        exports: How many share it.
+    """
+
+    def __init__(self, processes: Mapping[str, psutil.Process], exports: int) -> None:
+        self._processes, self._exports = processes, exports
+        self._before = self._seconds()
+
+    def _seconds(self) -> dict[str, float]:
+        return {
+            name: sum(sum(one.cpu_times()[:4]) for one in (process, *process.children()))
+            for name, process in self._processes.items()
+        }
+
+    def print(self, what: str) -> None:
+        before, self._before = self._before, self._seconds()
+        used = [f"{name} {1e3 * (now - before[name]) / self._exports:.2f} ms" for name, now in self._before.items()]
+        print(f"{what}, processor time an export: {', '.join(used)}")
+
+
+async def measure(
+    load: Load, address: str, processes: Mapping[str, psutil.Process], *, workers: int, watchers: int
+) -> None:
+    spent = ProcessorTime(processes, load.exports)
     share = [list(range(load.exports))[start::CREATING] for start in range(CREATING)]
     began = time.monotonic()
     await asyncio.gather(*(create(load, address, numbers) for numbers in share))
@@ -147,12 +177,14 @@ async def measure(load: Load, address: str, process: psutil.Process, *, workers:
     print(
         f"creation: median {1e3 * statistics.median(load.creation):.0f} ms, p99 {1e3 * quantile(load.creation):.0f} ms"
     )
+    spent.print("creating")
     seen: Counter[str] = Counter()
     names = [f"projects/p{number % 4}/exports/e{number}" for number in range(watchers)]
     watching = [asyncio.create_task(watch(seen, address, name)) for name in names]
     began = time.monotonic()
     await asyncio.gather(
-        observe(load, address, process), *(work(load, address, f"worker-{number}") for number in range(workers))
+        observe(load, address, processes["coordinator"]),
+        *(work(load, address, f"worker-{number}") for number in range(workers)),
     )
     took = time.monotonic() - began
     async with asyncio.timeout(30):
@@ -163,14 +195,11 @@ async def measure(load: Load, address: str, process: psutil.Process, *, workers:
     )
     if load.between:
         print(
-            f"from stage to stage: median {1e3 * statistics.median(load.between):.0f} ms,"
+            f"from a result to the next stage's lease, its turn in the queue included: median {1e3 * statistics.median(load.between):.0f} ms,"
             f" p99 {1e3 * quantile(load.between):.0f} ms"
         )
     print(f"coordinator: {load.peak_bytes / 1e6:.0f} MB resident at most")
-    used = process.cpu_times()
-    print(
-        f"coordinator's processor time: {1e3 * (used.user + used.system) / load.exports:.1f} ms an export, creating included"
-    )
+    spent.print("carrying out")
     print(f"lost: {load.exports - len(load.ended)}, run twice: {sum(count > 1 for count in load.runs.values())}")
     print(f"watchers that saw the end: {sum(count == 1 for count in seen.values())} of {watchers}")
 
@@ -198,8 +227,8 @@ def main() -> None:
         try:
             asyncio.run(ready(address))
             load = Load(arguments.exports, arguments.stages, arguments.task_seconds)
-            asyncio.run(measure(load, address, psutil.Process(process.pid), workers=arguments.workers,
-                                watchers=arguments.watchers))  # fmt: skip
+            processes = {"coordinator": psutil.Process(process.pid), "PostgreSQL": psutil.Process(server.pid)}
+            asyncio.run(measure(load, address, processes, workers=arguments.workers, watchers=arguments.watchers))
         finally:
             process.terminate()
             process.wait(20)

@@ -91,6 +91,12 @@ class PostgresServer:
                 return
         raise AssertionError("PostgreSQL did not start: " + (self._folder / "log").read_text())
 
+    @property
+    def pid(self) -> int:
+        """Its first process, which starts the others."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self, number: int = signal.SIGINT) -> None:
         """End it: by default at once but in order, closing all connections; SIGQUIT leaves recovery to the next start."""
         if self._process is not None:

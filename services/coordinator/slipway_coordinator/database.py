@@ -6,12 +6,10 @@ All calls block for a few milliseconds; services run them in a thread.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from slipway_coordinator import migrations, ownership
 from slipway_coordinator.inbox import Events
@@ -24,6 +22,19 @@ from slipway_coordinator.schema import exports as _exports
 from slipway_coordinator.schema import labels as _labels
 
 SEQUENCE_BLOCK = 10_000
+
+# As text, like all that is carried out for every export: building an expression takes longer than carrying it out.
+_INSERT = sa.text("""
+    INSERT INTO slipway_exports
+        (name, project, create_time, request_id, sequence_limit, state, ended, end_time, revision, run, record)
+    VALUES (:name, :project, :create_time, :request_id, 0, :state, :ended, :end_time, :revision, :run, :record)
+    ON CONFLICT DO NOTHING
+""")
+_SAVE = sa.text("""
+    UPDATE slipway_exports
+    SET state = :state, ended = :ended, end_time = :end_time, revision = :revision, run = :run, record = :record
+    WHERE name = :name AND revision < :revision
+""")
 
 
 class Database:
@@ -78,13 +89,10 @@ class Database:
             "project": record.project,
             "create_time": record.create_time,
             "request_id": record.request_id or None,
-            "sequence_limit": 0,
             **_changing(record),
         }
         with self.transactions.begin() as connection:
-            insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-            new = insert(_exports).values(row).on_conflict_do_nothing().returning(_exports.c.name)
-            if connection.execute(new).scalar() is None:
+            if not connection.execute(_INSERT, row).rowcount:
                 return False
             if record.labels:
                 rows = [{"export": record.name, "name": k, "value": v} for k, v in record.labels.items()]
@@ -101,12 +109,7 @@ class Database:
         """
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
-            result = connection.execute(
-                sa.update(_exports)
-                .where(_exports.c.name == record.name, _exports.c.revision < record.revision)
-                .values(_changing(record))
-            )
-            if result.rowcount:
+            if connection.execute(_SAVE, {"name": record.name, **_changing(record)}).rowcount:
                 ownership.note(connection, record.name, made, project=record.project)
                 return True
             stored = connection.execute(sa.select(_exports.c.revision).where(_exports.c.name == record.name)).scalar()
@@ -186,7 +189,7 @@ class Database:
 
     def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
         with self._engine.connect() as connection:
-            return [ExportRecord.from_json(json.loads(text)) for text in connection.execute(query).scalars()]
+            return [ExportRecord.model_validate_json(text) for text in connection.execute(query).scalars()]
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -204,5 +207,5 @@ def _changing(record: ExportRecord) -> dict[str, Any]:
         "end_time": record.end_time,
         "revision": record.revision,
         "run": record.run,
-        "record": json.dumps(record.to_json(), separators=(",", ":"), ensure_ascii=False),
+        "record": record.model_dump_json(),
     }

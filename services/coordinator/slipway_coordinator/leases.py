@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -43,16 +42,13 @@ _GRANT = sa.text("""
     ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
     WHERE l.state <> 'ended' RETURNING epoch
 """)
-_OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task IN :tasks").bindparams(
-    sa.bindparam("tasks", expanding=True, type_=sa.String)
-)
+_GET = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task = :task")
+_OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE export = :export")
 _MOVE = sa.text("""
     UPDATE slipway_leases SET state = :state
-    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN :before
-""").bindparams(sa.bindparam("before", expanding=True, type_=sa.String))
-_END = sa.text("""
-    UPDATE slipway_leases SET state = 'ended' WHERE export = :export AND state <> 'ended' AND task NOT IN :keep
-""").bindparams(sa.bindparam("keep", expanding=True, type_=sa.String))
+    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired')
+""")
+_END = sa.text("UPDATE slipway_leases SET state = 'ended' WHERE task = :task")
 
 _REMEMBER = sa.text("""
     UPDATE slipway_epochs SET highest = l.epoch
@@ -72,31 +68,30 @@ class Leases:
 
     def get(self, task: str) -> LeaseRow | None:
         """The lease of an attempt, if it was ever leased."""
-        return self.of([task]).get(task)
-
-    def of(self, tasks: Collection[str]) -> dict[str, LeaseRow]:
-        """The leases of those attempts that were ever leased."""
-        if not tasks:
-            return {}
         with self._transactions.begin() as connection:
-            rows = connection.execute(_OF, {"tasks": sorted(tasks)}).mappings()
-            return {row["task"]: _lease_row(row) for row in rows}
+            row = connection.execute(_GET, {"task": task}).first()
+        return None if row is None else _lease_row(row)
+
+    def of(self, export: str) -> dict[str, LeaseRow]:
+        """The leases of an export's attempts, of those that were ever leased."""
+        with self._transactions.begin() as connection:
+            return {row.task: _lease_row(row) for row in connection.execute(_OF, {"export": export})}
 
     def grant(self, task: str, *, export: str, worker: str) -> int | None:
         """Lease an attempt to a worker; the epoch, which grows with every grant, or None when it has its result."""
         with self._transactions.begin() as connection:
             return connection.execute(_GRANT, {"task": task, "export": export, "worker": worker}).scalar()
 
-    def move(self, task: str, state: LeaseState, *, epoch: int, worker: str, before: Collection[LeaseState]) -> bool:
-        """Change the state of a lease; False, and nothing changed, when it is another's or in none of the states ``before``."""
-        values = {"task": task, "state": state.value, "epoch": epoch, "worker": worker, "before": sorted(before)}
+    def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
+        """Change the state of a lease; False, and nothing changed, when it is another's, or was handed in or back."""
+        values = {"task": task, "state": state.value, "epoch": epoch, "worker": worker}
         with self._transactions.begin() as connection:
             return connection.execute(_MOVE, values).rowcount > 0
 
-    def end(self, export: str, *, keep: Collection[str]) -> None:
-        """End all leases of an export except those of the attempts to keep."""
+    def end(self, task: str) -> None:
+        """End a lease, whosever it is."""
         with self._transactions.begin() as connection:
-            connection.execute(_END, {"export": export, "keep": sorted(keep)})
+            connection.execute(_END, {"task": task})
 
     def forget(self, export: str) -> None:
         """Forget the leases of an export, but not how high their epochs were."""
@@ -111,11 +106,5 @@ class Leases:
             connection.execute(query.values(state=LeaseState.EXPIRED.value))
 
 
-def _lease_row(row: Any) -> LeaseRow:
-    return LeaseRow(
-        task=row["task"],
-        export=row["export"],
-        epoch=row["epoch"],
-        worker=row["worker"],
-        state=LeaseState(row["state"]),
-    )
+def _lease_row(row: sa.Row[Any]) -> LeaseRow:
+    return LeaseRow(task=row.task, export=row.export, epoch=row.epoch, worker=row.worker, state=LeaseState(row.state))

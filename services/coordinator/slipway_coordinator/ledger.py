@@ -36,9 +36,11 @@ class Ledger:
     def settle(
         self, export: str, offers: Mapping[str, Offer], *, new: Collection[str], revoked: Collection[str]
     ) -> tuple[dict[str, LeaseRow], Told]:
-        """End the leases of what is not wanted, and look up those of ``new`` attempts: the ones there are."""
-        self.leases.end(export, keep=offers)
-        rows = self.leases.of(new)
+        """End the leases of what is not wanted, and tell what became of ``new`` attempts; answers the leases before."""
+        rows = self.leases.of(export)
+        for key, row in sorted(rows.items()):
+            if row.state is not LeaseState.ENDED and key not in offers:
+                self.leases.end(key)
         told: Told = []
         for key in new:
             row = rows.get(key)
@@ -65,7 +67,7 @@ class Ledger:
         """Take in a result, or an attempt that is handed back; False when the lease is another's."""
         state = LeaseState.RETURNED if event.kind is EventKind.CANCELLED else LeaseState.ENDED
         stamp = f"{held.task}#{held.epoch}#completed"
-        if self.leases.move(held.task, state, epoch=held.epoch, worker=worker, before=_OPEN):
+        if self.leases.move(held.task, state, epoch=held.epoch, worker=worker):
             return True, self.events.put(held.export, event, stamp)
         row = self.leases.get(held.task)
         if row is None or row.epoch != held.epoch or row.worker != worker:
@@ -74,7 +76,7 @@ class Ledger:
 
     def expire(self, worker: str, held: Held, offer: Offer | None, *, revoked: bool) -> tuple[bool, Message | None]:
         """Take a lease back; False when it is not held any more."""
-        if not self.leases.move(held.task, LeaseState.EXPIRED, epoch=held.epoch, worker=worker, before=_OPEN):
+        if not self.leases.move(held.task, LeaseState.EXPIRED, epoch=held.epoch, worker=worker):
             return False, None
         if offer is None:
             return True, None
@@ -89,8 +91,7 @@ class Ledger:
             return False, None
         if row.state is LeaseState.HELD:
             return True, None
-        known = (LeaseState.EXPIRED,)
-        self.leases.move(held.task, LeaseState.HELD, epoch=held.epoch, worker=worker, before=known)
+        self.leases.move(held.task, LeaseState.HELD, epoch=held.epoch, worker=worker)
         stamp = f"{held.task}#{row.epoch}#adopted{time.time_ns()}"
         return True, None if offer is None else self._leased(offer, worker, row.epoch, key=stamp)
 

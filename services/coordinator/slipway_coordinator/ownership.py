@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from slipway_coordinator.schema import artifacts as _artifacts
 from slipway_coordinator.schema import blobs as _blobs
@@ -19,6 +17,15 @@ from slipway_coordinator.schema import blobs as _blobs
 BROUGHT_SECONDS = 86_400.0
 """How long content may wait for its artifact."""
 _AT_ONCE = 500  # variables of one query
+
+_ADD_ARTIFACT = sa.text("""
+    INSERT INTO slipway_artifacts (project, digest, export, create_time)
+    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
+""")
+_ADD_BLOB = sa.text("""
+    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
+    ON CONFLICT DO NOTHING
+""")
 
 
 class Ownership:
@@ -52,13 +59,13 @@ class Ownership:
         with self._engine.begin() as connection:
             old = _blobs.c.create_time < time.time() - BROUGHT_SECONDS
             connection.execute(sa.delete(_blobs).where(old))
-            add(connection, _blobs, [{"project": project, "digest": digest, "create_time": time.time()}])
+            connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
 
     def make(self, project: str, digest: str) -> None:
         """Note that a project has made an artifact of what it brought; made again, it is as new."""
         row = {"project": project, "digest": digest, "export": ""}
         with self._engine.begin() as connection:
-            add(connection, _artifacts, [row | {"create_time": time.time()}])
+            connection.execute(_ADD_ARTIFACT, row | {"create_time": time.time()})
             made = [_artifacts.c[name] == value for name, value in row.items()]
             connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
 
@@ -85,17 +92,10 @@ def note(connection: sa.Connection, export: str, digests: Collection[str], *, pr
     rows = [
         {"project": project, "digest": digest, "export": export, "create_time": now} for digest in sorted(set(digests))
     ]
-    add(connection, _artifacts, rows)
+    if rows:
+        connection.execute(_ADD_ARTIFACT, rows)
 
 
 def forget(connection: sa.Connection, export: str) -> None:
     """Take away what a project had by an export that is forgotten."""
     connection.execute(sa.delete(_artifacts).where(_artifacts.c.export == export))
-
-
-def add(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-    """Add rows that are not there yet."""
-    if not rows:
-        return
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    connection.execute(insert(table).on_conflict_do_nothing(), rows)

@@ -70,11 +70,12 @@ def test_an_export_and_its_revisions(database: Database) -> None:
 def test_leases_have_growing_epochs(database: Database) -> None:
     leases = database.leases
     assert [leases.grant("t", export="e", worker=w) for w in "ab"] == [1, 2]
-    assert not leases.move("t", LeaseState.EXPIRED, epoch=1, worker="a", before=LeaseState), "it is the other's by now"
-    assert leases.move("t", LeaseState.EXPIRED, epoch=2, worker="b", before=LeaseState)
-    assert not leases.move("t", LeaseState.EXPIRED, epoch=2, worker="b", before=[LeaseState.HELD])
+    assert not leases.move("t", LeaseState.EXPIRED, epoch=1, worker="a"), "it is the other's by now"
+    assert leases.move("t", LeaseState.EXPIRED, epoch=2, worker="b")
     assert leases.get("t").state is LeaseState.EXPIRED  # type: ignore[union-attr]
-    leases.end("e", keep=[])
+    assert {task: row.epoch for task, row in leases.of("e").items()} == {"t": 2}
+    leases.end("t")
+    assert not leases.move("t", LeaseState.HELD, epoch=2, worker="b"), "it has ended"
     assert leases.grant("t", export="e", worker="a") is None
     assert leases.get("t").state is LeaseState.ENDED  # type: ignore[union-attr]
 
