@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.artifacts.s3_options import S3Options
+from slipway.artifacts.s3_options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
 from slipway.security.settings import Security
 
@@ -90,8 +90,13 @@ class Settings(BaseModel):
 
 
 def _store(text: str) -> str:
-    if not text.strip() or text.startswith("s3://"):
-        return text.strip()
+    text = text.strip()
+    if not text or text.startswith(SCHEME):
+        return text
+    if "://" in text:  # as a path it would be a folder of this machine alone
+        raise ConfigurationError(
+            f"SLIPWAY_STORE is {text!r}", remedy="use s3://bucket/prefix, or a folder", about={"key": "SLIPWAY_STORE"}
+        )
     return str(Path(text).expanduser().absolute())
 
 

@@ -38,3 +38,5 @@ def test_variables() -> None:
 def test_an_impossible_value_names_the_variable() -> None:
     with pytest.raises(ConfigurationError, match=r"SLIPWAY_TRACING.*'jaeger'.*otlp, console"):
         Settings.from_environment({"SLIPWAY_TRACING": "jaeger"})
+    with pytest.raises(ConfigurationError, match=r"SLIPWAY_STORE.*'gs://bucket'.*s3://bucket"):
+        Settings.from_environment({"SLIPWAY_STORE": "gs://bucket"})

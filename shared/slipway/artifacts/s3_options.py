@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -15,6 +15,9 @@ _AWS = "https://s3.amazonaws.com"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
 _ACCESS_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "MINIO_ROOT_USER")
 _SECRET_KEYS = ("AWS_SECRET_ACCESS_KEY", "MINIO_SECRET_KEY", "MINIO_ROOT_PASSWORD")
+_BUCKET = r"(?![^/]*(?:\.\.|\.-|-\.))(?!(?:\d+\.){3}\d+(?:/|$))[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]"
+_CREDENTIALS = re.compile(r"//[^/]*@")
+_URL = re.compile(rf"s3://(?P<bucket>{_BUCKET})(?:/(?P<prefix>[^?#]*))?")
 _ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 
 
@@ -68,15 +71,16 @@ def parse_s3_url(url: str) -> tuple[str, str]:
     Raises:
         ArtifactError: ``STORE_INVALID``.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+    parts = _URL.fullmatch(url)
+    if parts is None:
+        url = _CREDENTIALS.sub("//…@", url)
         raise ArtifactError(
             f"{url!r} is not an address in S3",
             reason="STORE_INVALID",
-            remedy="write s3://bucket/prefix; the endpoint comes from AWS_ENDPOINT_URL, credentials from AWS_* variables",
+            remedy="write s3://bucket/prefix, the bucket's name in 3 to 63 letters, digits, dots and dashes; the endpoint comes from AWS_ENDPOINT_URL, credentials from AWS_* variables",
             about={"url": url},
         )
-    return parts.netloc, parts.path.strip("/")
+    return parts["bucket"], (parts["prefix"] or "").strip("/")
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -180,11 +180,31 @@ def test_credentials_are_read_from_a_file_again_for_every_request(s3: S3Server, 
     assert bucket.listing("nothing/") == []
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///x", "http://bucket/x", "s3://user:secret@bucket/x", "s3://b/x?y"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "s3://",
+            "s3:///x",
+            "http://bucket/x",
+            "s3://user:secret@bucket/x",
+            "s3://bucket/x?y",
+            "s3://b/x",
+            "s3://[/x",
+        ),
+        *("s3://a bucket/x", "s3://bucket:80/x", "s3://a..bucket/x", "s3://10.0.0.7/x"),
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ArtifactError) as raised:
         parse_s3_url(url)
     assert raised.value.reason == "STORE_INVALID"
+    assert "secret" not in str(raised.value.failure())
+
+
+def test_what_an_address_names() -> None:
+    assert parse_s3_url("s3://bucket") == parse_s3_url("s3://bucket//") == ("bucket", "")
+    assert parse_s3_url("s3://my.bucket-1/runs/a..b/ä /") == ("my.bucket-1", "runs/a..b/ä ")
 
 
 def test_connections_notice_that_the_other_side_is_gone(bucket: S3Bucket, s3: S3Server) -> None:
