@@ -1,13 +1,11 @@
-"""Where every output tensor will lie: shards, offsets and headers, known before the first byte is written."""
+"""Where every output tensor will lie and what fills it, known before the first byte is written."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipway.safetensors_file import DTYPE_BITS, INDEX_SUFFIX
+from slipway.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_merge.values import Value
 
 #: Data types that are converted when another one is asked for; everything else (integers, masks) is kept.
@@ -79,11 +77,8 @@ class Layout:
 
     def index(self) -> tuple[str, str] | None:
         """Name and text of the index, for several shards."""
-        if len(self.shards) == 1:
-            return None
         weight_map = {tensor.name: shard.filename for shard in self.shards for tensor in shard.tensors}
-        index = {"metadata": {"total_size": self.data_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        return f"model{INDEX_SUFFIX}", json.dumps(index, indent=2) + "\n"
+        return index_file(weight_map, total_bytes=self.data_bytes)
 
 
 def _adjacent(first: Value, second: Value) -> bool:
@@ -98,38 +93,13 @@ def plan_layout(values: Mapping[str, Value], *, dtype: str | None, max_shard_byt
         dtype: Safetensors name of the type that floating-point tensors are written in; None keeps each tensor's.
         max_shard_bytes: Limit per file.
     """
-    groups: list[list[tuple[str, str, int]]] = [[]]
-    filled = 0
+    groups = []
     for name, value in values.items():
         out = dtype if dtype and value.source.dtype in FLOATS else value.source.dtype
-        nbytes = math.prod(value.source.shape) * DTYPE_BITS[out] // 8
-        if groups[-1] and filled + nbytes > max_shard_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append((name, out, nbytes))
-        filled += nbytes
-    count = len(groups)
-    names = [
-        f"model-{number + 1:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
-        for number in range(count)
-    ]
-    return Layout(tuple(_shard(name, group, values) for name, group in zip(names, groups, strict=True)))
+        groups.append((TensorSpec(name, out, value.source.shape),))
+    return Layout(tuple(_shard(file, values) for file in plan_files(groups, max_shard_bytes=max_shard_bytes)))
 
 
-def _shard(filename: str, group: list[tuple[str, str, int]], values: Mapping[str, Value]) -> Shard:
-    # Wider types first, as the reference implementation does: every tensor is then aligned to its type.
-    group = sorted(group, key=lambda entry: -DTYPE_BITS[entry[1]])
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, dtype, nbytes in group:
-        shape = list(values[name].source.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + nbytes]}
-        offset += nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    prefix = len(text).to_bytes(8, "little") + text
-    tensors, start = [], len(prefix)
-    for name, dtype, nbytes in group:
-        tensors.append(OutputTensor(name, dtype, values[name].source.shape, start, nbytes, values[name]))
-        start += nbytes
-    return Shard(filename, prefix, tuple(tensors))
+def _shard(file: PlannedFile, values: Mapping[str, Value]) -> Shard:
+    tensors = [OutputTensor(t.name, t.dtype, t.shape, t.start, t.nbytes, values[t.name]) for t in file.tensors]
+    return Shard(file.filename, file.header, tuple(tensors))
