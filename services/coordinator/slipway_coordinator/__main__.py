@@ -14,7 +14,7 @@ from slipway.artifacts.opening import open_store
 from slipway.errors import ModelExportError
 from slipway.logs import add_log_options, configure_service_logs
 from slipway.metrics import serving
-from slipway.security.flags import add_flags, given
+from slipway.security.flags import add_flags, at_least, examples, given
 from slipway.security.server import coordinator_security
 from slipway.security.settings import Security
 from slipway.settings import Settings
@@ -37,10 +37,13 @@ def main() -> int:
         if arguments.command == "migrate":
             migrate(state)
             return 0
+        settings = Settings.from_environment(os.environ)
         options = CoordinatorOptions(
             state=state,
             lease_seconds=arguments.lease_seconds,
             max_unended=arguments.max_exports,
+            upload_bytes=settings.upload_bytes,
+            open_uploads=settings.open_uploads,
             retain_days=arguments.retain_days,
             rules=load_rules(arguments.recovery_rules),
         )
@@ -50,7 +53,6 @@ def main() -> int:
             health_address=arguments.health_listen,
             allow_anonymous=arguments.allow_anonymous,
         )
-        settings = Settings.from_environment(os.environ)
         with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
             if port:
                 log.info(f"metrics on port {port}")
@@ -65,7 +67,15 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slipway_coordinator", description="Carries out exports.")
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway_coordinator",
+        description="Carries out exports.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=examples(
+            "python -m slipway_coordinator --state state.db",
+            "python -m slipway_coordinator migrate --state postgresql://slipway@db/slipway",
+        ),
+    )
     parser.add_argument(
         "command",
         nargs="?",
@@ -73,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         default="serve",
         help="serve (the default), or bring the tables of a PostgreSQL state up to date and end",
     )
-    parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT", help="address to serve on")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:7070", metavar="HOST:PORT", help="address to serve on (%(default)s)"
+    )
     place = os.environ.get("SLIPWAY_STATE", "")
     parser.add_argument(
         "--state",
@@ -83,11 +95,26 @@ def _parser() -> argparse.ArgumentParser:
         help="SQLite file, or postgresql://USER@HOST/DATABASE; by default SLIPWAY_STATE, which ps does not show",
     )
     parser.add_argument("--recovery-rules", type=Path, default=DEFAULT_RULES, metavar="FILE", help="recovery table")
-    parser.add_argument("--lease-seconds", type=float, default=30.0, help="silence after which a worker is given up")
     parser.add_argument(
-        "--max-exports", type=int, default=10_000, help="exports that may be under way; more are refused"
+        "--lease-seconds",
+        type=at_least(1.0),
+        default=30.0,
+        metavar="N",
+        help="silence after which a worker is given up (%(default)g)",
     )
-    parser.add_argument("--retain-days", type=float, help="forget exports this long after their end; never by default")
+    parser.add_argument(
+        "--max-exports",
+        type=at_least(1),
+        default=10_000,
+        metavar="N",
+        help="exports that may be under way; more are refused (%(default)s)",
+    )
+    parser.add_argument(
+        "--retain-days",
+        type=at_least(0.0),
+        metavar="N",
+        help="forget exports this long after their end; never by default",
+    )
     parser.add_argument(
         "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
     )

@@ -7,13 +7,21 @@ import os
 import sys
 from pathlib import Path
 
+from slipway.security.flags import examples
 from slipway.security.principals import Role
 from slipway.security.tokens import new_token, token_hash
 
 
 def main() -> int:
     """Write a new token into a file that only its owner can read; print the entry that lets it in."""
-    parser = argparse.ArgumentParser(prog="python -m slipway.security", description="Makes a token.")
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.security",
+        description="Makes a token, and prints its entry for the access file.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=examples(
+            "python -m slipway.security --name ci --role submitter --project research --token-file ci.token"
+        ),
+    )
     parser.add_argument("--name", required=True, help="of the principal, for logs")
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])
     parser.add_argument("--project", action="append", default=[], help="may be given several times; '*' for all")

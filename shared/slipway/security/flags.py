@@ -1,11 +1,16 @@
-"""Flags of servers; they take names of files, never secrets, which ``ps`` would show."""
+"""Flags of servers; they take names of files, never secrets, which ``ps`` would show, and numbers within their limits."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from slipway.security.settings import Security
+
+Number = TypeVar("Number", int, float)
 
 _FLAGS = {
     "tls_ca_file": "authorities of the other ends' certificates; connections without one are refused",
@@ -25,6 +30,27 @@ def add_flags(parser: argparse.ArgumentParser, *, token: bool = False) -> None:
     group.add_argument(
         "--health-listen", default="", metavar="HOST:PORT", help="plain port for probes, which answers nothing else"
     )
+
+
+def at_least(least: Number) -> Callable[[str], Number]:
+    """For ``type=`` of a flag: a number of the kind of ``least``, and no smaller."""
+
+    def read(text: str) -> Number:
+        kind = type(least)
+        try:
+            number = kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from error
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
+        return number
+
+    return read
+
+
+def examples(*lines: str) -> str:
+    """For ``epilog=`` of a parser that formats none of its texts."""
+    return "\n".join(["examples:", *(f"  $ {line}" for line in lines)])
 
 
 def given(arguments: argparse.Namespace, security: Security) -> Security:

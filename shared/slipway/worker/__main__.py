@@ -18,7 +18,7 @@ from slipway.metrics import reading, serving
 from slipway.registry import load_stage, stage_names
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
 from slipway.runner import TaskRunner
-from slipway.security.flags import add_flags, given
+from slipway.security.flags import add_flags, at_least, examples, given
 from slipway.security.server import worker_security
 from slipway.settings import Settings
 from slipway.telemetry import tracing
@@ -94,16 +94,35 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slipway.worker", description="Runs stages for a coordinator.")
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.worker",
+        description="Runs stages for a coordinator.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=examples(
+            "python -m slipway.worker --coordinator coordinator:7070",
+            "python -m slipway.worker --coordinator coordinator:7070 --stage combine,merge --slots 2",
+        ),
+    )
     parser.add_argument(
         "--stage", default="", metavar="NAME[,NAME…]", help="stages to run; all that are installed by default"
     )
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="by default SLIPWAY_COORDINATOR")
     parser.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address for direct calls and health"
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address for direct calls and health (%(default)s)"
     )
-    parser.add_argument("--slots", type=int, default=0, help="tasks at the same time; chosen by cores by default")
-    parser.add_argument("--drain-seconds", type=float, default=20.0, help="time for running tasks after SIGTERM")
+    parser.add_argument(
+        "--slots",
+        type=at_least(1),
+        metavar="N",
+        help="tasks at the same time; by default 2, or 1 with a single core or a GPU",
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=at_least(0.0),
+        default=20.0,
+        metavar="N",
+        help="time for running tasks after SIGTERM (%(default)g)",
+    )
     parser.add_argument(
         "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
     )

@@ -1,0 +1,62 @@
+"""The command lines of the services: their help, and what they refuse before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from slipway.security.flags import at_least
+from slipway.worker.__main__ import _parser as worker_parser
+from slipway_coordinator.__main__ import _parser as coordinator_parser
+
+PARSERS = {"slipway.worker": worker_parser, "slipway_coordinator": coordinator_parser}
+
+
+@pytest.mark.parametrize("module", ["slipway.worker", "slipway_coordinator", "slipway.security"])
+def test_the_help_has_examples(module: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "200"})
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^  \$ python -m (\S+) (.*)$", done.stdout, re.MULTILINE)
+    assert shown
+    for name, arguments in shown:
+        assert name == module
+        if name in PARSERS:
+            PARSERS[name]().parse_args(shlex.split(arguments))
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("slipway_coordinator", "--state x --retain-days -1"),  # would forget what ended just now
+        ("slipway_coordinator", "--state x --lease-seconds 0"),
+        ("slipway_coordinator", "--state x --max-exports 0"),
+        ("slipway_coordinator", "--state x --lease-seconds nan"),
+        ("slipway.worker", "--slots 0"),
+        ("slipway.worker", "--slots 1.5"),
+        ("slipway.worker", "--drain-seconds -1"),
+    ],
+)
+def test_impossible_numbers_are_refused(capsys: pytest.CaptureFixture[str], module: str, arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        PARSERS[module]().parse_args(arguments.split())
+    assert ended.value.code == 2
+    flag, value = arguments.split()[-2:]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert flag in error
+    assert value in error
+
+
+def test_numbers_within_their_limits() -> None:
+    assert at_least(0.0)("0.5") == 0.5
+    assert at_least(1)("1") == 1
+    for text in ("0", "x", "1e3"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            at_least(1)(text)
+    with pytest.raises(argparse.ArgumentTypeError):
+        at_least(0.0)("inf")
