@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from slipway.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_quantize.checkpoint import DTYPE_NAMES, TensorInfo
 
 
@@ -55,26 +54,21 @@ class WeightsFile:
     """
 
     def __init__(self, folder: Path, groups: Sequence[Sequence[TensorInfo]], *, max_shard_bytes: int) -> None:
-        shards = _shards(groups, max_shard_bytes)
-        self.total_bytes = sum(info.nbytes for shard in shards for info in shard)
+        specs = [[TensorSpec(info.name, DTYPE_NAMES[info.dtype], info.shape) for info in group] for group in groups]
+        files = plan_files(specs, max_shard_bytes=max_shard_bytes)
+        self.total_bytes = sum(tensor.nbytes for file in files for tensor in file.tensors)
+        self._infos = {info.name: info for group in groups for info in group}
         self._places: dict[str, _Place] = {}
         self._open = ExitStack()
-        names = {
-            number: "model.safetensors"
-            if len(shards) == 1
-            else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-            for number in range(len(shards))
-        }
         try:
-            for number, shard in enumerate(shards):
-                self._create(folder / names[number], shard)
+            for file in files:
+                self._create(folder, file)
         except BaseException:
             self._open.close()
             raise
-        if len(shards) > 1:
-            weight_map = {info.name: names[number] for number, shard in enumerate(shards) for info in shard}
-            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
+        if index := index_file(weight_map, total_bytes=self.total_bytes):
+            (folder / index[0]).write_text(index[1], encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -94,40 +88,10 @@ class WeightsFile:
         row_bytes = place.info.nbytes // max(1, place.info.shape[0]) if place.info.shape else 0
         write_all(place.descriptor, tensor_bytes(values), place.offset + row * row_bytes)
 
-    def _create(self, path: Path, shard: Sequence[TensorInfo]) -> None:
-        # Wider types first keeps every tensor aligned to its own size, as the reference writer does.
-        ordered = sorted(shard, key=lambda info: (-info.dtype.itemsize, info.name))
-        header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for info in ordered:
-            span = [offset, offset + info.nbytes]
-            header[info.name] = {
-                "dtype": DTYPE_NAMES[info.dtype],
-                "shape": list(info.shape),
-                "data_offsets": span,
-            }
-            offset += info.nbytes
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    def _create(self, folder: Path, file: PlannedFile) -> None:
+        descriptor = os.open(folder / file.filename, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._open.callback(os.close, descriptor)
-        start = 8 + len(text)
-        write_all(descriptor, memoryview(struct.pack("<Q", len(text)) + text), 0)
-        os.truncate(descriptor, start + offset)
-        offset = start
-        for info in ordered:
-            self._places[info.name] = _Place(descriptor=descriptor, offset=offset, info=info)
-            offset += info.nbytes
-
-
-def _shards(groups: Sequence[Sequence[TensorInfo]], max_shard_bytes: int) -> list[list[TensorInfo]]:
-    shards: list[list[TensorInfo]] = [[]]
-    filled = 0
-    for group in groups:
-        size = sum(info.nbytes for info in group)
-        if shards[-1] and filled + size > max_shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].extend(group)
-        filled += size
-    return shards
+        write_all(descriptor, memoryview(file.header), 0)
+        os.truncate(descriptor, file.nbytes)
+        for tensor in file.tensors:
+            self._places[tensor.name] = _Place(descriptor, tensor.start, self._infos[tensor.name])
