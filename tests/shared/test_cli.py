@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli import SLIPWAY, Done, environment, slipway
+from coordinator_harness import Harness
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -49,13 +50,14 @@ def test_help_is_quick_and_names_every_command(home: Path) -> None:
     assert min(took) < 1.0
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "cache ls", "cache gc"])
+@pytest.mark.parametrize("command", ["", *COMMANDS, "cache ls", "cache gc"])
 def test_every_command_explains_itself_with_an_example(
     capfd: pytest.CaptureFixture[str], home: Path, command: str
 ) -> None:
     done = in_process(capfd, *command.split(), "--help", home=home)
     assert done.code == 0
-    assert command == "cache" or "Examples" in done.out
+    _, _, examples = done.out.partition("Examples")
+    assert f"$ {f'slipway {command}'.strip()}" in examples
 
 
 def test_help_imports_nothing_heavy(home: Path) -> None:
@@ -318,6 +320,30 @@ def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
     assert (done.code, done.json["reason"]) == (7, "COORDINATOR_UNAVAILABLE")
     done = in_process(capfd, "get", "e-1", "--coordinator", "coordinator", "--json", home=home)
     assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID")
+
+
+def test_exports_are_submitted_with_a_priority_and_listed_by_a_filter(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path, run: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    with Harness(tmp_path / "here", with_worker=False) as harness:
+
+        def call(*words: str | Path) -> Done:
+            return in_process(capfd, *words, "--coordinator", harness.address, "--json", home=home)
+
+        made = call("submit", "--checkpoint", run, "--base-model", run.parent / "base", "--priority", "7").json
+        assert made["priority"] == 7
+        listed = {
+            text: call("list", "--filter", text).json["exports"] for text in ("", "state!=failed", "state=failed")
+        }
+        assert {text: [export["name"] for export in found] for text, found in listed.items()} == {
+            "": [made["name"]],
+            "state!=failed": [made["name"]],
+            "state=failed": [],
+        }
+        wrong = call("list", "--filter", "colour=red")
+        assert (wrong.code, wrong.json["reason"]) == (3, "REQUEST_INVALID")
+        assert call("submit", "--priority", "1000").code == 2
 
 
 def test_the_shell_completes_commands_flags_and_stages(home: Path) -> None:

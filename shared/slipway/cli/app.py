@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli import artifacts, export, inspection, remote, stages
+from slipway.cli.options import examples
 
 app = typer.Typer(
     name="slipway",
@@ -14,22 +15,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("slipway doctor", "slipway export -c export.yaml", "slipway export --help"),
 )
 
 _EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
 _HERE, _ARTIFACTS = "This machine", "Artifacts"
 
 app.command(rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
-for name, command in (
-    ("submit", remote.submit),
-    ("get", remote.get),
-    ("list", remote.list_exports),
-    ("watch", remote.watch),
-    ("cancel", remote.cancel),
-    ("retry", remote.retry),
-    ("delete", remote.delete),
-):
-    app.command(name, rich_help_panel=_COORDINATOR, epilog=remote.EXAMPLES)(command)
+for name, (command, lines) in remote.COMMANDS.items():
+    app.command(name, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, epilog=stages.STAGE_EXAMPLES)(stages.stage)

@@ -17,7 +17,12 @@ PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
 _NONE = Connection()
 VERIFY_EXAMPLES = examples("slipway verify exported/qwen3_20261121_020758", "slipway verify sha256:0123…")
 
-cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the artifact store, and clean it up.")
+cache = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Look at the artifact store, and clean it up.",
+    epilog=examples("slipway cache ls", "slipway cache gc --older-than 30d"),
+)
 
 
 @with_connection

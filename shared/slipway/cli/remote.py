@@ -8,17 +8,24 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import Connection, artifacts_at, with_connection
-from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, examples
+from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json
 
-EXAMPLES = examples(
-    "slipway submit -c export.yaml --coordinator localhost:7070",
-    "slipway list",
-    "slipway watch projects/default/exports/e-0123456789abcdef01",
-)
+_EXPORT = "e-0123456789abcdef01"
 
 _NONE = Connection()
 
 Name = Annotated[str, typer.Argument(metavar="EXPORT", help="Name of the export, or its last part.")]
+Filter = Annotated[
+    str,
+    typer.Option(
+        "--filter",
+        metavar="TEXT",
+        help="Only those it takes, by state, label.NAME, create_time and end_time; see examples.",
+    ),
+]
+Priority = Annotated[
+    int, typer.Option("--priority", min=-100, max=100, help="Of exports that wait, the higher goes first.")
+]
 
 
 @with_connection
@@ -27,6 +34,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     base_model: BaseModel = None,
     checkpoint: Checkpoint = None,
     assignments: Assignments = None,
+    priority: Priority = 0,
     connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -52,6 +60,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
             sources=digests,
             labels=sources.labels(),
             export_id=identity,
+            priority=priority,
             source_formats=sources.formats,
         )
     answer_export(export, as_json=as_json)
@@ -67,12 +76,17 @@ def get(export: Name, connection: Connection = _NONE, as_json: Json = False, deb
 
 
 @with_connection
-def list_exports(connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+def list_exports(
+    filter: Filter = "",  # noqa: A002 - the field's name everywhere
+    connection: Connection = _NONE,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
     """List exports, newest first."""
     from slipway.cli.remote_view import answer_exports
 
     with connection.client() as client:
-        answer_exports(list(client.list_exports()), as_json=as_json)
+        answer_exports(list(client.list_exports(filter=filter)), as_json=as_json)
 
 
 @with_connection
@@ -117,3 +131,15 @@ def delete(export: Name, connection: Connection = _NONE, as_json: Json = False, 
         print_json({"deleted": name})
     else:
         answers.print(f"deleted {name}", highlight=False)
+
+
+COMMANDS = {
+    "submit": (submit, ("slipway submit -c export.yaml --coordinator localhost:7070",)),
+    "get": (get, (f"slipway get {_EXPORT}", f"slipway get projects/research/exports/{_EXPORT} --json")),
+    "list": (list_exports, ("slipway list", "slipway list --filter 'state=running AND label.model_name=qwen3'")),
+    "watch": (watch, (f"slipway watch {_EXPORT}",)),
+    "cancel": (cancel, (f"slipway cancel {_EXPORT}",)),
+    "retry": (retry, (f"slipway retry {_EXPORT}",)),
+    "delete": (delete, (f"slipway delete {_EXPORT}",)),
+}
+"""Commands by name, in the order of the help, with their examples."""
