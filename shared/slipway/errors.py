@@ -162,6 +162,7 @@ REASONS: Mapping[str, Reason] = {
     "COORDINATOR_LOCKED": Reason(_C.UNAVAILABLE, "another coordinator is active on this state", retryable=True),
     "STATE_SCHEMA": Reason(_C.PRECONDITION, "the coordinator's tables are not those this program needs"),
     "QUEUE_FULL": Reason(_C.RESOURCE, "as many exports as are allowed are under way", retryable=True),
+    "UPLOADS_FULL": Reason(_C.RESOURCE, "the project has as many uploads open as are allowed", retryable=True),
     "ETAG_MISMATCH": Reason(_C.ABORTED, "the export changed since the caller saw it"),
     "NO_WORKER": Reason(_C.UNAVAILABLE, "no worker takes this stage", retryable=True),
     "INTERNAL": Reason(_C.INTERNAL, "a fault in Slipway itself"),

@@ -87,6 +87,16 @@ QUEUE_SECONDS = Histogram("slipway_queue_wait_seconds", "From offer to grant of 
 LEASES_GRANTED = Counter("slipway_leases_granted_total", "Leases given to workers.", ("stage",))
 LEASES_EXPIRED = Counter("slipway_lease_expiries_total", "Leases taken back from silent workers.", ("stage",))
 LEASES_REFUSED = Counter("slipway_late_results_total", "Results refused because the lease was lost.")
+CLIENT_BYTES = Counter(
+    "slipway_client_bytes_total",
+    "Bytes of artifacts that clients brought or read through the coordinator: received or sent.",
+    ("direction",),
+)
+CLIENT_REFUSALS = Counter(
+    "slipway_client_transfers_refused_total",
+    "Files that clients were not let bring (received) or read (sent), by the reason.",
+    ("direction", "reason"),
+)
 
 # A worker's
 SLOTS = Gauge("slipway_worker_slots", "Tasks this worker runs at the same time.")

@@ -25,6 +25,10 @@ class Settings(BaseModel):
             coordinator what it passes on (``SLIPWAY_STORE``).
         s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
         cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB`` (``SLIPWAY_CACHE_SIZE``).
+        upload_bytes: The largest file that a coordinator takes from a client, by default ``128GiB``; of one over 80 GiB it has more
+            in memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
+        open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait
+            for their turn (``SLIPWAY_OPEN_UPLOADS``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
@@ -42,6 +46,8 @@ class Settings(BaseModel):
     store: str = ""
     s3: S3Options = S3Options()
     cache_bytes: int | None = 50_000_000_000
+    upload_bytes: int = 128 << 30
+    open_uploads: int = 64
     coordinator: str = ""
     scratch: Path
     log_level: LogLevel = "info"
@@ -79,6 +85,8 @@ class Settings(BaseModel):
             store=_store(environment.get("SLIPWAY_STORE", "")),
             s3=S3Options.from_environment(environment),
             cache_bytes=_size(environment, "SLIPWAY_CACHE_SIZE", 50_000_000_000),
+            upload_bytes=_size(environment, "SLIPWAY_UPLOAD_SIZE", 128 << 30),
+            open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
@@ -109,6 +117,13 @@ def _size(environment: Mapping[str, str], name: str, default: int) -> int:
     except ValueError as error:
         message, _, remedy = str(error).partition("|")
         raise ConfigurationError(f"{name}: {message}", remedy=remedy, about={"key": name}) from error
+
+
+def _count(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "").strip()
+    if text and (not text.isdecimal() or int(text) < 1):
+        raise ConfigurationError(f"{name} is {text!r}", remedy="give a number from 1, or unset it", about={"key": name})
+    return int(text) if text else default
 
 
 def _choice(environment: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> Any:

@@ -26,6 +26,8 @@ def test_variables() -> None:
             "SLIPWAY_SCRATCH": "/fast",
             "SLIPWAY_COORDINATOR": "host:7070",
             "SLIPWAY_TRACING": "OTLP",
+            "SLIPWAY_UPLOAD_SIZE": "8GiB",
+            "SLIPWAY_OPEN_UPLOADS": "5",
             "SLIPWAY_LOG_LEVEL": "debug",
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
         }
@@ -33,9 +35,17 @@ def test_variables() -> None:
     assert (settings.home, settings.scratch) == (Path("/srv/slipway"), Path("/fast"))
     assert (settings.coordinator, settings.tracing, settings.log_level) == ("host:7070", "otlp", "debug")
     assert settings.otlp_endpoint == "http://collector:4317"
+    assert (settings.upload_bytes, settings.open_uploads) == (8 << 30, 5)
 
 
 def test_an_impossible_value_names_the_variable() -> None:
+    for name, value in (
+        ("SLIPWAY_OPEN_UPLOADS", "0"),
+        ("SLIPWAY_OPEN_UPLOADS", "many"),
+        ("SLIPWAY_UPLOAD_SIZE", "big"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{name}.*'{value}'"):
+            Settings.from_environment({name: value})
     with pytest.raises(ConfigurationError, match=r"SLIPWAY_TRACING.*'jaeger'.*otlp, console"):
         Settings.from_environment({"SLIPWAY_TRACING": "jaeger"})
     with pytest.raises(ConfigurationError, match=r"SLIPWAY_STORE.*'gs://bucket'.*s3://bucket"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -30,14 +31,15 @@ PEOPLE = {
 class Place(Harness):
     """A coordinator with an access file over a store."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **options: Any) -> None:
         self.tokens = {name: new_token() for name in PEOPLE}
         access = home / "access.yaml"
         entries = [
             f"  - {{name: {n}, {what}, token_sha256: {token_hash(self.tokens[n])}}}" for n, what in PEOPLE.items()
         ]
         access.write_text("\n".join(["principals:", *entries]))
-        super().__init__(home, with_worker=False, security=ServerSecurity(authenticator=AccessFile(access)))
+        security = ServerSecurity(authenticator=AccessFile(access))
+        super().__init__(home, with_worker=False, security=security, options=options)
 
     def client_of(self, name: str) -> Client:
         return Client(self.address, security=self.security_of(name), project="blue" if name != "submitter" else "red")

@@ -103,7 +103,8 @@ class ArtifactServiceServicer:
 
     def WriteBlob(self, request_iterator, context):
         """Takes the content of one file, which is kept only if it has the digest and size that the first message names.
-        INVALID_ARGUMENT: it does not, or a digest or size is malformed. Safe to repeat.
+        INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator takes
+        (LIMIT_EXCEEDED), or the project has too many uploads open (UPLOADS_FULL, try again). Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 import grpc
 
+from slipway import metrics
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.blobs import Blobs
 from slipway.artifacts.digests import is_digest
@@ -22,7 +23,7 @@ from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import page_start, page_token
-from slipway_coordinator.transfers import Transfers
+from slipway_coordinator.transfers import Transfers, counting_refusals
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
 
@@ -31,7 +32,6 @@ _PARENT = re.compile(rf"projects/({_PROJECT})")
 _NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MOST_FILES = 10_000
 _MEDIA_TYPE_BYTES = 256
-_MOST_BYTES = 128 << 30  # of one file: a bucket takes it in parts, which are in memory and grow with the file
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 
 Context = grpc.aio.ServicerContext
@@ -129,20 +129,22 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> AsyncIterator[pb.ReadBlobResponse]:
         """The content of one file."""
-        project, artifact = await self._own(request.name)
-        blobs = await self._blobs()
-        manifest = await self._manifest_once(blobs, artifact)
-        file = next((file for file in manifest.files if file.digest == request.digest), None)
-        if file is None:
-            raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
-        if not 0 <= request.offset <= file.size_bytes:
-            raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
-        async with (
-            self.transfers.turn(current_principal.get().name),
-            contextlib.aclosing(self.transfers.stream(blobs.read(file, artifact, offset=request.offset))) as chunks,
-        ):
-            async for data in chunks:
-                yield pb.ReadBlobResponse(data=data)
+        with counting_refusals("sent"):
+            project, artifact = await self._own(request.name)
+            blobs = await self._blobs()
+            manifest = await self._manifest_once(blobs, artifact)
+            file = next((file for file in manifest.files if file.digest == request.digest), None)
+            if file is None:
+                raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
+            if not 0 <= request.offset <= file.size_bytes:
+                raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+            async with (
+                self.transfers.turn(current_principal.get().name),
+                contextlib.aclosing(self.transfers.stream(blobs.read(file, artifact, offset=request.offset))) as chunks,
+            ):
+                async for data in chunks:
+                    yield pb.ReadBlobResponse(data=data)
+                    metrics.CLIENT_BYTES.add(len(data), direction="sent")
 
     @unary
     async def WriteBlob(  # noqa: N802
@@ -151,22 +153,32 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> pb.WriteBlobResponse:
         """The content of one file, in."""
-        first = await anext(request, None)
-        if first is None:
-            raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
-        project = _project(first.parent)
-        file = _announced(first)
-        async with self.transfers.turn(current_principal.get().name):
-            writer = (await self._blobs()).writer(file)
-            try:
-                await self.transfers.run(writer.write, first.data)
-                async for more in request:
-                    await self.transfers.run(writer.write, more.data)
-                await self.transfers.run(writer.commit)
-            finally:
-                await self.transfers.run(writer.discard)
-        await self._coordinator.call(lambda: self._coordinator.database.ownership.bring(project, file.digest))
+        with counting_refusals("received"):
+            first = await anext(request, None)
+            if first is None:
+                raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
+            project, options = _project(first.parent), self._coordinator.options
+            file = _announced(first, most=options.upload_bytes)
+            with self.transfers.upload(project, most=options.open_uploads):
+                async with self.transfers.turn(current_principal.get().name):
+                    await self._receive(file, first.data, request)
+            await self._coordinator.call(lambda: self._coordinator.database.ownership.bring(project, file.digest))
         return pb.WriteBlobResponse()
+
+    async def _receive(self, file: ManifestFile, data: bytes, rest: AsyncIterator[pb.WriteBlobRequest]) -> None:
+        """Keep content that begins with ``data``, if it is what was announced."""
+        writer = (await self._blobs()).writer(file)
+        try:
+            while True:
+                metrics.CLIENT_BYTES.add(len(data), direction="received")
+                await self.transfers.run(writer.write, data)
+                more = await anext(rest, None)
+                if more is None:
+                    break
+                data = more.data
+            await self.transfers.run(writer.commit)
+        finally:
+            await self.transfers.run(writer.discard)
 
     async def _own(self, name: str) -> tuple[str, str]:
         """Project and digest of an artifact that the caller may read."""
@@ -200,14 +212,19 @@ def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
     return Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in request.files)
 
 
-def _announced(first: pb.WriteBlobRequest) -> ManifestFile:
+def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
     """What a stream says it brings."""
     if not is_digest(first.digest):
         raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
         raise _invalid("size_bytes", first.size_bytes, "is not negative")
-    if first.size_bytes > _MOST_BYTES:
-        raise exceeded(f"size_bytes is {first.size_bytes}, {_MOST_BYTES} are allowed", field="size_bytes")
+    if first.size_bytes > most:
+        raise ServiceError(
+            f"size_bytes is {first.size_bytes}, {most} are allowed",
+            reason="LIMIT_EXCEEDED",
+            remedy="bring it with the store's own credentials, or raise the coordinator's SLIPWAY_UPLOAD_SIZE",
+            about={"field": "size_bytes"},
+        )
     return ManifestFile("", first.size_bytes, first.digest, "")
 
 

@@ -58,6 +58,8 @@ class CoordinatorOptions:
         workers_gone: No worker of an earlier process can be alive, so their leases end at once (embedded mode).
         no_worker_seconds: Fail a task when no worker can run it for this long; None waits, and says so once.
         max_unended: Exports that may be under way; more are refused.
+        upload_bytes: The largest file that clients may bring.
+        open_uploads: Files that clients of one project may bring at a time.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
@@ -67,6 +69,8 @@ class CoordinatorOptions:
     workers_gone: bool = False
     no_worker_seconds: float | None = None
     max_unended: int = 10_000
+    upload_bytes: int = 128 << 30
+    open_uploads: int = 64
     retain_days: float | None = None
     rules: RuleTable = field(default_factory=default_rules)
 

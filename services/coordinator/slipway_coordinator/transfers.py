@@ -9,12 +9,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
+from slipway import metrics
+from slipway.errors import ModelExportError, ServiceError
+from slipway.wire import RETRY_AFTER
+
 T = TypeVar("T")
 
 AT_ONCE = 16
 """Files that pass at a time; with what each holds in memory, this bounds what they take together."""
 EACH = 4
 """Those of one caller."""
+_RETRY_SECONDS = "1"
 
 
 class Transfers:
@@ -24,7 +29,30 @@ class Transfers:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._own: dict[str, asyncio.Semaphore] = {}
         self._interested: Counter[str] = Counter()
+        self._uploads: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slipway-transfers")
+
+    @contextlib.contextmanager
+    def upload(self, project: str, *, most: int) -> Iterator[None]:
+        """Be one of a project's uploads, whether it has its turn or waits for it.
+
+        Raises:
+            ServiceError: reason ``UPLOADS_FULL``.
+        """
+        if self._uploads[project] >= most:
+            raise ServiceError(
+                f"{project} has {most} uploads open, which is as many as are allowed",
+                reason="UPLOADS_FULL",
+                remedy="try again later, or raise the coordinator's SLIPWAY_OPEN_UPLOADS",
+                about={RETRY_AFTER: _RETRY_SECONDS},
+            )
+        self._uploads[project] += 1
+        try:
+            yield
+        finally:
+            self._uploads[project] -= 1
+            if not self._uploads[project]:
+                del self._uploads[project]
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
@@ -63,3 +91,13 @@ class Transfers:
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def counting_refusals(direction: str) -> Iterator[None]:
+    """Count what ends a transfer that is ``received`` or ``sent``."""
+    try:
+        yield
+    except ModelExportError as error:
+        metrics.CLIENT_REFUSALS.add(direction=direction, reason=error.reason)
+        raise

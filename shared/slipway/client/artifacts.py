@@ -21,7 +21,7 @@ from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
-from slipway.wire import failure_of_call
+from slipway.wire import RETRY_AFTER, failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
 
 PATIENCE_SECONDS = 120.0
@@ -210,6 +210,7 @@ class ProjectArtifacts:
                 failure = failure_of_call(error, address=self._calls.address)
                 if not _passes(failure) or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error
+            pause = max(pause, float(failure.about.get(RETRY_AFTER, 0)))
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not come back all at once
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -239,8 +240,8 @@ class _Requests:
 
 
 def _passes(failure: Failure) -> bool:
-    # A server that stops cancels its streams.
-    if failure.reason in {"CANCELLED", "CALL_TIMEOUT"}:
+    # A server that stops cancels its streams; others of the project may have all the uploads there are for a while.
+    if failure.reason in {"CANCELLED", "CALL_TIMEOUT", "UPLOADS_FULL"}:
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
 
