@@ -15,6 +15,8 @@ import grpc
 import psutil
 import pytest
 from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ from slipway.errors import ModelExportError
 from slipway.security.settings import Security
 from slipway.security.tokens import new_token, token_hash
 from slipway.wire import configuration_message
+from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -35,17 +38,21 @@ CONTENT = b"of an artifact"
 PUSHED = Manifest.of([ManifestFile("text.txt", len(CONTENT), digest_bytes(CONTENT), "text/plain")]).digest
 SOURCES = {"base": PUSHED, "adapter": PUSHED}
 SERVICE = "/slipway.v1.ExportService/"
+EVERYWHERE = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
 SERVED = {
     "coordinator": (
         "slipway.v1.ExportService",
         "slipway.v1.ArtifactService",
         "slipway.v1.WorkerService",
-        "grpc.health.v1.Health",
+        "externalscaler.ExternalScaler",
+        *EVERYWHERE,
     ),
-    "worker": ("slipway.v1.StageService", "grpc.health.v1.Health"),
+    "worker": ("slipway.v1.StageService", *EVERYWHERE),
 }
 Code = grpc.StatusCode
-assert all((pb, artifact_pb2, stage_pb2))  # their descriptors are looked up by name
+assert all(
+    (pb, artifact_pb2, externalscaler_pb2, health_pb2, reflection_pb2, stage_pb2)
+)  # their descriptors are looked up by name
 
 
 class Servers:
@@ -99,16 +106,15 @@ class Servers:
     ) -> Code:
         """Status of a call with a body of any bytes; a stream is read up to its first message."""
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        channel, name = self.channels[server], method.rpartition("/")[2]
-        kind: Any = channel.unary_unary
-        if name in {"WatchExport", "Run", "Watch", "ReadBlob"}:
-            kind = channel.unary_stream
+        service, _, name = method.removeprefix("/").partition("/")
+        described = descriptor_pool.Default().FindServiceByName(service).FindMethodByName(name)
+        kind = "_".join(
+            "stream" if many else "unary" for many in (described.client_streaming, described.server_streaming)
+        )
         try:
-            if name == "WriteBlob":
-                channel.stream_unary(method)(iter([data]), metadata=metadata, timeout=seconds)
-                return Code.OK
-            answer: Any = kind(method)(data, metadata=metadata, timeout=seconds)
-            if not isinstance(answer, bytes):
+            call = getattr(self.channels[server], kind)(method)
+            answer: Any = call(iter([data]) if described.client_streaming else data, metadata=metadata, timeout=seconds)
+            if described.server_streaming:
                 next(answer, None)
                 answer.cancel()
         except grpc.RpcError as error:
