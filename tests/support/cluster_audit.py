@@ -17,7 +17,8 @@ from cluster_reference import Undisturbed
 from coordinator_harness import state, wait_for
 from s3_server import BUCKET
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.s3 import S3Store, blob_name, manifest_name
+from slipway.artifacts.names import ACTIONS, blob_name, manifest_name
+from slipway.artifacts.s3 import S3Store
 from slipway_coordinator.graph import Event
 from slipway_coordinator.records import AttemptRecord, ExportRecord
 from slipway_coordinator.states import TaskState
@@ -133,7 +134,7 @@ def audit_store(cluster: Cluster, expected: Mapping[str, Undisturbed], names: tu
         with tempfile.TemporaryDirectory() as folder:
             store.fetch(digest, Path(folder) / "fetched")  # verifies every file
     keys = [entry.key for entry in store.bucket.listing()]
-    actions = [key for key in keys if key.startswith("actions/")]
+    actions = [key for key in keys if key.startswith(ACTIONS)]
     assert len(actions) == sum(len(undisturbed.tasks) for undisturbed in expected.values())
     known = {manifest_name(digest) for digest in artifacts}
     known |= {blob_name(file.digest) for digest in artifacts for file in cluster.manifest(digest).files}

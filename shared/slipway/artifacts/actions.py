@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from slipway.stage import Stage, StageParams
 
@@ -17,6 +17,19 @@ class ActionResult:
 
     outputs: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """What a store keeps of it."""
+        return json.dumps({"outputs": self.outputs, "facts": self.facts}, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self | None:
+        """What a store kept; None when that is damaged."""
+        try:
+            document = json.loads(data)
+            return cls(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 def action_key(stage: Stage[Any], inputs: Mapping[str, str], params: StageParams, *, gpu_architecture: str = "") -> str:

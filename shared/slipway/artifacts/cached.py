@@ -13,8 +13,8 @@ from slipway.artifacts.collection import collect
 from slipway.artifacts.faults import ABSENT, disk_full
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.s3 import S3Store, workers
-from slipway.artifacts.s3_transfer import for_each
+from slipway.artifacts.s3 import S3Store
+from slipway.artifacts.s3_transfer import for_each, workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import ManifestFile
+from slipway.artifacts.names import ACTIONS, BLOBS
 from slipway.errors import ArtifactError
 
 
@@ -44,9 +45,7 @@ def collect(
         doomed = _doomed(store, max_age_seconds, max_bytes, keep)
         kept = [digest for digest in store.digests() if digest not in doomed]
         named = {file.digest for digest in kept for file in _files(store, digest)}
-        blobs = [
-            path for path in sorted((store.root / "blobs").glob("sha256/??/*")) if f"sha256:{path.name}" not in named
-        ]
+        blobs = [path for path in sorted((store.root / BLOBS).glob("??/*")) if f"sha256:{path.name}" not in named]
         freed = sum(path.stat().st_size for path in blobs)
         if not dry_run:
             for digest in doomed:
@@ -55,7 +54,7 @@ def collect(
                 path.unlink(missing_ok=True)
             for path in (store.root / "uploads").iterdir():
                 path.unlink(missing_ok=True)
-            for path in (store.root / "actions").glob("??/*.json"):
+            for path in (store.root / ACTIONS).glob("??/*.json"):
                 if store.recorded_action(path.stem) is None:
                     path.unlink(missing_ok=True)
         return Collected(artifacts=tuple(doomed), blobs=len(blobs), freed_bytes=freed)

@@ -1,29 +1,24 @@
-"""The artifact store in a local folder.
+"""The artifact store in a local folder, under the names of :mod:`slipway.artifacts.names`.
 
-::
-
-    blobs/sha256/aa/<digest>       one file each, read-only, hard-linked or cloned from where it was made
-    manifests/sha256/aa/<digest>   written last: an artifact exists from then on
-    actions/aa/<key>.json          results by action key
-    uploads/                       blobs on their way in
-    lock                           shared by writers, exclusive to garbage collection
+Blobs are read-only files, hard-linked or cloned from where they were made. Beside them are ``uploads/``, blobs on their way
+in, and ``lock``, shared by writers and exclusive to garbage collection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from slipway.artifacts.actions import ActionResult
-from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
+from slipway.artifacts.digests import digest_bytes, digest_file
 from slipway.artifacts.faults import corrupt, disk_full, not_found
 from slipway.artifacts.files import clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, manifest_name
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
@@ -36,7 +31,7 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._verified: dict[str, _Stat] = {}
-        for name in ("blobs/sha256", "manifests/sha256", "actions", "uploads"):
+        for name in (BLOBS, MANIFESTS, ACTIONS, "uploads"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
@@ -112,14 +107,13 @@ class LocalStore:
 
     def recorded_action(self, key: str) -> ActionResult | None:
         """As :meth:`action`, for those who only look: the outputs do not count as used."""
-        result = _recorded(self._action(key))
+        result = _recorded(self.root / action_name(key))
         return result if result and all(self.exists(digest) for digest in result.outputs.values()) else None
 
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
-        document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
         with self.lock(fcntl.LOCK_SH), disk_full("recording", key, at=self.root):
-            self._write(self._action(key), document.encode())
+            self._write(self.root / action_name(key), result.to_bytes())
 
     def has_blob(self, file: ManifestFile) -> bool:
         """Whether a file's blob is there, with its size."""
@@ -140,7 +134,7 @@ class LocalStore:
 
     def results(self) -> Iterator[ActionResult]:
         """All recorded results, whether or not their outputs still exist."""
-        for path in sorted((self.root / "actions").glob("??/*.json")):
+        for path in sorted((self.root / ACTIONS).glob("??/*.json")):
             result = _recorded(path)
             if result is not None:
                 yield result
@@ -152,11 +146,11 @@ class LocalStore:
 
     def size_bytes(self) -> int:
         """Bytes of all blobs."""
-        return sum(max(_size(path), 0) for path in (self.root / "blobs").glob("sha256/??/*"))
+        return sum(max(_size(path), 0) for path in (self.root / BLOBS).glob("??/*"))
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""
-        return sorted(f"sha256:{path.name}" for path in (self.root / "manifests").glob("sha256/??/*"))
+        return sorted(f"sha256:{path.name}" for path in (self.root / MANIFESTS).glob("??/*"))
 
     def last_used(self, digest: str) -> float:
         """When an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -242,17 +236,11 @@ class LocalStore:
 
     def blob_path(self, digest: str) -> Path:
         """Where a blob lies, or would."""
-        name = parse_digest(digest)
-        return self.root / "blobs" / "sha256" / name[:2] / name
+        return self.root / blob_name(digest)
 
     def manifest_path(self, digest: str) -> Path:
         """Where the manifest of an artifact lies, or would."""
-        name = parse_digest(digest)
-        return self.root / "manifests" / "sha256" / name[:2] / name
-
-    def _action(self, key: str) -> Path:
-        name = parse_digest(f"sha256:{key}")
-        return self.root / "actions" / name[:2] / f"{name}.json"
+        return self.root / manifest_name(digest)
 
     @contextlib.contextmanager
     def lock(self, kind: int) -> Iterator[None]:
@@ -264,9 +252,8 @@ class LocalStore:
 
 def _recorded(path: Path) -> ActionResult | None:
     try:
-        document = json.loads(path.read_bytes())
-        return ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ActionResult.from_bytes(path.read_bytes())
+    except FileNotFoundError:
         return None
 
 

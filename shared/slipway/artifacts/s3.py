@@ -1,10 +1,4 @@
-"""The artifact store in a bucket of an S3 service.
-
-::
-
-    blobs/sha256/aa/<digest>       one object per file
-    manifests/sha256/aa/<digest>   written last: an artifact exists from then on
-    actions/aa/<key>.json          results by action key
+"""The artifact store in a bucket of an S3 service: one object per file, under the names of :mod:`slipway.artifacts.names`.
 
 A file is hashed before it is sent, straight to the name its digest gives it. What the bucket has already is not sent, and
 nothing has to be moved afterwards: an upload is not visible before its last part.
@@ -12,7 +6,6 @@ nothing has to be moved afterwards: an upload is not visible before its last par
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from slipway.artifacts.actions import ActionResult
-from slipway.artifacts.digests import digest_bytes, parse_digest
+from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.faults import ABSENT, corrupt, disk_full, not_found
 from slipway.artifacts.files import link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
-from slipway.artifacts.s3_client import WORKERS, S3Bucket, StoredObject
-from slipway.artifacts.s3_transfer import download, for_each, upload
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, key_of, manifest_name
+from slipway.artifacts.s3_client import S3Bucket, StoredObject
+from slipway.artifacts.s3_transfer import download, for_each, upload, workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
@@ -179,24 +173,20 @@ class S3Store:
     def recorded(self, key: str) -> ActionResult | None:
         """The result recorded under an action key, whether or not its outputs exist."""
         try:
-            document = json.loads(self.bucket.get(action_name(key)))
-            return ActionResult(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+            return ActionResult.from_bytes(self.bucket.get(action_name(key)))
         except ArtifactError as error:
             if error.reason == "ARTIFACT_NOT_FOUND":
                 return None
             raise
-        except (ValueError, KeyError, TypeError):
-            return None
 
     def record_action(self, key: str, result: ActionResult) -> None:
         """Remember a result under its action key."""
-        document = json.dumps({"outputs": result.outputs, "facts": result.facts}, sort_keys=True)
-        self.bucket.put(action_name(key), document.encode())
+        self.bucket.put(action_name(key), result.to_bytes())
 
     def results(self) -> Iterator[ActionResult]:
         """All recorded results, whether or not their outputs still exist."""
-        for entry in self.bucket.listing("actions/"):
-            result = self.recorded(entry.key.rpartition("/")[2].removesuffix(".json"))
+        for entry in self.bucket.listing(ACTIONS):
+            result = self.recorded(key_of(entry.key))
             if result is not None:
                 yield result
 
@@ -207,11 +197,11 @@ class S3Store:
 
     def size_bytes(self) -> int:
         """Bytes of all blobs."""
-        return sum(entry.size_bytes for entry in self.bucket.listing("blobs/"))
+        return sum(entry.size_bytes for entry in self.bucket.listing(BLOBS))
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""
-        return [_digest(entry.key) for entry in self.bucket.listing("manifests/sha256/")]
+        return [digest_of(entry.key) for entry in self.bucket.listing(MANIFESTS)]
 
     def last_used(self, digest: str) -> float:
         """When an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -264,34 +254,6 @@ class S3Store:
                 raise
             return False
         return True
-
-
-def blob_name(digest: str) -> str:
-    """Name of a blob's object."""
-    return _name("blobs/sha256", parse_digest(digest))
-
-
-def manifest_name(digest: str) -> str:
-    """Name of a manifest's object."""
-    return _name("manifests/sha256", parse_digest(digest))
-
-
-def action_name(key: str) -> str:
-    """Name of an action's object."""
-    return f"{_name('actions', parse_digest(f'sha256:{key}'))}.json"
-
-
-def _name(folder: str, text: str) -> str:
-    return f"{folder}/{text[:2]}/{text}"
-
-
-def _digest(name: str) -> str:
-    return f"sha256:{name.rpartition('/')[2]}"
-
-
-def workers() -> ThreadPoolExecutor:
-    """Threads that carry data; each holds at most one part."""
-    return ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-transfer")
 
 
 def _ignore(_: int) -> None:

@@ -20,7 +20,8 @@ from slipway import metrics
 from slipway.artifacts.blobs import CHUNK_BYTES, BlobWriter, verified
 from slipway.artifacts.faults import not_found
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.s3 import S3Store, blob_name
+from slipway.artifacts.names import blob_name
+from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, store_error
 from slipway.artifacts.s3_transfer import complete

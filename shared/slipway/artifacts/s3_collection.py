@@ -17,6 +17,7 @@ from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfi
 from slipway.artifacts.collection import Collected
 from slipway.artifacts.faults import ABSENT
 from slipway.artifacts.manifest import ManifestFile
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of, manifest_name
 from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
 from slipway.errors import ArtifactError
@@ -46,11 +47,11 @@ def collect_bucket(
         ArtifactError: As :meth:`S3Bucket.call`.
     """
     bucket, now = store.bucket, time.time()
-    blobs = bucket.listing("blobs/sha256/")
-    manifests = bucket.listing("manifests/sha256/")
+    blobs = bucket.listing(BLOBS)
+    manifests = bucket.listing(MANIFESTS)
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
         contents = dict(
-            zip((_digest(m) for m in manifests), pool.map(lambda m: _files(store, _digest(m)), manifests), strict=True)
+            zip(map(_digest, manifests), pool.map(lambda m: _files(store, _digest(m)), manifests), strict=True)
         )
     old = sorted((m.modified, _digest(m)) for m in manifests if now - m.modified > store.grace_seconds)
     candidates = [(used, digest) for used, digest in old if digest not in set(keep)]
@@ -60,7 +61,7 @@ def collect_bucket(
     named = {file.digest for digest, files in contents.items() if digest not in set(doomed) for file in files}
     swept = [blob for blob in blobs if _digest(blob) not in named and now - blob.modified > store.grace_seconds]
     if not dry_run:
-        bucket.delete(f"manifests/sha256/{d[7:9]}/{d[7:]}" for d in doomed)
+        bucket.delete(map(manifest_name, doomed))
         swept = _sweep(bucket, swept)
         _forget_actions(store, set(doomed))
     return Collected(artifacts=tuple(doomed), blobs=len(swept), freed_bytes=sum(blob.size_bytes for blob in swept))
@@ -115,8 +116,8 @@ def _sweep(bucket: S3Bucket, blobs: list[StoredObject]) -> list[StoredObject]:
 def _forget_actions(store: S3Store, doomed: set[str]) -> None:
     """Remove results whose outputs are gone."""
     bucket = store.bucket
-    for entry in bucket.listing("actions/") if doomed else []:
-        result = store.recorded(entry.key.rpartition("/")[2].removesuffix(".json"))
+    for entry in bucket.listing(ACTIONS) if doomed else []:
+        result = store.recorded(key_of(entry.key))
         if result is not None and doomed & set(result.outputs.values()):
             bucket.delete([entry.key])
 
@@ -131,4 +132,4 @@ def _files(store: S3Store, digest: str) -> tuple[ManifestFile, ...]:
 
 
 def _digest(entry: StoredObject) -> str:
-    return f"sha256:{entry.key.rpartition('/')[2]}"
+    return digest_of(entry.key)

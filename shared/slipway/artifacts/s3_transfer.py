@@ -103,6 +103,11 @@ def download(
     return f"sha256:{sha.hexdigest()}"
 
 
+def workers() -> ThreadPoolExecutor:
+    """Threads that carry data; each holds at most one part."""
+    return ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-transfer")
+
+
 def for_each(items: Iterable[_I], work: Callable[[_I], _T]) -> list[_T]:
     """Results of some work on each item, a few at a time; the first failure ends it, and is raised when none runs any more."""
     with ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-files") as files:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from slipway.artifacts import ActionResult, Artifacts
 from slipway.artifacts.manifest import check_path
-from slipway.artifacts.s3 import workers
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
-from slipway.artifacts.s3_transfer import download, for_each
+from slipway.artifacts.s3_transfer import download, for_each, workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 

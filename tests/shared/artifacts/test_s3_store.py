@@ -20,7 +20,8 @@ from s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, 
 from slipway.artifacts import ActionResult, LocalStore
 from slipway.artifacts import s3_transfer as transfer
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.s3 import S3Store, blob_name
+from slipway.artifacts.names import blob_name
+from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket
 from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
 from slipway.artifacts.s3_options import S3Options, parse_s3_url

@@ -1,0 +1,45 @@
+"""Names of everything in a store, a folder and a bucket alike.
+
+::
+
+    blobs/sha256/aa/<digest>       the content of one file
+    manifests/sha256/aa/<digest>   written last: an artifact exists from then on
+    actions/aa/<key>.json          results by action key
+"""
+
+from __future__ import annotations
+
+from slipway.artifacts.digests import parse_digest
+
+BLOBS = "blobs/sha256/"
+MANIFESTS = "manifests/sha256/"
+ACTIONS = "actions/"
+
+
+def blob_name(digest: str) -> str:
+    """Name of a blob."""
+    return _name(BLOBS, parse_digest(digest))
+
+
+def manifest_name(digest: str) -> str:
+    """Name of an artifact's manifest."""
+    return _name(MANIFESTS, parse_digest(digest))
+
+
+def action_name(key: str) -> str:
+    """Name of an action's result."""
+    return f"{_name(ACTIONS, parse_digest(f'sha256:{key}'))}.json"
+
+
+def digest_of(name: str) -> str:
+    """Digest that a blob or a manifest is named by."""
+    return f"sha256:{name.rpartition('/')[2]}"
+
+
+def key_of(name: str) -> str:
+    """Action key that a result is named by."""
+    return name.rpartition("/")[2].removesuffix(".json")
+
+
+def _name(folder: str, text: str) -> str:
+    return f"{folder}{text[:2]}/{text}"
