@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slipway_coordinator.matching import NO_GPU, Abilities
-from slipway_coordinator.offers import Granted, Load, Offer, WorkerReport, memory_limit
+from slipway_coordinator.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
 from slipway_coordinator.waiting import Waiting
 
 
@@ -120,6 +120,11 @@ class Board:
     def is_known(self, key: str) -> bool:
         """Whether an attempt waits or is held."""
         return key in self.held or key in self.waiting
+
+    def keeps(self, worker: str, held: Held) -> bool:
+        """Whether a worker shall go on with what it runs."""
+        lease = self.held.get(held.task)
+        return lease is not None and (lease.worker, lease.epoch) == (worker, held.epoch) and not lease.revoked
 
     def wanted_offer(self, key: str) -> Offer | None:
         """The offer of an attempt, if its export wants it."""

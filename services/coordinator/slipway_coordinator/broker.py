@@ -112,11 +112,17 @@ class Broker:
                 self.board.offer(offers[key])
 
     async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
-        """Renew, adopt, cancel and grant; parks up to ``wait_seconds`` while there is nothing to say."""
-        deadline = self.clock() + wait_seconds
+        """Renew, adopt, cancel and grant; parks up to ``wait_seconds`` while there is nothing to say.
+
+        Only the arrival of a call renews leases: its worker may end while it is parked. So whoever runs something is answered
+        early enough to call again.
+        """
+        deadline = self.clock() + (min(wait_seconds, self.ttl / 3) if report.running else wait_seconds)
+        arriving = True
         while True:
             seen = self._generation
-            answer = await to_its_end(self._synchronize(report))
+            answer = await to_its_end(self._synchronize(report, arriving=arriving))
+            arriving = False
             remaining = deadline - self.clock()
             if answer.granted or answer.cancel or remaining <= 0:
                 return answer
@@ -126,11 +132,13 @@ class Broker:
             except TimeoutError:
                 deadline = self.clock()
 
-    async def _synchronize(self, report: WorkerReport) -> Answer:
+    async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer:
         async with self._turn(f"worker {report.worker}"):
             board = self.board
             board.workers[report.worker] = KnownWorker(report.abilities, self.clock(), report.draining)
-            cancel = [held.task for held in report.running if not await self._renew(report.worker, held)]
+            for held in report.running if arriving else ():
+                await self._renew(report.worker, held)
+            cancel = [held.task for held in report.running if not board.keeps(report.worker, held)]
             granted = board.unknown_to(report)
             free = 0 if report.draining else report.free_slots - len(granted)
             chosen = board.choose(report, free=free, busy=len(report.running) + len(granted))
@@ -138,17 +146,15 @@ class Broker:
                 granted += await self._grant(chosen, report)
             return Answer(granted=tuple(granted), cancel=tuple(cancel))
 
-    async def _renew(self, worker: str, held: Held) -> bool:
-        """Renew or adopt a lease; False when the worker shall end the task."""
+    async def _renew(self, worker: str, held: Held) -> None:
+        """Renew or adopt a lease, if it is this worker's."""
         lease = self.board.held.get(held.task)
-        if lease is not None:
-            if lease.worker != worker or lease.epoch != held.epoch:
-                return False
+        if lease is None:
+            await self._adopt(worker, held)
+        elif lease.worker == worker and lease.epoch == held.epoch:
             lease.expires = self.board.expiry()
-            return not lease.revoked
-        return await self._adopt(worker, held)
 
-    async def _adopt(self, worker: str, held: Held) -> bool:
+    async def _adopt(self, worker: str, held: Held) -> None:
         async with self._turn(held.export):
             offer = self.board.withdraw(held.task)  # nobody is given it meanwhile
             adopted = False
@@ -158,12 +164,11 @@ class Broker:
                 if not adopted and offer is not None:
                     self.board.offer(offer)
             if not adopted:
-                return False
+                return
             self.deliver(told)
             self.board.withdraw(held.task)  # its lease may have been taken back just before
             self.board.hold(held.task, worker, epoch=held.epoch, offer=self.board.wanted_offer(held.task))
             log.info(f"adopted {held.task} from worker {worker}")
-            return True
 
     async def _grant(self, offers: Sequence[Offer], report: WorkerReport) -> list[Granted]:
         pending = [self.board.held[offer.key] for offer in offers]

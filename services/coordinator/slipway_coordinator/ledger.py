@@ -38,8 +38,8 @@ class Ledger:
     ) -> tuple[dict[str, LeaseRow], Told]:
         """End the leases of what is not wanted, and tell what became of ``new`` attempts; answers the leases before."""
         rows = self.leases.of(export)
-        for key, row in sorted(rows.items()):
-            if row.state is not LeaseState.ENDED and key not in offers:
+        for key in sorted(rows.keys() - offers.keys()):
+            if rows[key].state is not LeaseState.ENDED:
                 self.leases.end(key)
         told: Told = []
         for key in new:

@@ -90,6 +90,41 @@ def test_a_task_is_leased_once(setup: Setup) -> None:
     asyncio.run(story())
 
 
+def test_a_parked_call_does_not_renew_leases(setup: Setup) -> None:
+    """Its worker may be gone, which nobody notices while the machine or the network is."""
+
+    async def story() -> None:
+        broker = setup.broker()  # ttl 10
+        granted = await lease(broker)
+        parked = asyncio.create_task(broker.synchronize(holding(A, granted), wait_seconds=50))
+        await asyncio.sleep(0.05)
+        setup.now += 3
+        await broker.expire()  # which wakes parked calls
+        await asyncio.sleep(0.05)
+        assert not parked.done()
+        setup.now += 1
+        await broker.expire()
+        assert await asyncio.wait_for(parked, 5) == Answer(), "in time to call again"
+        setup.now += 6.5
+        await broker.expire()
+        assert setup.kinds() == ["leased", "lease_lost"], "10 s after the call came"
+        assert [one.epoch for one in (await broker.synchronize(B)).granted] == [2]
+
+    asyncio.run(story())
+
+
+def test_a_parked_call_hears_of_a_cancellation(setup: Setup) -> None:
+    async def story() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        parked = asyncio.create_task(broker.synchronize(holding(A, granted), wait_seconds=50))
+        await asyncio.sleep(0.05)
+        await broker.set_offers(EXPORT, [offer()], revoked=[granted.offer.key])
+        assert (await asyncio.wait_for(parked, 2)).cancel == (granted.offer.key,)
+
+    asyncio.run(story())
+
+
 def test_workers_get_only_their_stages_and_as_many_as_they_have_room_for(setup: Setup) -> None:
     async def story() -> None:
         broker = setup.broker()
@@ -116,9 +151,10 @@ def test_an_attempt_that_failed_on_a_worker_is_left_to_another(setup: Setup) -> 
 def test_an_attempt_that_waits_is_leased_when_its_time_has_come(setup: Setup) -> None:
     async def story() -> None:
         broker = setup.broker()
-        await broker.set_offers(EXPORT, [offer(not_before=time.time() + 0.1)])
+        due = time.time() + 0.7
+        await broker.set_offers(EXPORT, [offer(not_before=due)])
         assert (await broker.synchronize(A)).granted == ()
-        await asyncio.sleep(0.11)
+        await asyncio.sleep(due - time.time() + 0.01)
         await broker.expire()
         assert len((await broker.synchronize(A)).granted) == 1
 
