@@ -64,16 +64,23 @@ def pull(
         answers.print(f"{done['files']} files in {folder}", highlight=False)
 
 
+@with_connection
 def verify(
     path: Annotated[str, typer.Argument(help="Output directory, or digest of an artifact.")],
+    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Compare every file of an output directory, or of an artifact, with its checksum."""
-    from slipway.cli.cache_work import verify_path
+    from slipway.cli.cache_work import verify_artifact, verify_folder
     from slipway.cli.console import answers, print_json
 
-    done = verify_path(path)
+    if path.startswith("sha256:"):
+        settings = connection.settings()
+        with artifacts_at(connection.coordinator, settings) as store:
+            done = verify_artifact(path, store, scratch=settings.scratch)
+    else:
+        done = verify_folder(path)
     if as_json:
         print_json(done)
     else:

@@ -50,20 +50,32 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]
     return {"digest": digest, "folder": str(folder.resolve()), "files": len(manifest.files)}
 
 
-def verify_path(path: str) -> dict[str, Any]:
-    """Compare the files of an output directory, or the blobs of an artifact, with their checksums.
+def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:
+    """Compare the files of an artifact with their digests.
+
+    Args:
+        digest: The artifact.
+        store: Where it is.
+        scratch: Best on the store's file system, or the cache's, where fetching makes no second copy.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_CORRUPT``, ``ARTIFACT_NOT_FOUND``.
+    """
+    import tempfile
+
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:
+        store.fetch(digest, Path(folder) / "artifact")
+    return {"path": digest, "files": len(store.manifest(digest).files), "success": True}
+
+
+def verify_folder(path: str) -> dict[str, Any]:
+    """Compare the files of an output directory with their checksums.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` naming every file that differs; ``ARTIFACT_INVALID`` when there is nothing to
             compare with.
     """
-    if path.startswith("sha256:"):
-        import tempfile
-
-        store = _store()
-        with tempfile.TemporaryDirectory(prefix="verify-", dir=_scratch()) as scratch:
-            store.fetch(path, Path(scratch) / "artifact")
-        return {"path": path, "files": len(store.manifest(path).files), "success": True}
     count, faults = verify_directory(Path(path))
     if faults:
         shown = "\n".join(f"  {fault}" for fault in faults)
@@ -180,10 +192,3 @@ def _collect(store: ArtifactStore, **limits: Any) -> Collected:
 
 def _store() -> ArtifactStore:
     return open_store(Settings.from_environment(os.environ))
-
-
-def _scratch() -> Path:
-    """On the store's file system, or the cache's, where fetching makes no second copy."""
-    settings = Settings.from_environment(os.environ)
-    settings.scratch.mkdir(parents=True, exist_ok=True)
-    return settings.scratch

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
+from slipway.cli.connection import Connection, artifacts_at, with_connection
 from slipway.cli.options import Debug, Json, examples
 
 DOCTOR_EXAMPLES = examples("slipway doctor", "slipway doctor --json")
 CHECKPOINTS_EXAMPLES = examples(
     "slipway checkpoints outputs/qwen3-finetuned", "slipway checkpoints s3://bucket/runs/a --json"
 )
+_NONE = Connection()
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
@@ -30,22 +32,27 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
         answers.print(doctor_tables(report))
 
 
+@with_connection
 def checkpoints(
-    directory: Annotated[str, typer.Argument(help="Folder of a training run, or s3://bucket/prefix.")],
+    directory: Annotated[str, typer.Argument(help="Folder of a training run, s3://bucket/prefix, or digest.")],
+    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """List the checkpoints of a training run, newest first, and say which can be used."""
-    import os
+    import contextlib
 
     from slipway.checkpoints import list_checkpoints
     from slipway.cli.checkpoints_view import checkpoints_table
     from slipway.cli.console import answers, print_json
     from slipway.errors import CheckpointValidationError, ModelExportError
-    from slipway.settings import Settings
     from slipway.sources import SourceFolders
 
-    with SourceFolders(Settings.from_environment(os.environ)) as folders:
+    settings = connection.settings()
+    with contextlib.ExitStack() as stack:
+        stored = directory.startswith("sha256:")
+        store = stack.enter_context(artifacts_at(connection.coordinator, settings)) if stored else None
+        folders = stack.enter_context(SourceFolders(settings, store))
         try:
             found = list_checkpoints(folders.find(directory))
         except ModelExportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slipway.cli.connection import artifacts_at
 from slipway.cli.console import answers, print_json, size
 from slipway.cli.sources import Sources, find_sources
 from slipway.configuration import LoadedConfiguration
@@ -44,7 +46,9 @@ def examine(
         names.add("heldout")
     tasks = plan(configuration, names)
     try:
-        with SourceFolders(settings) as folders:
+        with contextlib.ExitStack() as stack:
+            store = None if here else stack.enter_context(artifacts_at(settings.coordinator, settings))
+            folders = stack.enter_context(SourceFolders(settings, store))
             sources = find_sources(configuration, folders)
             tasks = plan(configuration, names, source_formats=sources.formats)
             checked = preflight(
