@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from minio.commonconfig import ENABLED, Filter
+from minio.lifecycleconfig import Expiration, LifecycleConfig, Rule
 
 from cli import slipway
+from coordinator_harness import wait_for
 from s3_server import BUCKET, S3Server
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
@@ -193,4 +196,18 @@ def test_the_commands_work_on_a_bucket(s3: S3Server, bucket: S3Bucket, tmp_path:
     cached = run_json("cache", "ls")
     assert [entry["digest"] for entry in cached["artifacts"]] == [pushed["digest"]]
     assert store in cached["store"]
+    other = Rule(
+        ENABLED, rule_filter=Filter(prefix="other/"), rule_id="of-somebody-else", expiration=Expiration(days=9)
+    )
+    s3.client().set_bucket_lifecycle(BUCKET, LifecycleConfig([other]))
     assert run_json("cache", "gc", "--older-than", "1s")["artifacts"] == []  # within the grace period
+    blobs = f"{store.removeprefix(f's3://{BUCKET}/')}/blobs/"
+    rules = wait_for(lambda: rules_with(s3, blobs))  # this server tells of a change a moment later
+    assert rules["other/"].expiration.days == 9
+    assert rules[blobs].abort_incomplete_multipart_upload.days_after_initiation > 0
+
+
+def rules_with(s3: S3Server, prefix: str) -> dict[str, Rule]:
+    """The bucket's lifecycle by prefix; empty without a rule for this one."""
+    rules = {rule.rule_filter.prefix: rule for rule in s3.client().get_bucket_lifecycle(BUCKET).rules}
+    return rules if prefix in rules else {}
