@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,23 +15,20 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.errors import Failure
-from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.runner import TaskRunner
 from slipway.security.channels import AsyncChannel
 from slipway.security.settings import Security
-from slipway.stage import Progress
-from slipway.telemetry import span
-from slipway.wire import dict_of, failure_of_call, status_of, struct_of
+from slipway.wire import failure_of_call
+from slipway.worker.leased import LeasedTask
 from slipway.worker.machine import Machine
-from slipway.worker.observation import observe
 from slipway.worker.room import LOOK_SECONDS, Room
-from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger("slipway.worker")
 
 _IDLE_POLL_SECONDS = 30.0
 _CALL_SLACK_SECONDS = 15.0
 _LONGEST_BACKOFF_SECONDS = 5.0
-_MAX_LOG_LINES = 500
 
 
 def new_worker_id() -> str:
@@ -66,16 +62,6 @@ class WorkerOptions:
     worker_id: str = field(default_factory=new_worker_id)
 
 
-@dataclass
-class _Running:
-    lease: worker_pb2.TaskLease
-    threads: int
-    progress: export_pb2.TaskProgress | None = None
-    logs: list[export_pb2.LogLine] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
-    cancelling: bool = False
-
-
 class Worker:
     """Runs leased tasks until :meth:`stop`.
 
@@ -90,7 +76,7 @@ class Worker:
         self.machine = machine
         self.runner = runner
         self.room = Room(runner.scratch)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, LeasedTask] = {}
         self._direct = 0
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -150,11 +136,11 @@ class Worker:
         failures = 0
         while True:
             self._changed.clear()
-            request, logs = self._request()
+            request = self._request()
             try:
                 response = await self._synchronize(request)
             except grpc.aio.AioRpcError as error:
-                self._keep(logs)
+                self._take_back(request)
                 if failures == 0:
                     log.warning(str(failure_of_call(error, address=self.options.coordinator)))
                 failures += 1
@@ -164,11 +150,11 @@ class Worker:
                 log.info("the coordinator answers again")
                 failures = 0
             if response is None:
-                self._keep(logs)
+                self._take_back(request)
                 continue
             self._start(list(response.leases))
-            began_ending = [key for key in response.cancel_tasks if self._cancel(key)]
-            if response.cancel_tasks and not began_ending:
+            ending = [self._running[key].cancel() for key in response.cancel_tasks if key in self._running]
+            if response.cancel_tasks and not any(ending):
                 # All of these are ending already; the coordinator does not hold its answer back for them.
                 await self._pause()
 
@@ -192,36 +178,31 @@ class Worker:
                 answer.cancel()
                 await asyncio.gather(answer, return_exceptions=True)
 
-    def _request(self) -> tuple[worker_pb2.SynchronizeRequest, dict[str, list[export_pb2.LogLine]]]:
+    def _request(self) -> worker_pb2.SynchronizeRequest:
         max_wait = Duration()
         max_wait.FromMilliseconds(int(1000 * (self.options.report_seconds if self._running else _IDLE_POLL_SECONDS)))
-        request = worker_pb2.SynchronizeRequest(
+        return worker_pb2.SynchronizeRequest(
             worker_id=self.options.worker_id,
             stages=self.options.stages,
             capabilities=self.machine.capabilities(slots=self.options.slots),
             free_slots=max(self.free_slots, 0),
             draining=self._stopping.is_set() or not self.room.enough,
             max_wait=max_wait,
+            running=[running.report() for running in self._running.values()],
         )
-        logs: dict[str, list[export_pb2.LogLine]] = {}
-        for key, running in self._running.items():
-            entry = request.running.add(task=key, lease_epoch=running.lease.lease_epoch, logs=running.logs)
-            if running.progress is not None:
-                entry.progress.CopyFrom(running.progress)
-            logs[key], running.logs = running.logs, []
-        return request, logs
 
-    def _keep(self, logs: dict[str, list[export_pb2.LogLine]]) -> None:
-        """Take back log lines whose report did not arrive."""
-        for key, lines in logs.items():
-            if key in self._running:
-                running = self._running[key]
-                running.logs = (lines + running.logs)[-_MAX_LOG_LINES:]
+    def _take_back(self, request: worker_pb2.SynchronizeRequest) -> None:
+        """Keep the log lines of a report that did not arrive."""
+        for reported in request.running:
+            if reported.task in self._running:
+                self._running[reported.task].take_back(reported.logs)
 
     def _start(self, leases: list[worker_pb2.TaskLease]) -> None:
         leases = [lease for lease in leases if lease.task not in self._running]
+        memory_bytes = self.machine.capabilities(slots=self.options.slots).memory_bytes
         for index, lease in enumerate(leases):
-            running = _Running(lease, threads=lease.threads or self._threads(len(leases) - index))
+            threads = lease.threads or self._threads(len(leases) - index)
+            running = LeasedTask(lease, self.options.worker_id, threads=threads, memory_bytes=memory_bytes)
             self._running[lease.task] = running
             running.task = asyncio.create_task(self._run(running))
 
@@ -230,60 +211,13 @@ class Worker:
         used = sum(running.threads for running in self._running.values())
         return max(1, (self.machine.cores - used) // starting)
 
-    async def _run(self, running: _Running) -> None:
-        lease = running.lease
-        request = worker_pb2.CompleteTaskRequest(
-            worker_id=self.options.worker_id, task=lease.task, lease_epoch=lease.lease_epoch
-        )
-        try:
-            result = await self._execute(running)
-        except asyncio.CancelledError:
-            request.cancelled.SetInParent()
-        else:
-            _fill_outcome(request, result)
-        request.logs.extend(running.logs)
+    async def _run(self, running: LeasedTask) -> None:
+        request = await running.outcome(self.runner, on_phase=self._changed.set)
         try:
             await self._hand_in(request)
         finally:
-            self._running.pop(lease.task, None)
+            self._running.pop(request.task, None)
             self._changed.set()
-
-    async def _execute(self, running: _Running) -> TaskResult:
-        lease = running.lease
-        spec = TaskSpec(
-            stage=lease.stage,
-            params=dict_of(lease.params),
-            inputs=dict(lease.inputs),
-            timeout_seconds=lease.timeout.ToTimedelta().total_seconds() or None,
-            max_memory_bytes=lease.max_memory_bytes or self.machine.capabilities(slots=self.options.slots).memory_bytes,
-            threads=running.threads,
-        )
-
-        def on_progress(progress: Progress, memory_bytes: int) -> None:
-            before, running.progress = running.progress, progress_message(progress, memory_bytes)
-            if before is None or before.phase != progress.phase:
-                self._changed.set()  # a new phase is worth a report of its own
-
-        def on_log(level: str, message: str) -> None:
-            if level == "warning":  # it goes to those who watch; whoever runs this machine may be somebody else
-                log.info(f"{lease.task}: {message}")
-            running.logs.append(export_pb2.LogLine(level=level, message=message))
-            del running.logs[:-_MAX_LOG_LINES]
-
-        attributes = {
-            "slipway.task": lease.task,
-            "slipway.stage": lease.stage,
-            "slipway.worker": self.options.worker_id,
-        }
-        began = time.monotonic()
-        with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
-            log.info(f"runs {lease.task}")
-            result = await self.runner.run(spec, on_progress=on_progress, on_log=on_log)
-            recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
-            if result.failure is not None:
-                recorded.fail(result.failure.reason, result.failure.message)
-        observe(lease.stage, result, seconds=time.monotonic() - began)
-        return result
 
     async def _hand_in(self, request: worker_pb2.CompleteTaskRequest) -> None:
         """Deliver a result, for as long as it takes; meanwhile the task is still reported as running, so it is kept."""
@@ -304,14 +238,6 @@ class Worker:
             else:
                 return
 
-    def _cancel(self, key: str) -> bool:
-        """End a task; False when it is ending already. Once only: a second time would interrupt its handing in."""
-        running = self._running.get(key)
-        if running is None or running.task is None or running.cancelling:
-            return False
-        running.cancelling = True
-        return running.task.cancel()
-
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), self.options.report_seconds)
@@ -322,8 +248,8 @@ class Worker:
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=self.options.drain_seconds)
-        for key in list(self._running):
-            self._cancel(key)
+        for running in list(self._running.values()):
+            running.cancel()
         if late:
             # The executor needs up to three seconds to end a child that does not listen.
             _, stuck = await asyncio.wait(late, timeout=4.0)
@@ -334,26 +260,6 @@ class Worker:
 
 async def _answer(call: grpc.aio.UnaryUnaryCall) -> worker_pb2.SynchronizeResponse:
     return await call
-
-
-def _fill_outcome(request: worker_pb2.CompleteTaskRequest, result: TaskResult) -> None:
-    request.peak_memory_bytes = result.peak_memory_bytes
-    if result.failure is not None:
-        request.error.CopyFrom(status_of(result.failure))
-        return
-    request.output.CopyFrom(output_message(result))
-
-
-def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
-    """A successful result on the wire."""
-    return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(result.facts), reused=result.reused)
-
-
-def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:
-    """Progress on the wire."""
-    return export_pb2.TaskProgress(
-        phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit, memory_bytes=memory_bytes
-    )
 
 
 def _log_refusal(task: str, failure: Failure) -> None:

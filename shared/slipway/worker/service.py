@@ -15,7 +15,8 @@ from slipway.rpc import stream, unary
 from slipway.runner import TaskResult, TaskSpec, check_call
 from slipway.stage import Progress
 from slipway.wire import dict_of, status_of, struct_of
-from slipway.worker.pull import Worker, output_message, progress_message
+from slipway.worker.leased import output_message, progress_message
+from slipway.worker.pull import Worker
 from slipway_protos.v1 import export_pb2, stage_pb2, stage_pb2_grpc
 
 Context = grpc.aio.ServicerContext

@@ -1,0 +1,131 @@
+"""One leased task on a worker: what it runs with, how far it is, and how it ended, as the coordinator hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.stage import Progress
+from slipway.telemetry import span
+from slipway.wire import dict_of, status_of, struct_of
+from slipway.worker.observation import observe
+from slipway_protos.v1 import export_pb2, worker_pb2
+
+log = logging.getLogger("slipway.worker")
+
+_MAX_LOG_LINES = 500
+
+
+@dataclass
+class LeasedTask:
+    """A task that runs, until its result is handed in.
+
+    Attributes:
+        lease: As the coordinator gave it.
+        worker: Name of the worker.
+        threads: For numeric libraries.
+        memory_bytes: What it may use where the lease does not say.
+        progress: The latest.
+        logs: Lines that were not reported yet, the last of them.
+        task: Carries it out.
+        cancelling: It was told to end.
+    """
+
+    lease: worker_pb2.TaskLease
+    worker: str
+    threads: int
+    memory_bytes: int
+    progress: export_pb2.TaskProgress | None = None
+    logs: list[export_pb2.LogLine] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    cancelling: bool = False
+
+    def report(self) -> worker_pb2.RunningTask:
+        """That it runs and how far it is, with the log lines since the report before."""
+        lines, self.logs = self.logs, []
+        return worker_pb2.RunningTask(
+            task=self.lease.task, lease_epoch=self.lease.lease_epoch, progress=self.progress, logs=lines
+        )
+
+    def take_back(self, lines: Sequence[export_pb2.LogLine]) -> None:
+        """Keep log lines for the next report, as theirs did not arrive."""
+        self.logs = [*lines, *self.logs][-_MAX_LOG_LINES:]
+
+    def cancel(self) -> bool:
+        """Begin to end it; False when it is ending already. Once only: a second time would interrupt its handing in."""
+        if self.task is None or self.cancelling:
+            return False
+        self.cancelling = True
+        return self.task.cancel()
+
+    async def outcome(self, runner: TaskRunner, *, on_phase: Callable[[], None]) -> worker_pb2.CompleteTaskRequest:
+        """Run it: what is to be handed in, which is that it was cancelled when this is.
+
+        Args:
+            runner: Runs it.
+            on_phase: Called when a new phase begins, which is worth a report of its own.
+        """
+        request = worker_pb2.CompleteTaskRequest(
+            worker_id=self.worker, task=self.lease.task, lease_epoch=self.lease.lease_epoch
+        )
+        try:
+            result = await self._execute(runner, on_phase)
+        except asyncio.CancelledError:
+            request.cancelled.SetInParent()
+        else:
+            request.peak_memory_bytes = result.peak_memory_bytes
+            if result.failure is not None:
+                request.error.CopyFrom(status_of(result.failure))
+            else:
+                request.output.CopyFrom(output_message(result))
+        request.logs.extend(self.logs)
+        return request
+
+    async def _execute(self, runner: TaskRunner, on_phase: Callable[[], None]) -> TaskResult:
+        lease = self.lease
+        spec = TaskSpec(
+            stage=lease.stage,
+            params=dict_of(lease.params),
+            inputs=dict(lease.inputs),
+            timeout_seconds=lease.timeout.ToTimedelta().total_seconds() or None,
+            max_memory_bytes=lease.max_memory_bytes or self.memory_bytes,
+            threads=self.threads,
+        )
+
+        def on_progress(progress: Progress, memory_bytes: int) -> None:
+            before, self.progress = self.progress, progress_message(progress, memory_bytes)
+            if before is None or before.phase != progress.phase:
+                on_phase()
+
+        def on_log(level: str, message: str) -> None:
+            if level == "warning":  # it goes to those who watch; whoever runs this machine may be somebody else
+                log.info(f"{lease.task}: {message}")
+            self.logs.append(export_pb2.LogLine(level=level, message=message))
+            del self.logs[:-_MAX_LOG_LINES]
+
+        attributes = {"slipway.task": lease.task, "slipway.stage": lease.stage, "slipway.worker": self.worker}
+        began = time.monotonic()
+        with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
+            log.info(f"runs {lease.task}")
+            result = await runner.run(spec, on_progress=on_progress, on_log=on_log)
+            recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
+            if result.failure is not None:
+                recorded.fail(result.failure.reason, result.failure.message)
+        observe(lease.stage, result, seconds=time.monotonic() - began)
+        return result
+
+
+def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
+    """A successful result on the wire."""
+    return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(result.facts), reused=result.reused)
+
+
+def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:
+    """Progress on the wire."""
+    return export_pb2.TaskProgress(
+        phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit, memory_bytes=memory_bytes
+    )
