@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 from k8s_cluster import NAMESPACE, ROOT, Cluster, host_of, port_of, rendered
 from k8s_pod_rules import built_images, known_variables
 from k8s_wiring_rules import EXTERNAL_SECRETS
+from slipway.errors import Category
 
 EXAMPLES = ROOT / "k8s" / "examples"
 NAME = "projects/default/exports/e-0123"
@@ -96,6 +98,16 @@ def test_argo_watches_what_was_submitted(tmp_path: Path) -> None:
     (call,) = run_script(script, [], tmp_path, EXPORT=NAME)
     assert understood(call)["export"] == NAME
     assert {"name": "EXPORT", "value": "{{inputs.parameters.export}}"} in container["env"]
+
+
+@pytest.mark.parametrize("name", ["submit", "watch"])
+def test_argo_repeats_what_may_pass_and_nothing_else(name: str) -> None:
+    strategy = template(name)["retryStrategy"]
+    assert strategy["retryPolicy"] == "Always", "the expression alone decides"
+    status, _, codes = strategy["expression"].partition(" || asInt(lastRetry.exitCode) in ")
+    assert status == 'lastRetry.status == "Error"'
+    ended = {128 + signal.SIGINT, 128 + signal.SIGKILL, 128 + signal.SIGTERM}
+    assert set(json.loads(codes)) == ended | {Category.UNAVAILABLE.exit_code}
 
 
 def test_kubeflow_submits_watches_and_hands_the_name_on(tmp_path: Path) -> None:
