@@ -70,7 +70,8 @@ class CheckpointConfiguration(_Section):
     """Where the fine-tuned adapter is.
 
     Attributes:
-        path: Folder of a training run, or of one checkpoint. Needed unless the adapter is given as an artifact.
+        path: Folder of a training run or of one checkpoint, here or at ``s3://bucket/prefix``, or an artifact's digest. Needed
+            unless a request brings the adapter.
         auto_detect_latest: Take the newest healthy ``checkpoint-N`` of a training run.
         select: Which one of a run: its ``latest``, or the ``best`` by its own record (``best_model_checkpoint``).
     """
@@ -105,7 +106,8 @@ class BaseModelConfiguration(_Section):
     """The model the adapter was trained on.
 
     Attributes:
-        name: Folder, or repository id in the local Hugging Face cache; empty takes the one the adapter names.
+        name: Folder, here or at ``s3://bucket/prefix``, repository id in the local Hugging Face cache,
+            ``hf://owner/name@revision``, or an artifact's digest; empty takes the one the adapter names.
         load_in_4bit: The adapter was trained on the 4-bit (NF4) base.
         merge_onto: ``original``: the base's weights as they are; ``nf4``, with ``load_in_4bit``: what quantization to NF4 and back
             leaves of them, which the adapter saw in training.
