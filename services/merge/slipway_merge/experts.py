@@ -18,6 +18,8 @@ from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import ExpertPair
 from slipway_merge.adapter_config import AdapterConfig, unsupported
 from slipway_merge.conversions import Stack
+from slipway_merge.samples import read_rows, sampled_rows, share_of_rounding
+from slipway_merge.tensor_io import Array, TensorReader
 from slipway_merge.values import Computed, Value
 
 if TYPE_CHECKING:
@@ -45,6 +47,12 @@ class StackedPair:
         a = read_finite(self.a, "the adapter", (own,)).to(dtype)  # (r, in)
         b = read_finite(self.b, "the adapter", (rows, slice(expert, None, self.shape[0]))).to(dtype)  # (rows, r)
         return self.scaling * (b @ a)
+
+    def line(self, expert: int, number: int, a: Array, b: Array) -> Array:
+        """What is added to one row of one expert as its parameter holds it, from all factors in float64."""
+        a = a[expert * self.rank : (expert + 1) * self.rank]  # (r, in)
+        b = b[:, expert :: self.shape[0]]  # (out, r)
+        return np.asarray(self.scaling * (b @ a[:, number] if self.transposed else b[number] @ a))
 
 
 def stacked_pairs(
@@ -110,7 +118,8 @@ def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
             product = pair.product(expert, slice(None), weight.dtype)
             weight[expert] += product.T if pair.transposed else product
 
-    return _value(pair, source, pair.shape, compute)
+    rows = pair.shape[1]
+    return _value(pair, source, pair.shape, compute, lambda number: divmod(number, rows))
 
 
 def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) -> Value:
@@ -119,7 +128,9 @@ def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) 
     def compute(weight: torch.Tensor) -> None:
         weight += pair.product(expert, rows, weight.dtype)
 
-    return _value(pair, source, (rows.stop - rows.start, pair.shape[2]), compute)
+    return _value(
+        pair, source, (rows.stop - rows.start, pair.shape[2]), compute, lambda number: (expert, rows.start + number)
+    )
 
 
 def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int, slice]]:
@@ -134,7 +145,14 @@ def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int,
     return found
 
 
-def _value(pair: StackedPair, source: TensorInfo, shape: tuple[int, ...], add: Callable[[torch.Tensor], None]) -> Value:
+def _value(
+    pair: StackedPair,
+    source: TensorInfo,
+    shape: tuple[int, ...],
+    add: Callable[[torch.Tensor], None],
+    place: Callable[[int], tuple[int, int]],
+) -> Value:
+    """``add`` changes the whole tensor, ``place`` gives the expert and its row for a row of the tensor."""
     if source.shape != shape:
         raise ModelMergeError(
             f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}",
@@ -154,4 +172,12 @@ def _value(pair: StackedPair, source: TensorInfo, shape: tuple[int, ...], add: C
         values: np.ndarray = weight.numpy()
         return values
 
-    return Value(source, computed=Computed(pair.module, "experts", compute))
+    def error(written: TensorInfo) -> float:
+        numbers = sampled_rows(written)
+        with TensorReader() as reader:
+            a, b = reader.read(pair.a).astype(np.float64), reader.read(pair.b).astype(np.float64)
+            expected = read_rows(reader, source, numbers)
+            expected += np.stack([pair.line(*place(number), a, b) for number in numbers])
+            return share_of_rounding(read_rows(reader, written, numbers), expected, written.dtype)
+
+    return Value(source, computed=Computed(pair.module, "experts", compute, error))

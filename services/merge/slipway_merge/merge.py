@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
         written = writer.write(layout)
-        ctx.progress("verify", done=0, unit="tensors")
-        verified = spot_check(output, layout, reader)
+        tell = partial(ctx.progress, "verify", unit="tensors")
+        verified = spot_check(output, layout, reader, on_tensor=lambda done, total: tell(done=done, total=total))
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
         from slipway_merge.reload_check import reload_check  # imports torch, transformers and peft
 

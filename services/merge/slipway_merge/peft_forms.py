@@ -21,7 +21,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter_config import unsupported
-from slipway_merge.peft_modules import PREFIX, Holder, filled, mapped, read_finite, through_peft
+from slipway_merge.peft_modules import PREFIX, Holder, filled, mapped, read_finite, takes_known_inputs, through_peft
 from slipway_merge.values import Computed
 
 if TYPE_CHECKING:
@@ -189,7 +189,12 @@ class PeftForms:
             values: np.ndarray = after[parameter].contiguous().numpy()
             return values
 
-        return Computed(module, self.form, compute)
+        def error(written: TensorInfo) -> float:
+            with through_peft(f"module {module!r}"):
+                holder, layer = self._holder(module), self.layers[module]
+                return holder.share_of_rounding(module, layer, parameter, written, keep=self.shares_state)
+
+        return Computed(module, self.form, compute, error if takes_known_inputs(self.layers[module]) else None)
 
     @cached_property
     def shares_state(self) -> bool:

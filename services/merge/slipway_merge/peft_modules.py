@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.safetensors_file import TensorInfo
+from slipway_merge.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 #: Further types that adapters store: positions of entries, and masks.
@@ -190,6 +191,43 @@ class Holder:
         wanted, got = trained(inputs), plain(inputs)
         return float((wanted - got).norm() / wanted.norm().clamp_min(1e-30))
 
+    def share_of_rounding(
+        self, name: str, layer: nn.Module, parameter: str, written: TensorInfo, *, keep: bool
+    ) -> float:
+        """How far a written parameter takes a layer's output from that of the layer with its adapter, unmerged.
+
+        The largest difference on random input, as a share of what rounding the parameter explains. What merges is not asked.
+
+        Args:
+            name: The layer.
+            layer: The layer as the model has it, without adapter; one that takes known inputs.
+            parameter: Of the layer: what it adds to the output is looked at alone.
+            written: Where the merged parameter is.
+            keep: Whether the holder is needed after this.
+        """
+        trained = self.tuner.model.get_submodule(name)
+        trained = (copy.deepcopy(trained) if keep else trained).to(torch.float32).eval()
+        inputs = _inputs(layer)
+        assert inputs is not None
+        wanted = trained(inputs)
+        unit, size = UNIT_ROUNDOFF[written.dtype], wanted.abs().max()
+        if parameter == "bias" or hasattr(layer, "bias"):
+            nothing = trained(torch.zeros_like(inputs))
+            wanted = nothing if parameter == "bias" else wanted - nothing
+        del trained
+
+        def output(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+            """Of a layer that has nothing but this parameter: linear in its values and in what it is given."""
+            alone = filled(layer, lambda path, other: values if path == parameter else torch.zeros(other.shape))
+            return alone.eval()(given if given.is_floating_point() else inputs)
+
+        values = read_finite(written, "the merged model").to(torch.float32)
+        error = (wanted - output(values, inputs)).abs()
+        variance = output(values.mul(unit).square_().div_(3), inputs.square())
+        computing = output(values.abs(), inputs.abs()) + size
+        tolerance = DEVIATIONS * variance.sqrt() + COMPUTING_UNITS * UNIT_ROUNDOFF["F32"] * computing + 1e-30
+        return float((error / tolerance).max())
+
     def merged(self, name: str, dtype: torch.dtype, *, keep: bool, disturbed: bool = False) -> dict[str, torch.Tensor]:
         """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again.
 
@@ -208,6 +246,11 @@ class Holder:
             layer.merge(safe_merge=False)
             layer = layer.get_base_layer()
         return {key.replace("base_layer.", ""): value.detach() for key, value in layer.named_parameters()}
+
+
+def takes_known_inputs(layer: nn.Module) -> bool:
+    """Whether a layer's input can be made without its model."""
+    return _inputs(layer) is not None
 
 
 def _inputs(layer: nn.Module) -> torch.Tensor | None:

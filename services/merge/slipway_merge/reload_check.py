@@ -19,7 +19,7 @@ from peft import PeftModel
 
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
-from slipway_merge.spot_check import UNIT_ROUNDOFF
+from slipway_merge.samples import UNIT_ROUNDOFF
 
 _TOKENS = (2, 8)
 """Rows and length of the random input."""

@@ -6,6 +6,8 @@ import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
+from slipway_merge.samples import SAMPLE_ROWS, read_rows, sampled_rows, share_of_rounding
+from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import Computed, Value
 
 
@@ -35,4 +37,12 @@ def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: 
         values: np.ndarray = weight.numpy()
         return values
 
-    return Value(source, computed=Computed(module, "rows", compute))
+    def error(written: TensorInfo) -> float:
+        kept = [row for row in sampled_rows(written) if row not in set(rows)]
+        replaced = list(range(0, len(rows), 1 + len(rows) // SAMPLE_ROWS))
+        with TensorReader() as reader:
+            expected = np.concatenate([read_rows(reader, source, kept), read_rows(reader, info, replaced)])
+            found = read_rows(reader, written, [*kept, *(rows[place] for place in replaced)])
+        return share_of_rounding(found, expected, written.dtype)
+
+    return Value(source, computed=Computed(module, "rows", compute, error))

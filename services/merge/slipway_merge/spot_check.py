@@ -1,14 +1,15 @@
 """Looks at the written files again, as a stranger would: what is in them, and what some rows of each weight compute.
 
 A weight with an update is taken times a random vector, and so is base plus adapter, unmerged (``W x + s · L (R x)``). The two
-differ by no more than the rounding of the written values. Rows are a sample, the same ones in every run; all tensors are looked
-at, none is read whole.
+differ by no more than the rounding of the written values. Rows are a sample, the same ones in every run. A weight that was
+computed whole is compared with what its form says of it in another way than the merge does: with rows worked out from the
+stored tensors, or, where peft merged it, with the output of peft's own layer before its merge. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,32 @@ import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo, read_weights
+from slipway_merge.deltas import compute_type
 from slipway_merge.layout import Layout, OutputTensor
+from slipway_merge.samples import (
+    COMPUTING_UNITS,
+    DEVIATIONS,
+    SAMPLE_ROWS,
+    SMALLEST_ERROR,
+    UNIT_ROUNDOFF,
+    generator,
+    share_of_rounding,
+    wide_roundoff,
+)
 from slipway_merge.tensor_io import FLOAT_TYPES, Array, TensorReader
 from slipway_merge.values import Factor, Update
 
-#: Rows of each weight that are computed with.
-SAMPLE_ROWS = 16
-#: Largest relative error of rounding to a type: half a unit in the last of its digits.
-UNIT_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
-#: The same in absolute terms where a type's numbers are smallest.
-_SMALLEST_ERROR = {"F64": 2.0**-1075, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
-#: Errors of rounding are as good as independent, so their sum is within so many standard deviations.
-_DEVIATIONS = 8.0
 
-
-def spot_check(folder: Path, layout: Layout, reader: TensorReader) -> dict[str, Any]:
+def spot_check(
+    folder: Path, layout: Layout, reader: TensorReader, *, on_tensor: Callable[[int, int], None]
+) -> dict[str, Any]:
     """Compare the written weights with what was planned; answers figures for the report.
 
     Args:
         folder: The written model.
         layout: What was to be written.
         reader: Reads base and adapter.
+        on_tensor: Told how many tensors were looked at, of how many; what it raises ends the check.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED`` naming the first tensor that is not what it should be.
@@ -49,12 +55,16 @@ def spot_check(folder: Path, layout: Layout, reader: TensorReader) -> dict[str, 
     worst = 0.0
     checked = 0
     with TensorReader() as written:
-        for name, tensor in planned.items():
+        for done, (name, tensor) in enumerate(planned.items()):
+            on_tensor(done, len(planned))
             info = stored[name]
             if (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
                 raise _differs(name, f"it is {info.dtype} {info.shape} instead of {tensor.dtype} {tensor.shape}")
             if tensor.value.update is not None:
                 worst = max(worst, _check_update(tensor, info, reader, written))
+                checked += 1
+            elif tensor.value.computed is not None:
+                worst = max(worst, _check_computed(tensor, info, written))
                 checked += 1
     return {"tensors": len(planned), "modules_computed": checked, "largest_error_of_tolerance": round(worst, 4)}
 
@@ -63,7 +73,7 @@ def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, 
     """The largest error as a share of what rounding explains."""
     update = tensor.value.update
     assert update is not None
-    random = np.random.default_rng(zlib.crc32(tensor.name.encode()))
+    random = generator(tensor.name)
     rows = min(SAMPLE_ROWS, tensor.shape[0])
     first = int(random.integers(0, tensor.shape[0] - rows + 1))
     merged = _rows(written, info, first, rows)
@@ -84,13 +94,27 @@ def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, 
     return share
 
 
+def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReader) -> float:
+    """The largest error as a share of what rounding explains."""
+    computed = tensor.value.computed
+    assert computed is not None
+    if computed.error is not None:
+        share = computed.error(info)
+    else:  # its layer's input is unknown: what can still go wrong is the writing
+        expected = computed.compute(compute_type(tensor.dtype))
+        share = share_of_rounding(written.read(info).astype(np.float64), expected.astype(np.float64), tensor.dtype)
+    if not share <= 1.0:
+        raise _differs(tensor.name, f"on a random input it is off by {share:.1f} times what rounding explains")
+    return share
+
+
 def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:
     """What rounding explains in each row: independent errors, each evenly spread up to the largest."""
-    largest = np.maximum(np.abs(merged) * UNIT_ROUNDOFF[dtype], _SMALLEST_ERROR[dtype])
+    largest = np.maximum(np.abs(merged) * UNIT_ROUNDOFF[dtype], SMALLEST_ERROR[dtype])
     deviation = np.sqrt(np.square(largest * vector).sum(axis=1) / 3)
     # What was merged was computed in a wider type, whose own error matters where base and update nearly cancel.
-    wide = UNIT_ROUNDOFF["F64" if dtype in ("F32", "F64") else "F32"]
-    return np.asarray(_DEVIATIONS * deviation + 64 * wide * np.abs(vector).sum() * np.abs(merged).max() + 1e-300)
+    computing = COMPUTING_UNITS * wide_roundoff(dtype)
+    return np.asarray(DEVIATIONS * deviation + computing * np.abs(vector).sum() * np.abs(merged).max() + 1e-300)
 
 
 def _rows(reader: TensorReader, info: TensorInfo, first: int, rows: int) -> Array:

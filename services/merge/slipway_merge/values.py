@@ -48,11 +48,14 @@ class Computed:
         module: The adapter's module.
         form: What computes it, for the report: ``dora``, ``loha`` …
         compute: From the type to compute in (float32 or float64) to all values, in the shape of the output tensor.
+        error: From where the values are written to how far they are from what base and adapter give in another way than
+            ``compute``, as a share of what rounding explains; None where there is no other way.
     """
 
     module: str
     form: str
     compute: Callable[[np.dtype[np.floating]], np.ndarray]
+    error: Callable[[TensorInfo], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ def damage(monkeypatch, change) -> None:
     """Let something change a written tensor between the write and the checks, as a faulty disk might."""
     name = "model.layers.1.mlp.up_proj.weight"
 
-    def spot_check_after(folder, layout, reader):
+    def spot_check_after(folder, layout, reader, **options):
         tensors = load_file(folder / "model.safetensors")
         tensors[name] = change(tensors[name], tensors)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return spot_check(folder, layout, reader)
+        return spot_check(folder, layout, reader, **options)
 
     monkeypatch.setattr(merge_module, "spot_check", spot_check_after)
 
@@ -104,8 +104,8 @@ def test_logits_of_another_model_are_refused(make_case, monkeypatch):
     case = make_case("qwen3")
     real = merge_module.spot_check
 
-    def after(folder, layout, reader):
-        found = real(folder, layout, reader)
+    def after(folder, layout, reader, **options):
+        found = real(folder, layout, reader, **options)
         tensors = load_file(folder / "model.safetensors")
         tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].roll(1, 0)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
