@@ -75,7 +75,9 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
         from slipway_merge.reload_check import reload_check  # imports torch, transformers and peft
 
-        verified |= reload_check(output, base, adapter_folder, dtype=dtype or _STORED_NAMES[written_dtype], ctx=ctx)
+        stored = dtype or _STORED_NAMES[written_dtype]
+        rounded = None if written.converted else {change.module for change in written.changes}
+        verified |= reload_check(output, base, adapter_folder, dtype=stored, rounded=rounded, ctx=ctx)
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)

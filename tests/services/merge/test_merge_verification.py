@@ -51,6 +51,7 @@ def test_what_was_checked_is_reported(make_case, kind, dtype):
     assert 0 < verified["largest_error_of_tolerance"] < 1
     assert verified["loaded"] is True
     assert verified["logits_difference"] < verified["logits_change"] / (1000 if dtype == torch.float32 else 3)
+    assert verified["logits_tolerance"] < verified["logits_change"] / (1000 if dtype == torch.float32 else 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,19 +101,35 @@ def test_a_base_that_lacks_a_weight_is_found_by_the_load(make_case):
     case.merge(verify="spot")
 
 
-def test_logits_of_another_model_are_refused(make_case, monkeypatch):
-    case = make_case("qwen3")
+def damage_after_the_spot_check(monkeypatch, name, change) -> None:
     real = merge_module.spot_check
 
     def after(folder, layout, reader, **options):
         found = real(folder, layout, reader, **options)
         tensors = load_file(folder / "model.safetensors")
-        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].roll(1, 0)
+        tensors[name] = change(tensors[name])
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return found
 
     monkeypatch.setattr(merge_module, "spot_check", after)
-    assert "logits" in refused(case, verify="full").message
+
+
+def test_logits_of_another_model_are_refused(make_case, monkeypatch):
+    damage_after_the_spot_check(monkeypatch, "model.embed_tokens.weight", lambda weight: weight.roll(1, 0))
+    assert "logits" in refused(make_case("qwen3"), verify="full").message
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_off_by_a_few_per_cent_are_refused(make_case, monkeypatch, dtype):
+    damage_after_the_spot_check(monkeypatch, "model.norm.weight", lambda weight: weight * 1.05)
+    assert "logits" in refused(make_case("qwen3", dtype), verify="full").message
+
+
+@pytest.mark.parametrize("convert", ["bfloat16", "float16", "float32"])
+def test_all_weights_of_a_converted_model_may_have_been_rounded(make_case, convert):
+    case = make_case("llama", torch.float16 if convert == "bfloat16" else torch.bfloat16, target_modules=["q_proj"])
+    verified = case.merge(verify="full", dtype=convert)[1].facts["verified"]
+    assert verified["logits_difference"] <= verified["logits_tolerance"]
 
 
 def test_a_comparison_that_peft_cannot_make_is_warned_of(make_case):
