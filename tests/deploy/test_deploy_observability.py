@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,25 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(query: str) -> None:
         assert set(group.split(", ")) <= known, query
     for selector in re.findall(r"\{([^}]*)\}", query):
         assert set(re.findall(r"(\w+)[=!]", selector)) <= known, query
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", str(tmp_path / "rules.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(QUERIES)} rules found" in done.stdout
+
+
+def test_the_dashboard_asks_the_data_source_that_grafana_is_given() -> None:
+    given = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "datasources.yaml").read_text())
+    known = {(source["type"], source["uid"]) for source in given["datasources"]}
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "slipway.json").read_text())
+    asked = {
+        (t["datasource"]["type"], t["datasource"]["uid"]) for p in dashboard["panels"] for t in p.get("targets", ())
+    }
+    assert asked == {("prometheus", "prometheus")} <= known
 
 
 def test_every_metric_is_on_the_dashboard() -> None:
