@@ -11,10 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
-
 from slipway.errors import Failure, ServiceError
-from slipway_coordinator import graph, history, workflow
+from slipway_coordinator import engine, graph, history, workflow
 from slipway_coordinator.broker import Broker
 from slipway_coordinator.database import Database
 from slipway_coordinator.graph import Event, EventKind
@@ -36,16 +34,8 @@ log = logging.getLogger("slipway.coordinator")
 
 T = TypeVar("T")
 
-# Fixed, so that whichever process holds the lock goes on with all workflows. The version changes only when a workflow's
-# steps change order, and stored workflows could not be replayed any more.
-EXECUTOR_ID = "coordinator"
-WORKFLOW_VERSION = "slipway-2"
-
 _READERS = 4
 _STARTS_AT_ONCE = 2
-
-# DBOS looks this often for messages between workflows. There are none here, but its end waits for the next look.
-_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +101,7 @@ class Coordinator:
         self.database.prepare()
         if self.options.workers_gone:
             self.database.leases.expire_all()
-        self._launch()
+        engine.launch(self.options.state)
         await self._resume()
         self._spawn(self._watch_leases())
         if self.options.retain_days is not None:
@@ -124,9 +114,9 @@ class Coordinator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # DBOS waits for its threads; none of them needs this loop any more.
+        # It waits for its threads; none of them needs this loop any more.
         with ThreadPoolExecutor(1) as once:
-            await asyncio.get_running_loop().run_in_executor(once, DBOS.destroy)
+            await asyncio.get_running_loop().run_in_executor(once, engine.end)
         self._executor.shutdown()
         self.journal.close()
         self.database.close()
@@ -184,8 +174,7 @@ class Coordinator:
         await to_its_end(self._delete(record))
 
     async def _delete(self, record: ExportRecord) -> None:
-        for run in range(1, record.run + 1):
-            await self.call(lambda run=run: DBOS.delete_workflow(f"{record.name}#{run}"))  # type: ignore[misc]
+        await self.call(lambda: engine.forget(record))
         await self.journal.do(lambda: self.database.delete(record.name))
         self.hub.forget(record.name)
 
@@ -245,34 +234,14 @@ class Coordinator:
 
     # Inside
 
-    def _launch(self) -> None:
-        logging.getLogger("dbos").setLevel(logging.CRITICAL)
-        config = DBOSConfig(
-            name="slipway",
-            system_database_url=self.options.state.url,
-            run_migrations=not self.options.state.shared,
-            executor_id=EXECUTOR_ID,
-            application_version=WORKFLOW_VERSION,
-            serializer=DBOSPortableJSONSerializer(),
-            log_level="CRITICAL",  # what matters reaches the export's record; DBOS prints to stderr by itself
-            enable_otlp=False,
-            notification_listener_polling_interval_sec=_LOOK_SECONDS,
-        )
-        DBOS(config=config)
-        DBOS.launch()
-
     async def _resume(self) -> None:
         """Start what was stored but never started, and settle what ended without saying so."""
         for record in await self.call(self.database.unended):
             self._unended.add(record.name)
-            status = await self.call(lambda record=record: DBOS.get_workflow_status(record.workflow_id))  # type: ignore[misc]
-            if status is None:
+            began, problem = await self.call(lambda record=record: engine.began(record))  # type: ignore[misc]
+            if not began:
                 self._spawn(self._start_workflow(record))
-                continue
-            problem = f"ended as {status.status}" if status.status not in {"PENDING", "ENQUEUED"} else ""
-            if not problem and status.app_version != WORKFLOW_VERSION:
-                problem = f"was begun by another version, {status.app_version}"
-            if problem:
+            elif problem:
                 reason = ServiceError(f"its workflow {problem}", reason="INTERNAL", remedy="retry it")
                 await self.stop_on_fault(record.name, reason.failure())
 
@@ -280,8 +249,7 @@ class Coordinator:
         """Begin an export that is stored; if this process ends before, the next one does it."""
         async with self._starting:
             try:
-                with SetWorkflowID(record.workflow_id):
-                    await DBOS.start_workflow_async(workflow.export_workflow, record.to_json(), time.time())
+                await engine.start(record)
             except Exception as error:
                 log.exception(f"{record.name} cannot be started")
                 await self.stop_on_fault(record.name, workflow.fault(error))
