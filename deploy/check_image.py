@@ -23,7 +23,7 @@ def main(extras: set[str]) -> int:
     """Check everything; answers the exit code."""
     doctor = subprocess.run(["slipway", "doctor", "--json"], stdout=subprocess.PIPE, check=True)
     runs = sorted(stage["name"] for stage in json.loads(doctor.stdout)["stages"] if stage["available"])
-    problems = [*_user(), *_file_system(), *_contents(extras), *_stages(set(runs), extras)]
+    problems = [*_user(), *_file_system(), *_contents(extras), *_stages(set(runs), extras), *_compiled(extras)]
     for problem in problems:
         print(f"  {problem}")
     if not problems:
@@ -53,6 +53,12 @@ def _contents(extras: set[str]) -> Iterator[str]:
     installed = _installed()
     wanted = _closure("slipway", extras)
     yield from (f"{name} is installed, and none of its extras asks for it" for name in sorted(installed - wanted))
+
+
+def _compiled(extras: set[str]) -> Iterator[str]:
+    """The merge would do without its kernel, but slower."""
+    if "merge" in extras and not any((_ENVIRONMENT / "lib").glob("python3*/site-packages/slipway_merge/_kernel*.so")):
+        yield "the merge's kernel is not compiled"
 
 
 def _stages(runs: set[str], extras: set[str]) -> Iterator[str]:

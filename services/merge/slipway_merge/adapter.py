@@ -41,7 +41,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPair:
-    """The factors of a stack of experts, as they are stored."""
+    """The factors of a targeted parameter, as they are stored."""
 
     a: TensorInfo
     b: TensorInfo
@@ -74,7 +74,7 @@ class Adapter:
         whole: Whole tensors by the name of the base tensor they replace.
         rows: Rows that replace some of an embedding's, by module.
         forms: What is left to peft, by the tensors' full names.
-        experts: Pairs of stacked experts, by module and by how many other parameters' pairs are wrapped around them.
+        experts: Pairs of targeted parameters, by module and by how many other parameters' pairs are wrapped around them.
     """
 
     config: AdapterConfig
@@ -167,14 +167,20 @@ def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tup
 
 
 def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int], ExpertPair]:
-    """Take out of ``sides`` the pairs of the modules whose parameters are targeted (``target_parameters``)."""
-    owners = [f".{parameter.rpartition('.')[0]}" for parameter in config.parameters]
+    """Take out of ``sides`` the pairs of the modules whose parameters are targeted (``target_parameters``).
+
+    A parameter named without its module may be any module's that is not a target itself. That is how peft writes down what was
+    trained as ``gate_proj``, ``w1`` or ``all-linear``, where transformers stacks these.
+    """
+    owners = [f".{parameter.rpartition('.')[0]}" for parameter in config.parameters if "." in parameter]
+    anywhere = len(owners) < len(config.parameters)
     experts = {}
     for module, embedding in sorted(sides):
         owner = module
         while owner.endswith(".base_layer"):
             owner = owner.removesuffix(".base_layer")
-        if not embedding and any(f".{owner}".endswith(name) for name in owners):
+        named = any(f".{owner}".endswith(name) for name in owners) or (anywhere and not config.names(owner))
+        if not embedding and named:
             slot = sides.pop((module, embedding))
             _check_both(slot)
             experts[owner, module.count(".base_layer")] = ExpertPair(slot["A"], slot["B"])

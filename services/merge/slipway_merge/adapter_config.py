@@ -43,7 +43,7 @@ class AdapterConfig:
     """What decides the merged weights. Patterns map regular expressions of module names to ranks and alphas.
 
     With ``through_peft`` peft merges every module (``raw`` is what it reads), and ranks and scalings here mean nothing.
-    ``parameters`` are stacks of experts with pairs of their own, ``replication`` lists ranges of base layers, ``tokens`` the rows of embeddings that the adapter brings.
+    ``parameters`` are weights with pairs of their own, such as stacks of experts, ``replication`` lists ranges of base layers, ``tokens`` the rows of embeddings that the adapter brings.
     """
 
     rank: int
@@ -85,8 +85,10 @@ class AdapterConfig:
 
     def targets(self, module: str) -> bool:
         """Whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
-        if self.selective:
-            return False
+        return not self.selective and self.names(module)
+
+    def names(self, module: str) -> bool:
+        """Whether this module is among those named, some of which may be left out."""
         if isinstance(self.target_modules, str):
             return self.target_modules != "all-linear" and re.fullmatch(self.target_modules, module) is not None
         return any(module == target or module.endswith(f".{target}") for target in self.target_modules)

@@ -78,6 +78,12 @@ def compute_type(output: str) -> np.dtype[Any]:
     return np.dtype(np.float64 if DTYPE_BITS[output] >= 32 else np.float32)
 
 
+def arithmetic() -> str:
+    """What computes low-rank updates of bfloat16 weights here: the compiled kernel's instructions, or numpy."""
+    compiled = kernel()
+    return compiled.name if compiled else "numpy"
+
+
 class LowRank:
     """The factors of one update in the type of the computation, read when they are first needed and checked to be finite.
     Threads share them.

@@ -1,4 +1,5 @@
-"""LoRA on stacked experts (``target_parameters``): one low-rank product per expert, wherever the base stores that expert.
+"""LoRA on parameters (``target_parameters``): one low-rank product per expert of a stack, wherever the base stores that expert,
+and one for a matrix, such as a router's.
 
 peft keeps the factors of all experts in two matrices: A is (experts · r, in), its rows expert by expert, and B is (out, r ·
 experts), its columns rank by rank. Several parameters of one module are wrapped around each other, the first one innermost.
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StackedPair:
-    """The factors of one parameter, whose shape is (experts, out, in), or (experts, in, out) when ``transposed``."""
+    """The factors of one parameter, whose shape is (experts, out, in), or (experts, in, out) when ``transposed``. A matrix is
+    a stack of one.
+    """
 
     module: str
     a: TensorInfo
@@ -93,9 +96,12 @@ def stacked_pairs(
 def _stacked(
     name: str, pair: ExpertPair, shape: tuple[int, ...], config: AdapterConfig, *, transposed: bool
 ) -> StackedPair:
-    if len(shape) != 3:
-        raise unsupported("target_parameters", name, f"only stacks of experts are merged, and its shape is {shape}")
-    experts, first, second = shape
+    if len(shape) not in (2, 3):
+        raise unsupported(
+            "target_parameters", name, f"only matrices and stacks of them are merged, and its shape is {shape}"
+        )
+    transposed = transposed and len(shape) == 3
+    experts, first, second = (1, *shape)[-3:]
     columns, rows = (first, second) if transposed else (second, first)
     rank = config.rank_of(name)
     for info, expected in ((pair.a, (experts * rank, columns)), (pair.b, (rows, experts * rank))):
@@ -112,6 +118,8 @@ def _stacked(
 
 def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
     """The change of a parameter that is stored as it is."""
+    if len(source.shape) == 2 and pair.shape[0] == 1:
+        return one_expert(pair, 0, slice(0, pair.shape[1]), source)
 
     def compute(weight: torch.Tensor) -> None:
         for expert in range(pair.shape[0]):

@@ -16,9 +16,6 @@ struct counts {
     int64_t finite;    /* whether no result is infinite or NaN */
 };
 
-typedef void merge_function(const uint16_t *weight, uint16_t *result, const float *left, const float *panels, size_t rows,
-                            size_t columns, size_t rank, struct counts *counts);
-
 #if defined(__x86_64__)
 #define LANES 16
 #define ROWS 8
@@ -38,25 +35,20 @@ typedef void merge_function(const uint16_t *weight, uint16_t *result, const floa
 #include "kernel_rows.h"
 #endif
 
-static merge_function *chosen(void) {
+/* The kernel for this processor: "avx512" is merge_avx512; NULL where there is none. */
+const char *slipway_kernel(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
-        return merge_avx512;
+        return "avx512";
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return merge_avx2;
+        return "avx2";
 #elif defined(__aarch64__)
-    return merge_neon;
+    return "neon";
 #endif
     return NULL;
 }
 
-/* Columns of a panel, or 0 where this processor has no kernel. */
-int slipway_panel(void) { return chosen() ? PANEL : 0; }
-
-/* weight, result: (rows, columns); left: (rows, rank); panels: (columns / PANEL, rounded up; rank; PANEL), zeros at the end. */
-void slipway_merge_bf16(const uint16_t *weight, uint16_t *result, const float *left, const float *panels, size_t rows,
-                        size_t columns, size_t rank, struct counts *counts) {
-    chosen()(weight, result, left, panels, rows, columns, rank, counts);
-}
+/* Columns of a panel of the right factor. */
+int slipway_panel(void) { return PANEL; }

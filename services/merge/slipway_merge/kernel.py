@@ -25,16 +25,17 @@ class Counts(ctypes.Structure):
 
 
 class Kernel:
-    """The kernel of a library.
+    """One of the kernels of the library.
 
     Args:
-        library: With ``slipway_merge_bf16``.
-        panel: Number of columns that it works on at once.
+        library: The library.
+        name: The instructions that it uses.
     """
 
-    def __init__(self, library: ctypes.CDLL, panel: int) -> None:
-        self._panel = panel
-        self._merge = library.slipway_merge_bf16
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self.name = name
+        self._panel: int = library.slipway_panel()
+        self._merge = library[f"merge_{name}"]
         self._merge.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_size_t] * 3 + [ctypes.POINTER(Counts)]
         self._merge.restype = None
 
@@ -54,7 +55,8 @@ class Kernel:
         """
         rows, columns = base.shape
         assert all(array.flags.c_contiguous for array in (base, left, panels, out))
-        assert (left.shape[0], left.dtype, panels.dtype, out.shape) == (rows, np.float32, np.float32, base.shape)
+        assert all(array.dtype == np.float32 for array in (left, panels))
+        assert (len(left), out.shape) == (rows, base.shape)
         assert panels.shape == (-(-columns // self._panel), left.shape[1], self._panel)
         counts = Counts()
         arrays = (base.ctypes.data, out.ctypes.data, left.ctypes.data, panels.ctypes.data)
@@ -62,13 +64,20 @@ class Kernel:
         return counts
 
 
-@cache
-def kernel() -> Kernel | None:
-    """The kernel, if there is one here."""
+def library() -> ctypes.CDLL | None:
+    """The compiled library, if there is one."""
     paths = (Path(__file__).with_name(f"_kernel{suffix}") for suffix in EXTENSION_SUFFIXES)
     path = next((path for path in paths if path.exists()), None)
     if path is None:
         return None
-    library = ctypes.CDLL(str(path))
-    panel: int = library.slipway_panel()
-    return Kernel(library, panel) if panel else None
+    loaded = ctypes.CDLL(str(path))
+    loaded.slipway_kernel.restype = ctypes.c_char_p
+    return loaded
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel for this processor, if there is one."""
+    loaded = library()
+    name: bytes | None = loaded.slipway_kernel() if loaded else None
+    return Kernel(loaded, name.decode()) if loaded and name else None

@@ -52,8 +52,9 @@ TARGET static void NAME(last_tile)(const uint16_t *weight, uint16_t *result, siz
     }
 }
 
-TARGET static void NAME(merge)(const uint16_t *weight, uint16_t *result, const float *left, const float *panels, size_t rows,
-                               size_t columns, size_t rank, struct counts *counts) {
+/* weight, result: (rows, columns); left: (rows, rank); panels: (columns / PANEL, rounded up; rank; PANEL), zeros at the end. */
+TARGET void NAME(merge)(const uint16_t *weight, uint16_t *result, const float *left, const float *panels, size_t rows,
+                        size_t columns, size_t rank, struct counts *counts) {
     struct NAME(sums) sums = {0};
     counts->weight_sum = 0;
     for (size_t row = 0; row < rows; row += ROWS) {

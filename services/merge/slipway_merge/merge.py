@@ -13,7 +13,7 @@ from slipway.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
 from slipway_merge.adapter import Adapter, read_adapter
 from slipway_merge.budget import memory_limit
-from slipway_merge.deltas import Change, is_zero
+from slipway_merge.deltas import Change, arithmetic, is_zero
 from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
 from slipway_merge.kept_shards import Written
 from slipway_merge.layout import FLOATS, Layout, plan_layout
@@ -188,6 +188,7 @@ def _record(
     total = sum(change.total for change in changes)
     facts: dict[str, Any] = {
         "dtype": dtype,
+        "arithmetic": arithmetic(),
         "base_bytes": sum(info.nbytes for info in weights.values()),
         "adapter_bytes": sum(info.nbytes for info in adapter.tensors()),
         "output_bytes": sum(shard.nbytes for shard in layout.shards),

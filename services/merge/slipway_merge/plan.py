@@ -226,8 +226,9 @@ class Planner:
         for parameter, pair in stacked_pairs(self.adapter.experts, self.adapter.config, model).items():
             stack = self._conversions.stacks.get(parameter)
             if stack is None:
-                self._stored(self._output_name(parameter), pair.a)
-                found.append((self._output_name(parameter), partial(whole_stack, pair)))
+                name = self._conversions.renamed.get(parameter) or self._output_name(parameter)
+                self._stored(name, pair.a)
+                found.append((name, partial(whole_stack, pair)))
             else:
                 parts = places(stack, self.base)
                 found += [(name, partial(one_expert, pair, expert, rows)) for name, expert, rows in parts]

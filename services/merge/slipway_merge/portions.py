@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,30 +18,43 @@ from slipway_merge.output_file import OutputFile
 from slipway_merge.tensor_io import Array, TensorReader, float_type, row_blocks
 
 #: Elements of a block: few enough to stay in the processor's cache through all passes over them.
-BLOCK_ELEMENTS = 1 << 17
+BLOCK_ELEMENTS = 1 << 18
 #: Bytes of working memory per element of a block: base, two wide copies, rounded result, and what differs.
 _BYTES_PER_ELEMENT = 8 + 2 * 8 + 8 + 1
-#: Bytes copied between two looks at whether the merge was cancelled.
 _COPY_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+@dataclass(frozen=True, kw_only=True)
+class Portion(ABC):
     """Bytes of an output file that are made at once.
 
     Attributes:
         start: Where they begin in the file.
         end: Where they end.
-        needs: Bytes of working memory.
-        fill: Writes them, and accounts for them. Answers them while the block still holds them, otherwise None.
-        change: Of the weight they belong to, where it is counted.
+        change: Of the weight they belong to.
     """
 
     start: int
     end: int
-    needs: int
-    fill: Callable[[OutputFile, Block, Change], memoryview | None]
-    change: Change
+    change: Change = field(default_factory=lambda: Change("", ""))
+
+    @property
+    def needs(self) -> int:
+        """Bytes of working memory."""
+        return 0
+
+    @abstractmethod
+    def fill(self, file: OutputFile, block: Block, part: Change, /) -> memoryview | None:
+        """Write the bytes.
+
+        Args:
+            file: Where to.
+            block: Working memory.
+            part: What was done to the weight here; to be counted.
+
+        Returns:
+            The bytes, while the block holds them; None when they are to be read back.
+        """
 
 
 def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Iterator[Portion]:
@@ -52,136 +65,156 @@ def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Itera
         reader: Reads base and adapter.
         changes: Is told of every weight that is changed, when its first portion is given.
     """
-    yield Portion(0, len(shard.header), 0, partial(_write_header, shard.header), Change("", "header"))
+    yield Header(start=0, end=len(shard.header), header=shard.header)
     for piece in shard.pieces():
-        first = piece[0]
-        if first.untouched:
+        tensor, value = piece[0], piece[0].value
+        if tensor.untouched:
             yield from _copied(piece, reader)
-        elif (computed := first.value.computed) is not None:
-            change = Change(computed.module, first.name, form=computed.form)
-            changes.append(change)
-            # The values, and what making them takes.
-            needs = 4 * first.value.source.numel * compute_type(first.dtype).itemsize + _block_bytes(first)
-            yield Portion(
-                first.start, first.start + first.nbytes, needs, partial(_write_computed, first, reader), change
-            )
-        elif (update := first.value.update) is not None:
-            change = Change(update.module, first.name, rank=update.rank, scaling=update.scaling)
-            changes.append(change)
-            yield from _rows(first, reader, change, LowRank(update, reader, compute_type(first.dtype)))
+        elif value.computed is not None:
+            changes.append(Change(value.computed.module, tensor.name, form=value.computed.form))
+            end = tensor.start + tensor.nbytes
+            yield Whole(start=tensor.start, end=end, change=changes[-1], tensor=tensor, reader=reader)
+        elif value.update is not None:
+            update = value.update
+            changes.append(Change(update.module, tensor.name, rank=update.rank, scaling=update.scaling))
+            yield from _rows(tensor, reader, changes[-1], LowRank(update, reader, compute_type(tensor.dtype)))
         else:
-            yield from _rows(first, reader, Change("", first.value.source.name), None)
-
-
-def _write_header(header: bytes, file: OutputFile, _block: Block, _change: Change) -> memoryview:
-    view = memoryview(header)
-    file.write(view, 0)
-    return view
+            yield from _rows(tensor, reader, Change("", value.source.name), None)
 
 
 def _copied(piece: tuple[OutputTensor, ...], reader: TensorReader) -> Iterator[Portion]:
-    """Tensors that lie side by side in their source too: copied, then looked through in their source, which is in memory now."""
-    position, end = piece[0].start, piece[-1].start + piece[-1].nbytes
-    ahead = piece[0].value.source.start - position
-    for start in range(position, end, _COPY_BYTES):
-        stop = min(start + _COPY_BYTES, end)
-        yield Portion(start, stop, 0, partial(_copy, piece, reader, start, stop, ahead), Change("", piece[0].name))
+    last = piece[-1].start + piece[-1].nbytes
+    for start in range(piece[0].start, last, _COPY_BYTES):
+        yield Copied(start=start, end=min(start + _COPY_BYTES, last), piece=piece, reader=reader)
 
 
-def _copy(
-    piece: tuple[OutputTensor, ...],
-    reader: TensorReader,
-    start: int,
-    end: int,
-    ahead: int,
-    file: OutputFile,
-    _block: Block,
-    _change: Change,
-) -> None:
-    origin = piece[0].value.source
-    source = reader.descriptor(origin.file)
-    position = start
-    while position < end:
-        count = file.copy(source, position + ahead, position, end - position)
-        if count == 0:
-            [tensor] = [one for one in piece if one.start <= position < one.start + one.nbytes]
-            source_end = position + ahead
-            raise corrupt(
-                origin.file, f"it ends at byte {source_end}, within tensor {tensor.name!r}", tensor=tensor.name
-            )
-        position += count
-    for tensor in piece:
-        first, last = max(start, tensor.start), min(end, tensor.start + tensor.nbytes)
-        if first < last:
-            reader.scan(tensor.value.source, first - tensor.start, last - tensor.start)
-
-
-def _rows(tensor: OutputTensor, reader: TensorReader, change: Change, low_rank: LowRank | None) -> Iterator[Portion]:
-    """Blocks of rows, as they are or after an update."""
+def _rows(tensor: OutputTensor, reader: TensorReader, change: Change, update: LowRank | None) -> Iterator[Portion]:
     rows, columns = _matrix(tensor)
     row_bytes = tensor.nbytes // max(rows, 1)
-    needs = _block_bytes(tensor) + (low_rank.nbytes if low_rank else 0)
     for first, count in row_blocks((rows, columns), BLOCK_ELEMENTS):
         start = tensor.start + first * row_bytes
-        fill = partial(_write_rows, tensor, reader, low_rank, first, count)
-        yield Portion(start, start + count * row_bytes, needs, fill, change)
+        end = start + count * row_bytes
+        yield Rows(
+            start=start, end=end, change=change, tensor=tensor, reader=reader, first=first, count=count, update=update
+        )
 
 
-def _write_rows(
-    tensor: OutputTensor,
-    reader: TensorReader,
-    low_rank: LowRank | None,
-    first: int,
-    count: int,
-    file: OutputFile,
-    block: Block,
-    change: Change,
-) -> memoryview:
-    base = _base_rows(tensor, reader, first, count, block)
-    types = {"source": tensor.value.source.dtype, "output": tensor.dtype}
-    if low_rank is None:
-        rounded = round_block(base, block=block, change=change, add=None, **types)
-    else:
-        rounded = merge_block(base, low_rank, first_row=first, block=block, change=change, **types)
-    view = rounded.reshape(-1).view(np.uint8).data
-    file.write(view, tensor.start + first * (tensor.nbytes // _matrix(tensor)[0]))
-    return view
+@dataclass(frozen=True, kw_only=True)
+class Header(Portion):
+    """What a safetensors file begins with."""
+
+    header: bytes
+
+    def fill(self, file: OutputFile, _block: Block, _part: Change, /) -> memoryview:
+        """Write it."""
+        file.write(memoryview(self.header), 0)
+        return memoryview(self.header)
 
 
-def _write_computed(tensor: OutputTensor, reader: TensorReader, file: OutputFile, block: Block, change: Change) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Copied(Portion):
+    """Bytes of tensors that are untouched and lie side by side in their source too."""
+
+    piece: tuple[OutputTensor, ...]
+    reader: TensorReader
+
+    def fill(self, file: OutputFile, _block: Block, _part: Change, /) -> None:
+        """Copy them, then look through their source, which is in memory now."""
+        origin = self.piece[0].value.source
+        source, ahead = self.reader.descriptor(origin.file), origin.start - self.piece[0].start
+        position = self.start
+        while position < self.end:
+            count = file.copy(source, position + ahead, position, self.end - position)
+            if count == 0:
+                [name] = [one.name for one in self.piece if one.start <= position < one.start + one.nbytes]
+                raise corrupt(origin.file, f"it ends at byte {position + ahead}, within tensor {name!r}", tensor=name)
+            position += count
+        for tensor in self.piece:
+            first, last = max(self.start, tensor.start), min(self.end, tensor.start + tensor.nbytes)
+            if first < last:
+                self.reader.scan(tensor.value.source, first - tensor.start, last - tensor.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Portion):
+    """Rows of a weight after a low-rank update, or only in another type."""
+
+    tensor: OutputTensor
+    reader: TensorReader
+    first: int
+    count: int
+    update: LowRank | None
+
+    @property
+    def needs(self) -> int:
+        """For a block and the update's factors."""
+        return _block_bytes(self.tensor) + (self.update.nbytes if self.update else 0)
+
+    def fill(self, file: OutputFile, block: Block, part: Change, /) -> memoryview:
+        """Read, compute, write."""
+        base = _read_rows(self.tensor, self.reader, self.first, self.count, block)
+        source, output = self.tensor.value.source.dtype, self.tensor.dtype
+        if self.update is None:
+            rounded = round_block(base, source=source, output=output, block=block, change=part, add=None)
+        else:
+            rounded = merge_block(
+                base, self.update, first_row=self.first, source=source, output=output, block=block, change=part
+            )
+        view = rounded.reshape(-1).view(np.uint8).data
+        file.write(view, self.start)
+        return view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Portion):
     """A weight that is computed whole; rounded and written block by block."""
-    computed = tensor.value.computed
-    assert computed is not None
-    values = computed.compute(compute_type(tensor.dtype))
-    if values.shape != tensor.shape:
-        raise ModelMergeError(
-            f"{computed.form} gave values of shape {values.shape} for {tensor.name!r} of shape {tensor.shape}",
-            reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: check base_model.name",
-            about={"tensor": tensor.name, "shape": values.shape, "base_shape": tensor.shape},
-        )
-    values = values.reshape(_matrix(tensor))
-    for first, count in row_blocks(values.shape, BLOCK_ELEMENTS):
 
-        def take(base: Array, spare: Array, first: int = first) -> Array:
-            new = values[first : first + len(base)]
-            difference = np.subtract(new, base, out=spare).reshape(-1)
-            change.change_sum += float(np.dot(difference, difference))
-            return new
+    tensor: OutputTensor
+    reader: TensorReader
 
-        base = _base_rows(tensor, reader, first, count, block)
-        rounded = round_block(
-            base, source=tensor.value.source.dtype, output=tensor.dtype, block=block, change=change, add=take
-        )
-        file.write(rounded.reshape(-1).view(np.uint8).data, tensor.start + first * (tensor.nbytes // len(values)))
+    @property
+    def needs(self) -> int:
+        """For the values, what making them takes, and a block."""
+        return 4 * self.tensor.value.source.numel * compute_type(self.tensor.dtype).itemsize + _block_bytes(self.tensor)
+
+    def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
+        """Compute, then round and write."""
+        values = self._values().reshape(_matrix(self.tensor))
+        source, output = self.tensor.value.source.dtype, self.tensor.dtype
+        position = self.start
+        for first, count in row_blocks(values.shape, BLOCK_ELEMENTS):
+            new = values[first : first + count]
+
+            def take(base: Array, spare: Array, new: Array = new) -> Array:
+                difference = np.subtract(new, base, out=spare).reshape(-1)
+                part.change_sum += float(np.dot(difference, difference))
+                return new
+
+            base = _read_rows(self.tensor, self.reader, first, count, block)
+            rounded = round_block(base, source=source, output=output, block=block, change=part, add=take)
+            file.write(rounded.reshape(-1).view(np.uint8).data, position)
+            position += rounded.nbytes
+
+    def _values(self) -> Array:
+        computed = self.tensor.value.computed
+        assert computed is not None
+        values = computed.compute(compute_type(self.tensor.dtype))
+        if values.shape != self.tensor.shape:
+            raise ModelMergeError(
+                f"{computed.form} gave values of shape {values.shape} for {self.tensor.name!r} of shape {self.tensor.shape}",
+                reason="ADAPTER_BASE_MISMATCH",
+                remedy="the adapter was trained on another base model: check base_model.name",
+                about={"tensor": self.tensor.name, "shape": values.shape, "base_shape": self.tensor.shape},
+            )
+        return values
 
 
-def _base_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
-    source = tensor.value.source
-    dtype = float_type(source)
+def _read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
+    """Stored values, as (count, columns)."""
+    dtype = float_type(tensor.value.source)
     columns = _matrix(tensor)[1]
     base = block.array("base", dtype, (count, columns))
-    reader.fill(base.reshape(-1).view(np.uint8), source, first * columns * dtype.itemsize)
+    reader.fill(base.reshape(-1).view(np.uint8), tensor.value.source, first * columns * dtype.itemsize)
     return base
 
 
@@ -192,5 +225,4 @@ def _matrix(tensor: OutputTensor) -> tuple[int, int]:
 
 
 def _block_bytes(tensor: OutputTensor) -> int:
-    """Working memory for the blocks of a tensor."""
     return max(BLOCK_ELEMENTS, _matrix(tensor)[1]) * _BYTES_PER_ELEMENT
