@@ -6,12 +6,14 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
 
+from engine_plans import assert_same_plan
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
 from slipway_tensorrt_build.callbacks import make_logger
@@ -53,6 +55,41 @@ def test_one_engine_per_target_and_its_description(build: Build, decoder: Path) 
     graph = hashlib.sha256((decoder / "model.onnx").read_bytes()).hexdigest()
     assert described["onnx"]["model.onnx"] == graph
     assert sorted(described["onnx"]) == ["model.onnx", "model.onnx.data"]
+
+
+def test_two_builds_are_equal_but_for_the_numbers_of_sizes(decoder: Path, tmp_path: Path) -> None:
+    one, other = (plan_of(decoder, tmp_path / name) for name in ("one", "other"))
+    assert_same_plan(one, other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [("weight", "the weights differ"), ("kernel", "the kernels differ"), ("name", "the names differ")],
+)
+def test_comparison_finds_what_is_no_numbering(decoder: Path, tmp_path: Path, damage: str, told: str) -> None:
+    one = plan_of(decoder, tmp_path / "one")
+    other = bytearray(one)
+    match damage:
+        case "weight":
+            changed = tmp_path / "changed"
+            shutil.copytree(decoder, changed)
+            weights = bytearray((changed / "model.onnx.data").read_bytes())
+            weights[len(weights) // 2] ^= 1
+            (changed / "model.onnx.data").write_bytes(weights)
+            other = bytearray(plan_of(changed, tmp_path / "other"))
+        case "kernel":
+            other[one.index(b"__forceinline__ __device__")] ^= 1
+        case "name":
+            other[one.index(b"position_ids")] ^= 1
+    with pytest.raises(AssertionError, match=told):
+        assert_same_plan(one, bytes(other))
+
+
+def plan_of(source: Path, workdir: Path) -> bytes:
+    """The engine the stage builds for sm89 in an attempt of its own."""
+    workdir.mkdir()
+    folder = STAGE.run({"onnx": source}, TensorRTBuildParams(targets=("sm89",)), Context(workdir=workdir))["tensorrt"]
+    return (folder / "model.sm89.engine").read_bytes()
 
 
 def test_folder_is_complete_without_the_onnx_model(build: Build, decoder: Path) -> None:
