@@ -77,6 +77,12 @@ FORMS: dict[str, Form] = {
     "target_parameters, rslora": lora(
         "qwen3-moe", target_parameters=["experts.down_proj"], use_rslora=True, rank_pattern={"experts.down_proj": 2}
     ),
+    # peft makes target_parameters of the names that a model had before transformers stacked its experts
+    "experts by their modules' names": lora("qwen3-moe", "q_proj", "gate_proj", "up_proj", "down_proj"),
+    "experts stored under other names": lora("mixtral", "q_proj", "w1", "w2", "w3", use_rslora=True),
+    "all-linear, with experts and routers": Form(
+        "mixtral", "LoraConfig", {"r": 4, "lora_alpha": 10, "target_modules": "all-linear"}
+    ),
     "layer_replication": lora("llama", "q_proj", alone=True, layer_replication=[[0, 2], [1, 2]]),
     # Through peft, module by module
     "lora on Conv2d": lora("resnet", "convolution", use_rslora=True, rank_pattern={"layer.0.convolution": 2}),

@@ -35,6 +35,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "bert": lambda: tf.BertForSequenceClassification(tf.BertConfig(**_SMALL)),
     "gemma": lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**SMALL, head_dim=8)),
     "marian": lambda: tf.MarianMTModel(tf.MarianConfig(**_PAIR, max_position_embeddings=32)),
+    "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**SMALL, num_local_experts=4)),
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**SMALL)),
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**SMALL, pad_token_id=0)),
     "qwen3-moe": lambda: tf.Qwen3MoeForCausalLM(tf.Qwen3MoeConfig(**SMALL, **_EXPERTS)),
@@ -60,7 +61,7 @@ def make_family(kind: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def outputs(model: Any, kind: str) -> torch.Tensor:
     """Logits of a model on fixed inputs of its kind."""
-    if kind == "qwen3-moe":
+    if kind in ("mixtral", "qwen3-moe"):
         model = model.float()  # its grouped products know no double
     generator = torch.Generator().manual_seed(3)
     dtype = next(model.parameters()).dtype
