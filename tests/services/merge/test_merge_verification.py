@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from merge_cases import SMALL, save_case
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
 from slipway_merge import merge as merge_module
@@ -156,6 +158,20 @@ def test_the_spot_check_needs_no_torch(make_case, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_model_that_takes_more_than_tokens_is_loaded_and_not_compared(tmp_path):
+    """CLIP has two embeddings; a router that wants more experts than there are fails in its own code."""
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    clip = tf.CLIPConfig(
+        text_config={**size, "vocab_size": 96}, vision_config={**size, "image_size": 32, "patch_size": 8}
+    )
+    experts = tf.Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=8, moe_intermediate_size=16, head_dim=8)
+    for model in (tf.CLIPModel(clip), tf.Qwen3MoeForCausalLM(experts)):
+        folder = tmp_path / type(model).__name__
+        _, ctx = save_case(folder, model, target_modules=["q_proj"]).merge(verify="full")
+        assert ctx.facts["verified"]["loaded"] is True
+        assert "not compared" in ctx.facts["verified"]["logits"]
 
 
 @pytest.mark.parametrize("verify", ["auto", "spot", "full"])
