@@ -87,8 +87,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        what = f"{path} is not readable JSON ({error})"
+    except OSError as error:
+        what = f"{path} cannot be read ({error.strerror or error})"
+    except (ValueError, RecursionError) as error:
+        what = f"{path} is not JSON ({error})"
     else:
         if isinstance(config, dict):
             return config

@@ -313,6 +313,17 @@ def test_a_stage_that_cannot_run_says_why(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_stage_that_fails_is_not_said_to_have_succeeded(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    words = ("stage", "stages_for_tests:TROUBLE", "--param", "kind=typed", "--out", tmp_path / "out", "--json")
+    done = in_process(capfd, *words, home=home)
+    assert (done.code, done.json["reason"]) == (3, "ADAPTER_TENSOR_UNUSED")
+    events = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
+    last = [event for event in events if event.get("event") == "task"][-1]
+    assert (last["state"], last["reason"]) == ("failed", "ADAPTER_TENSOR_UNUSED")
+
+
 def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
     capfd: pytest.CaptureFixture[str], home: Path
 ) -> None:

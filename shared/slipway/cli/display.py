@@ -14,7 +14,9 @@ from rich.live import Live
 from slipway.cli.console import errors
 from slipway.cli.rows import Row, Rows
 from slipway.cli.table import progress_table
+from slipway.errors import Failure, ModelExportError
 from slipway.stage import Progress
+from slipway.wire import status_of
 from slipway_protos.v1 import export_pb2 as pb
 
 _LINE_SECONDS = 1.0
@@ -143,9 +145,10 @@ class StageReporter:
         self._export(pb.TASK_STATE_RUNNING)
         return self
 
-    def __exit__(self, kind: object, *rest: object) -> None:
-        self._export(pb.TASK_STATE_FAILED if kind else pb.TASK_STATE_SUCCEEDED)
-        self._display.__exit__(kind, *rest)
+    def __exit__(self, kind: object, error: object, *rest: object) -> None:
+        failure = error.failure() if isinstance(error, ModelExportError) else None
+        self._export(pb.TASK_STATE_FAILED if kind else pb.TASK_STATE_SUCCEEDED, failure)
+        self._display.__exit__(kind, error, *rest)
 
     def progress(self, progress: Progress, memory_bytes: int) -> None:
         """Show a stage's progress."""
@@ -164,8 +167,8 @@ class StageReporter:
         """Pass a stage's log line on."""
         self._display.event(pb.ExportEvent(log=pb.LogLine(task=self._name, level=level, message=message)))
 
-    def _export(self, state: pb.TaskState) -> None:
-        attempt = pb.Attempt(number=1, state=state)
+    def _export(self, state: pb.TaskState, failure: Failure | None = None) -> None:
+        attempt = pb.Attempt(number=1, state=state, error=None if failure is None else status_of(failure))
         attempt.start_time.GetCurrentTime()
         if state != pb.TASK_STATE_RUNNING:
             attempt.end_time.GetCurrentTime()

@@ -79,13 +79,15 @@ def run_stage(
             timeout_seconds=timeout,
         )
         outcome = asyncio.run(_interruptible(execution, name))
-        if outcome.failure is not None:
-            raise outcome.failure.error()
         return _move(outcome, out, scratch)
 
 
 async def _interruptible(execution: Execution, name: str) -> Outcome:
-    """Run; Ctrl-C and SIGTERM end the child before they end us."""
+    """Run; Ctrl-C and SIGTERM end the child before they end us.
+
+    Raises:
+        ModelExportError: What the stage fails with.
+    """
     loop = asyncio.get_running_loop()
     with StageReporter(name) as reporter:
         running = asyncio.ensure_future(execute(execution, on_progress=reporter.progress, on_log=reporter.log))
@@ -93,9 +95,12 @@ async def _interruptible(execution: Execution, name: str) -> Outcome:
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread
                 loop.add_signal_handler(number, running.cancel)
         try:
-            return await running
+            outcome = await running
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+        if outcome.failure is not None:
+            raise outcome.failure.error()
+        return outcome
 
 
 def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
