@@ -64,6 +64,16 @@ FORMS: dict[str, Form] = {
     "modules_to_save": lora("qwen3", "q_proj", modules_to_save=["lm_head"]),
     "bias=all": lora("bert", "query", bias="all"),
     "bias=lora_only": lora("bert", "query", bias="lora_only"),
+    # Tied weights: the same change to both, which keeps the tie
+    "lora on a tied embedding, ensure_weight_tying": lora(
+        "qwen3-tied", "q_proj", "embed_tokens", alone=True, ensure_weight_tying=True, use_rslora=True
+    ),
+    "lora on a tied output head, ensure_weight_tying": lora(
+        "qwen3-tied", "q_proj", "lm_head", alone=True, ensure_weight_tying=True
+    ),
+    "modules_to_save, ensure_weight_tying": lora(
+        "qwen3-tied", "q_proj", modules_to_save=["lm_head"], ensure_weight_tying=True
+    ),
     # Whole weights, computed here
     "trainable_token_indices": lora("qwen3", "q_proj", trainable_token_indices=[1, 5, 7]),
     "trainable_token_indices, tied": lora("qwen3-tied", "q_proj", trainable_token_indices=[1, 5, 7]),
@@ -87,12 +97,15 @@ FORMS: dict[str, Form] = {
     # Through peft, module by module
     "lora on Conv2d": lora("resnet", "convolution", use_rslora=True, rank_pattern={"layer.0.convolution": 2}),
     "lora on Conv1d": lora("wav2vec2", "conv_layers.1.conv", "q_proj"),
+    "lora on Conv3d": lora("videomae", "projection", rank_pattern={"projection": 3}),
+    "lora on Conv3d, rslora and bias": lora("videomae", "projection", "query", use_rslora=True, bias="all"),
     "lora_bias": lora("bert", "query", "dense", lora_bias=True),
     "lora_bias and bias=all": lora("bert", "query", lora_bias=True, bias="all"),
     "dora": lora("qwen3", "q_proj", "up_proj", use_dora=True, rank_pattern={"up_proj": 6}),
     "dora on an embedding": lora("qwen3", "q_proj", "embed_tokens", use_dora=True),
     "dora on Conv1D": lora("gpt2", "c_attn", use_dora=True, fan_in_fan_out=True),
     "dora on Conv2d": lora("resnet", "convolution", use_dora=True),
+    "dora on Conv3d": lora("videomae", "projection", use_dora=True),
     "dora on t5": lora("t5", "q", "wi", use_dora=True, use_rslora=True),
     "dora on qwen3-moe": lora("qwen3-moe", "q_proj", use_dora=True),
     "pissa": lora("llama", "q_proj", init_lora_weights="pissa"),

@@ -29,6 +29,7 @@ _WAV2VEC2 = {
     "conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
+_VIDEO = {"image_size": 16, "patch_size": 8, "num_frames": 4, "tubelet_size": 2, "num_labels": 3}
 _WHISPER = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16, "bos_token_id": 1}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3-moe": lambda: tf.Qwen3MoeForCausalLM(tf.Qwen3MoeConfig(**SMALL, **_EXPERTS)),
     "resnet": lambda: tf.ResNetForImageClassification(tf.ResNetConfig(**_RESNET)),
     "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**_T5, decoder_start_token_id=0)),
+    "videomae": lambda: tf.VideoMAEForVideoClassification(tf.VideoMAEConfig(**_SMALL, **_VIDEO)),
     "vit": lambda: tf.ViTForImageClassification(tf.ViTConfig(**_SMALL | {"image_size": 16, "patch_size": 8})),
     "wav2vec2": lambda: tf.Wav2Vec2ForCTC(tf.Wav2Vec2Config(**_SMALL, **_WAV2VEC2)),
     "whisper": lambda: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**_PAIR, **_WHISPER)),
@@ -68,6 +70,8 @@ def outputs(model: Any, kind: str) -> torch.Tensor:
     inputs: dict[str, torch.Tensor] = {"input_ids": TOKENS}
     if kind in ("resnet", "vit"):
         inputs = {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator).to(dtype)}
+    elif kind == "videomae":
+        inputs = {"pixel_values": torch.randn(2, 4, 3, 16, 16, generator=generator).to(dtype)}
     elif kind == "wav2vec2":
         inputs = {"input_values": torch.randn(2, 400, generator=generator).to(dtype)}
     elif kind == "whisper":

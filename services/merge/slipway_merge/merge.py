@@ -50,7 +50,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         return facts_for(base, why="which weights are tied or stored transposed")
 
     with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
-        planner = Planner(weights, config, adapter, lambda _: facts(), reader.same)
+        planner = Planner(weights, config, adapter, lambda _: facts(), reader)
         plan = planner.plan()
         replaced = _really_replaced(plan, planner, reader)
         if not replaced:

@@ -1,7 +1,7 @@
 """The merge decided before a byte is read: for every output tensor where it comes from and what is added to it.
 
 Accounting happens here. Every base tensor becomes one output tensor, every adapter tensor is used once, and every shape is
-compared, so that what starts to be written is known to fit.
+compared (``fitting.py``), so that what starts to be written is known to fit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter, Pair, WholeTensor
 from slipway_merge.completeness import check_complete, check_rows
+from slipway_merge.fitting import checked_replacement, fitted_update, new_vocab_size
 from slipway_merge.names import NameMap, fit_names
 from slipway_merge.replication import replicated, source_layers
 from slipway_merge.rows import replaced_rows
+from slipway_merge.tensor_io import TensorReader
 from slipway_merge.ties import Ties
-from slipway_merge.values import Alteration, Factor, MergePlan, Update, Value
+from slipway_merge.values import Alteration, MergePlan, Value
 
 if TYPE_CHECKING:
     from slipway.model_facts import ModelFacts
@@ -36,14 +38,14 @@ class Planner:
         config: Its ``config.json``.
         adapter: The parsed adapter.
         facts: Asks transformers about the model; called at most once, and only when needed. Its argument says what for.
-        same: Whether two stored tensors hold the same values.
+        reader: Compares stored tensors.
     """
 
     base: Mapping[str, TensorInfo]
     config: Mapping[str, Any]
     adapter: Adapter
     facts: Callable[[str], ModelFacts]
-    same: Callable[[TensorInfo, TensorInfo], bool]
+    reader: TensorReader
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class Planner:
         return MergePlan(
             values=values,
             untied=bool(untied),
-            vocab_size=self._new_vocab_size(values),
+            vocab_size=new_vocab_size(values, self.base),
             replaced=tuple(sorted(name for name, value in values.items() if id(value.source) not in of_base)),
             warnings=tuple(self.warnings),
             layers=self.layers,
@@ -133,7 +135,7 @@ class Planner:
     def ties(self) -> Ties:
         """The weights that share a storage."""
         modules = tuple(self.forms.layers) if self.forms is not None else ()
-        return Ties(self.base, self.adapter, modules, self._output_name, self.same)
+        return Ties(self.base, self.adapter, modules, self._output_name, self.reader)
 
     def _output_name(self, name: str) -> str:
         return self.names.stored(name) or name
@@ -235,7 +237,9 @@ class Planner:
         return found
 
     def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
-        return Value(source, update=self._update(pair, name, source.shape))
+        flag, transposed = self.adapter.config.fan_in_fan_out, partial(self._is_transposed, name)
+        update = fitted_update(pair, name, source.shape, fan_in_fan_out=flag, is_transposed=transposed)
+        return Value(source, update=update)
 
     def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
         """What a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
@@ -258,57 +262,12 @@ class Planner:
             )
         return settled.untied
 
-    # Shapes
-
     def _checked_replacement(self, name: str, whole: WholeTensor, shape: tuple[int, ...]) -> TensorInfo:
-        """The tensor that replaces a base weight: of its shape, or with another number of vocabulary rows."""
-        for copy in whole.copies:
-            if not self.same(whole.info, copy):
-                raise ModelMergeError(
-                    f"adapter tensors {whole.info.name!r} and {copy.name!r} both replace {name!r} but differ",
-                    reason="ADAPTER_CONFIG_INVALID",
-                    remedy="save the adapter again",
-                    about={"tensor": copy.name},
-                )
-        resized = len(shape) > 0 and shape[0] == self.vocab_size and whole.info.shape[1:] == shape[1:]
-        if whole.info.shape != shape and not (resized and len(whole.info.shape) == len(shape)):
-            raise _mismatch(f"replaces {name!r}", whole.info, whole.info.shape, shape)
-        return whole.info
+        return checked_replacement(name, whole, shape, vocab_size=self.vocab_size, same=self.reader.same)
 
-    def _update(self, pair: Pair, name: str, shape: tuple[int, ...]) -> Update:
-        direct = Update(pair.module, Factor(pair.b, False), Factor(pair.a, False), pair.rank, pair.scaling)
-        turned = replace(direct, left=Factor(pair.a, True), right=Factor(pair.b, True))
-        if pair.embedding or self._is_transposed(name, direct, shape):
-            update = turned
-        else:
-            update = direct
-        if update.shape != shape:
-            what = f"together with {pair.b.name!r} {pair.b.shape} updates {name!r} by a matrix of shape {update.shape} that"
-            raise _mismatch(what, pair.a, pair.a.shape, shape)
-        return update
-
-    def _is_transposed(self, name: str, direct: Update, shape: tuple[int, ...]) -> bool:
-        """Whether a linear weight is stored as (in, out). Shapes alone cannot tell for square ones, nor peft's flag."""
-        suspicious = direct.shape != shape and direct.shape[::-1] == shape
-        if not suspicious and not (self.adapter.config.fan_in_fan_out and direct.shape == direct.shape[::-1]):
-            return False
+    def _is_transposed(self, name: str) -> bool:
         facts = self.facts("which weights are stored transposed (fan_in_fan_out)")
         return self.names.modelled(name) in facts.transposed
-
-    def _new_vocab_size(self, values: Mapping[str, Value]) -> int | None:
-        sizes = {
-            value.source.shape[0]
-            for name, value in values.items()
-            if name in self.base and value.source.shape != self.base[name].shape
-        }
-        if len(sizes) > 1:
-            raise ModelMergeError(
-                f"the adapter resizes the vocabulary to different sizes: {sorted(sizes)}",
-                reason="ADAPTER_BASE_MISMATCH",
-                remedy="save the adapter again with all embeddings (save_embedding_layers=True)",
-                about={"sizes": sorted(sizes)},
-            )
-        return sizes.pop() if sizes else None
 
     def _warn_of_ambiguous_alphas(self) -> None:
         """Peft sorts the patterns when it saves them, so where two match, the one used in training is not known."""
@@ -324,12 +283,3 @@ class Planner:
 
 def _computed(forms: PeftForms, module: str, path: str, source: TensorInfo) -> Value:
     return Value(source, computed=forms.computed(module, path))
-
-
-def _mismatch(what: str, info: TensorInfo, shape: tuple[int, ...], base: tuple[int, ...]) -> ModelMergeError:
-    return ModelMergeError(
-        f"adapter tensor {info.name!r} {shape} {what} does not fit the base's shape {base}",
-        reason="ADAPTER_BASE_MISMATCH",
-        remedy="the adapter was trained on another base model: check base_model.name",
-        about={"tensor": info.name, "shape": shape, "base_shape": base},
-    )

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 import transformers
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 
 from slipway.errors import ModelMergeError
+from slipway.model_files import ADAPTER_WEIGHTS
+from slipway.safetensors_file import read_safetensors
 from slipway.stage import Context
 from slipway_merge.samples import UNIT_ROUNDOFF
 
@@ -93,7 +95,9 @@ def _compare(
     before = _logits(model, size)
     try:
         with _quiet():
-            tuned = _logits(PeftModel.from_pretrained(model, str(adapter)), size)
+            config = PeftConfig.from_pretrained(str(adapter))
+            _let_each_have_its_own(config, adapter)
+            tuned = _logits(PeftModel.from_pretrained(model, str(adapter), config=config), size)
     except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
         not_compared = f"not compared: peft cannot load the adapter ({error})"
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
@@ -119,6 +123,15 @@ def _vocabulary(model: Any) -> int:
         return int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):
         return 0
+
+
+def _let_each_have_its_own(config: Any, adapter: Path) -> None:
+    """Tied layers get the factors that were saved for each; in float32, peft would load those of one for all."""
+    tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
+    modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in tensors if ".lora_" in key}
+    if getattr(config, "ensure_weight_tying", False) and any(".lora_embedding_" in key for key in tensors):
+        config.ensure_weight_tying = False
+        config.target_modules = modules
 
 
 def _logits(model: Any, size: int) -> torch.Tensor | None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter, WholeTensor
-from slipway_merge.adapter_config import PEFT_REMEDY
 from slipway_merge.completeness import check_rows
-from slipway_merge.values import Alteration, Value
+from slipway_merge.tensor_io import TensorReader
+from slipway_merge.values import Alteration, Factor, Update, Value
 
 if TYPE_CHECKING:
     from slipway.model_facts import ModelFacts
@@ -37,41 +39,34 @@ class Ties:
         adapter: The parsed adapter.
         form_modules: Modules that peft merges.
         output_name: Name in the output of a weight that the adapter names.
-        same: Whether two stored tensors hold the same values.
+        reader: Compares stored tensors.
     """
 
     base: Mapping[str, TensorInfo]
     adapter: Adapter
     form_modules: tuple[str, ...]
     output_name: Callable[[str], str]
-    same: Callable[[TensorInfo, TensorInfo], bool]
+    reader: TensorReader
 
     def groups(self, vocab_size: int | None, facts: Callable[[str], ModelFacts]) -> list[list[str]]:
         """Groups of output names that share a storage, of which the adapter touches at least one.
 
         A weight that the base stores twice counts as tied only where both hold the same: so does transformers when it
         loads them.
-
-        Raises:
-            ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an adapter that was trained to tie what it changes.
         """
         touched = self._touched()
         if not self._may_be_tied(touched, vocab_size):
             return []
         named = [[self.output_name(name) for name in group] for group in facts("which weights are tied").groups()]
         groups = [self._really_tied(group) for group in named if touched & set(group)]
-        groups = [group for group in groups if len(group) > 1 and touched & set(group)]
-        if groups and self.adapter.config.ensure_weight_tying:
-            raise ModelMergeError(
-                f"the adapter's ensure_weight_tying is true and it changes tied weights ({', '.join(groups[0])})",
-                reason="ADAPTER_UNSUPPORTED",
-                remedy=PEFT_REMEDY,
-                about={"key": "ensure_weight_tying"},
-            )
-        return groups
+        return [group for group in groups if len(group) > 1 and touched & set(group)]
 
     def settle(self, group: list[str], changes: Mapping[str, Alteration], replacement: Replacement) -> Settled:
-        """Decide one group: one value for all its stored members, or one for each member."""
+        """Decide one group: one value for all its stored members, or one for each member.
+
+        Raises:
+            ModelMergeError: ``CHECKPOINT_INCOMPLETE`` for an adapter that says it keeps weights tied but changes only some.
+        """
         written = [name for name in group if name in self.base]
         source = self.base[written[0]]
         members = dict.fromkeys(group, Value(source))
@@ -91,9 +86,30 @@ class Ties:
             return Settled({}, untied=False)
         if group[0] in changed and self._are_same_rows(changed):  # peft gives an embedding's rows to all that share it
             return Settled(dict.fromkeys(written, members[group[0]]), untied=False)
+        if self.adapter.config.ensure_weight_tying:
+            self._check_all_trained(group, whole, changes)
         if self._all_same(list(members.values())):
             return Settled(dict.fromkeys(written, members[written[0]]), untied=False)
         return Settled(members, untied=True)
+
+    def _check_all_trained(
+        self, group: list[str], whole: Mapping[str, WholeTensor], changes: Mapping[str, Alteration]
+    ) -> None:
+        """Of weights that were trained as one, the adapter has tensors for all.
+
+        They need not be the same: peft shares them in memory, and loses that when it turns 16-bit ones into float32. Then
+        each was trained with its own.
+        """
+        trained = [name for name in group if name in changes or (name in whole and whole[name].own)]
+        left = [name for name in group if name not in changes and name not in whole]
+        if trained and left:
+            raise ModelMergeError(
+                f"the adapter's ensure_weight_tying is true and it changes {trained[0]!r}, but the checkpoint holds no tensor "
+                f"for {left[0]!r}, which is tied to it",
+                reason="CHECKPOINT_INCOMPLETE",
+                remedy="copy the checkpoint again, with the adapter_config.json that was saved with its weights",
+                about={"key": "ensure_weight_tying", "tensor": left[0]},
+            )
 
     def _touched(self) -> set[str]:
         modules = [*self.adapter.pairs, *self.adapter.rows, *self.form_modules]
@@ -112,7 +128,7 @@ class Ties:
         first = next((self.base[name] for name in group if name in self.base), None)
         if first is None:
             return []
-        return [name for name in group if name not in self.base or self.same(first, self.base[name])]
+        return [name for name in group if name not in self.base or self.reader.same(first, self.base[name])]
 
     def _are_same_rows(self, names: list[str]) -> bool:
         """Whether all that happens to these weights is that the same rows of each are replaced by the same values."""
@@ -121,10 +137,27 @@ class Ties:
             return False
         found = [rows[name] for name in names]
         numbers = {check_rows(self.adapter.config, module, info) for module, info in found}
-        return len(numbers) == 1 and all(self.same(found[0][1], info) for _, info in found[1:])
+        return len(numbers) == 1 and all(self.reader.same(found[0][1], info) for _, info in found[1:])
 
     def _all_same(self, values: list[Value]) -> bool:
-        if any(value.update is not None or value.computed is not None for value in values):
+        """Whether all hold the same, and the same product is added to each."""
+        first = values[0]
+        return all(
+            value.computed is None
+            and (value.source is first.source or self.reader.same(first.source, value.source))
+            and self._are_same_products(first.update, value.update)
+            for value in values
+        )
+
+    def _are_same_products(self, first: Update | None, second: Update | None) -> bool:
+        if first is None or second is None:
+            return first is second
+        if first.scaling != second.scaling:
             return False
-        first = values[0].source
-        return all(value.source is first or self.same(first, value.source) for value in values[1:])
+        return self._are_same(first.left, second.left) and self._are_same(first.right, second.right)
+
+    def _are_same(self, first: Factor, second: Factor) -> bool:
+        """Whether two factors hold the same; those of an embedding are stored transposed."""
+        if first.transposed == second.transposed:
+            return self.reader.same(first.info, second.info)
+        return np.array_equal(self.reader.read(first.info), self.reader.read(second.info).T)
