@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,8 @@ class Change:
     total: int = 0
 
     def blank(self) -> Change:
-        """The same weight with nothing counted yet."""
-        return replace(self, change_sum=0.0, weight_sum=0.0, changed=0, total=0)
+        """For a part of the weight: nothing counted yet."""
+        return Change(self.module, self.tensor)
 
     def add(self, part: Change) -> None:
         """Count what was counted for a part of the weight."""
@@ -166,7 +166,9 @@ def merge_block(
         rounded = block.array("rounded", base.dtype, base.shape)
         counts = compiled.merge(base, rows, low_rank.panels(compiled), out=rounded)
         if counts.finite:  # otherwise numpy finds out where, below
-            change.add(replace(change.blank(), weight_sum=counts.weight_sum, changed=counts.changed, total=base.size))
+            change.weight_sum += counts.weight_sum
+            change.changed += counts.changed
+            change.total += base.size
             return rounded
 
     def add(wide: Array, spare: Array) -> Array:

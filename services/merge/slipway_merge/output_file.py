@@ -28,11 +28,13 @@ class OutputFile:
     Args:
         path: Of the file, which must not exist.
         nbytes: Its size; allocated at once, so that a full disk is found before the work, not after it.
+
+    Attributes:
+        nbytes: Its size.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:
-        self.path = path
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._sha = hashlib.sha256()
         self._digested = 0
@@ -56,7 +58,7 @@ class OutputFile:
 
     def digest(self) -> str:
         """Hexadecimal SHA-256 of the file, all of which was digested."""
-        assert self._digested == self._nbytes
+        assert self._digested == self.nbytes
         return self._sha.hexdigest()
 
     def write(self, view: memoryview, position: int) -> None:

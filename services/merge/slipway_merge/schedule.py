@@ -92,7 +92,7 @@ class Schedule:
         with self._changed:
             self._used -= portion.needs
             shard.threads -= 1
-            if portion.end == shard.shard.nbytes:
+            if portion.end == shard.file.nbytes:
                 self.open.remove(shard)
             self._changed.notify_all()
 

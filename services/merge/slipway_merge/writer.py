@@ -128,7 +128,7 @@ class MergeWriter:
             portion.change.add(part)  # in file order: what a sum of floats gives depends on it
         with self._lock:
             self._done += portion.end - portion.start
-        if portion.end == shard.shard.nbytes:
+        if portion.end == shard.file.nbytes:
             self._finish(shard)
 
     def _finish(self, shard: OpenShard) -> None:

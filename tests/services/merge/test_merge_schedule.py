@@ -72,7 +72,7 @@ def work(plan: Schedule, digests: dict[str, str]) -> None:
         view = portion.fill(shard.file, Block(), portion.change)
         with shard.file.turn(portion.start, portion.end, view):
             pass
-        if portion.end == shard.shard.nbytes:
+        if portion.end == shard.file.nbytes:
             digests[shard.shard.filename] = shard.file.digest()
             shard.file.close()
         plan.give_back(shard, portion)
