@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,32 @@ def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: py
     access.write_text("principals:\n" + out)
     principal = AccessFile(access).identify(token=token, certificate_names=())
     assert (principal.name, principal.projects) == ("ci", frozenset({"red", "blue"}))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--name", "a: {b", "--role", "viewer", "--project", "*"], 0),
+        (["--name", "w", "--role", "worker"], 0),
+        (["--name", "w", "--role", "worker", "--project", "red"], 2),
+        (["--name", "v", "--role", "viewer"], 2),
+        (["--name", "v", "--role", "viewer", "--project", "Red/.."], 2),
+    ],
+)
+def test_the_command_makes_no_entry_that_is_refused_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
+) -> None:
+    token_file, access = tmp_path / "token", tmp_path / "access.yaml"
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr("sys.argv", ["x", *words, "--token-file", str(token_file)])
+        assert make_token() == code
+    assert token_file.exists() is (code == 0)
+    out = capsys.readouterr().out
+    assert bool(out) is (code == 0)
+    if out:
+        access.write_text("principals:\n" + out)
+        token = token_file.read_text().strip()
+        assert AccessFile(access).identify(token=token, certificate_names=()).name == words[1]
 
 
 def test_settings_never_show_a_token(tmp_path: Path) -> None:

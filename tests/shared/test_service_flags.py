@@ -7,12 +7,15 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from slipway.errors import ModelExportError
 from slipway.security.flags import at_least
 from slipway.worker.__main__ import _parser as worker_parser
 from slipway_coordinator.__main__ import _parser as coordinator_parser
+from slipway_coordinator.state import state_at
 
 PARSERS = {"slipway.worker": worker_parser, "slipway_coordinator": coordinator_parser}
 
@@ -60,3 +63,14 @@ def test_numbers_within_their_limits() -> None:
             at_least(1)(text)
     with pytest.raises(argparse.ArgumentTypeError):
         at_least(0.0)("inf")
+
+
+def test_what_cannot_hold_a_state_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a list of things to buy")
+    (tmp_path / "empty").touch()
+    for wrong in (tmp_path, tmp_path / "text", tmp_path / "text" / "below"):
+        with pytest.raises(ModelExportError, match="path of a file") as caught:
+            state_at(str(wrong))
+        assert caught.value.reason == "REQUEST_INVALID"
+    for right in ("empty", "new"):
+        assert str(state_at(str(tmp_path / right))) == str(tmp_path / right)

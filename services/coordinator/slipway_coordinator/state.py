@@ -59,15 +59,17 @@ class PostgresState:
 
 State = SqliteState | PostgresState
 
+_SQLITE = b"SQLite format 3\0"
+
 
 def state_at(place: str) -> State:
     """The state at a path or ``postgresql://`` URL.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind.
+        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind, or a file that is no database.
     """
     if "://" not in place:
-        return SqliteState(Path(place).resolve())
+        return SqliteState(_database_file(Path(place).resolve()))
     try:
         address = sa.make_url(place)
     except (sa.exc.ArgumentError, ValueError) as error:
@@ -75,6 +77,20 @@ def state_at(place: str) -> State:
     if address.get_backend_name() not in {"postgresql", "postgres"}:
         raise _unusable(f"the state's URL is of the kind {address.drivername}")
     return PostgresState(address.set(drivername="postgresql+psycopg"))
+
+
+def _database_file(path: Path) -> Path:
+    """A file that may become an SQLite database, or is one."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise _unusable(f"{path} is no file to keep the state in ({error.strerror})") from error
+    if start and start != _SQLITE:
+        raise _unusable(f"{path} is no SQLite database")
+    return path
 
 
 def _unusable(problem: str) -> ServiceError:

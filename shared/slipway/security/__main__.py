@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from slipway.security.access_file import Entry
 from slipway.security.flags import examples
 from slipway.security.principals import Role
 from slipway.security.tokens import new_token, token_hash
@@ -28,6 +32,12 @@ def main() -> int:
     parser.add_argument("--token-file", type=Path, required=True, help="new file that receives the token")
     arguments = parser.parse_args()
     token = new_token()
+    entry = {"name": arguments.name, "role": arguments.role, "projects": arguments.project}
+    entry |= {"token_sha256": token_hash(token)}
+    try:
+        Entry.model_validate(entry)
+    except ValidationError as error:
+        parser.error(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "))
     try:
         # Private from the start, and never over a token that somebody uses.
         descriptor = os.open(arguments.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -36,11 +46,9 @@ def main() -> int:
     except OSError as error:
         print(f"{arguments.token_file}: {error.strerror}", file=sys.stderr)
         return 3
-    print(f"  - name: {arguments.name}\n    role: {arguments.role}")
-    if arguments.project:
-        names = ", ".join(f'"{name}"' for name in arguments.project)
-        print(f"    projects: [{names}]")
-    print(f"    token_sha256: {token_hash(token)}")
+    for number, (key, value) in enumerate(entry.items()):
+        if value:
+            print(f"  {' ' if number else '-'} {key}: {json.dumps(value)}")  # JSON is YAML, whatever is in a name
     return 0
 
 
