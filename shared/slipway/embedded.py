@@ -7,6 +7,7 @@ lock of its own, so the same command again goes on where it stopped, and differe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 from slipway.artifacts.opening import open_store
 from slipway.client import Client
+from slipway.errors import ServiceError
 from slipway.registry import stage_names
 from slipway.runner import TaskRunner
 from slipway.settings import Settings
@@ -44,7 +46,8 @@ class Embedded:
         stages: Stages the worker takes; all that are installed by default.
 
     Raises:
-        ServiceError: reason ``COORDINATOR_LOCKED`` on entering, while another process runs the same export.
+        ServiceError: On entering; reason ``COORDINATOR_LOCKED`` while another process runs the same export, ``STATE_SCHEMA``
+            when its state is damaged.
     """
 
     def __init__(self, settings: Settings, export_id: str, *, stages: tuple[str, ...] | None = None) -> None:
@@ -57,6 +60,8 @@ class Embedded:
         self.client: Client
 
     def __enter__(self) -> Self:
+        import sqlalchemy as sa
+
         from slipway_coordinator.lock import FileLock, holding
 
         # Whoever may enter the folder may command the coordinator in it.
@@ -68,7 +73,12 @@ class Embedded:
             thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
             thread.start()
             stack.callback(self._end, thread)
-            started.result()
+            try:
+                started.result()
+            except sa.exc.DatabaseError as error:
+                if type(error) is not sa.exc.DatabaseError:  # of those that are about the file's content
+                    raise
+                raise self._damaged(error) from error
             self.client = stack.enter_context(Client(address))
             self._stack = stack.pop_all()
         return self
@@ -133,7 +143,16 @@ class Embedded:
         )
         return Worker(options, runner, machine)
 
+    def _damaged(self, error: Exception) -> ServiceError:
+        return ServiceError(
+            f"the state of this export is damaged: {getattr(error, 'orig', error)}",
+            reason="STATE_SCHEMA",
+            remedy=f"remove {self._folder} and run it again: finished stages are in the store, and are not repeated",
+            about={"folder": self._folder},
+        )
+
     def _end(self, thread: threading.Thread) -> None:
         if hasattr(self, "_stop"):
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed already: it ended by an error of its own
+                self._loop.call_soon_threadsafe(self._stop.set)
         thread.join(_STOP_SECONDS)

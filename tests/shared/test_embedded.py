@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -61,6 +62,20 @@ def test_one_export_runs_once_at_a_time(tmp_path: Path) -> None:
     with Embedded(settings(tmp_path), "x"), pytest.raises(ServiceError) as caught, Embedded(settings(tmp_path), "x"):
         pass
     assert caught.value.reason == "COORDINATOR_LOCKED"
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    with Embedded(settings(tmp_path), "x"):
+        pass
+    path = tmp_path / "exports" / "x" / "state.db"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(ServiceError, match="not a database") as caught, Embedded(settings(tmp_path), "x"):
+        pass
+    assert caught.value.reason == "STATE_SCHEMA"
+    assert str(path.parent) in caught.value.remedy
+    shutil.rmtree(path.parent)
+    with Embedded(settings(tmp_path), "x"):
+        pass
 
 
 def test_a_long_home_still_has_a_socket(tmp_path: Path) -> None:
