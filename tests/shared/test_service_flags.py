@@ -68,9 +68,29 @@ def test_numbers_within_their_limits() -> None:
 def test_what_cannot_hold_a_state_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a list of things to buy")
     (tmp_path / "empty").touch()
-    for wrong in (tmp_path, tmp_path / "text", tmp_path / "text" / "below"):
+    for wrong in (tmp_path, tmp_path / "text", tmp_path / "text" / "below", tmp_path / "nowhere" / "state.db"):
         with pytest.raises(ModelExportError, match="path of a file") as caught:
             state_at(str(wrong))
         assert caught.value.reason == "REQUEST_INVALID"
     for right in ("empty", "new"):
         assert str(state_at(str(tmp_path / right))) == str(tmp_path / right)
+
+
+def test_a_state_that_cannot_be_written_is_refused(small_disk: Path) -> None:
+    state = small_disk / "state.db"
+    state.touch()
+    assert str(state_at(str(state))) == str(state)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for place in (state, small_disk / "new.db"):
+        with pytest.raises(ModelExportError, match="cannot be written") as caught:
+            state_at(str(place))
+        assert caught.value.failure().exit_code == 3
+
+
+@pytest.mark.parametrize("command", ["serve", "migrate"])
+def test_a_state_in_a_folder_that_is_not_there_is_bad_input(tmp_path: Path, command: str) -> None:
+    """Not a database that is away, which would be tried again for ever; and no folder is made."""
+    program = [sys.executable, "-m", "slipway_coordinator", command, "--listen", "127.0.0.1:0", "--state"]
+    ended = subprocess.run([*program, str(tmp_path / "no" / "s.db")], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr.partition(":")[0]) == (3, "REQUEST_INVALID")
+    assert not (tmp_path / "no").exists()

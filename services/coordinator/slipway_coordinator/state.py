@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -66,7 +67,8 @@ def state_at(place: str) -> State:
     """The state at a path or ``postgresql://`` URL.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind, or a file that is no database.
+        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind, or a file that is no database
+            or cannot be written.
     """
     if "://" not in place:
         return SqliteState(_database_file(Path(place).resolve()))
@@ -80,14 +82,18 @@ def state_at(place: str) -> State:
 
 
 def _database_file(path: Path) -> Path:
-    """A file that may become an SQLite database, or is one."""
+    """A file that may become an SQLite database, or is one; other files come to lie beside it."""
     try:
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))
-    except FileNotFoundError:
-        return path
+    except FileNotFoundError as error:
+        if not path.parent.is_dir():  # misspelt, most likely: a new state would know none of the exports
+            raise _unusable(f"there is no folder {path.parent} to keep the state in") from error
+        start = b""
     except OSError as error:
         raise _unusable(f"{path} is no file to keep the state in ({error.strerror})") from error
+    if not all(os.access(place, os.W_OK) for place in (path, path.parent) if place.exists()):
+        raise _unusable(f"{path} cannot be written")
     if start and start != _SQLITE:
         raise _unusable(f"{path} is no SQLite database")
     return path
