@@ -1,8 +1,9 @@
 """Checkpoints that training left in pieces, one per process, and the command that makes a whole adapter of each.
 
 FSDP: ``pytorch_model_fsdp_0/`` with torch's distributed checkpoint in it (``accelerate/utils/fsdp_utils.py``,
-``save_fsdp_model``). DeepSpeed ZeRO: a folder ``global_step…`` of pickles, and beside it ``zero_to_fp32.py``, which
-DeepSpeed puts there for this purpose. Nothing of either is read here: DeepSpeed's files are pickles.
+``save_fsdp_model``). DeepSpeed ZeRO: a folder ``global_step…`` of pickles. Nothing of either is read here: DeepSpeed's files
+are pickles. The script ``zero_to_fp32.py`` that it puts beside them wants DeepSpeed to be installed, which has it as a module;
+copies of checkpoints often come without the script, and without the file ``latest`` that it looks for.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from pathlib import Path
 from slipway.model_files import ADAPTER_WEIGHTS, MODEL_WEIGHTS
 
 FSDP_FOLDER = "pytorch_model_fsdp_0"
-DEEPSPEED_SCRIPT = "zero_to_fp32.py"
-_DEEPSPEED_FOLDER = re.compile(r"global_step\d+")
+_DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")
 _CONVERTED = "converted"
 
 
@@ -38,19 +38,13 @@ def sharded_weights(folder: Path) -> ShardedWeights | None:
             )
         command = f"accelerate merge-weights {FSDP_FOLDER} {_CONVERTED}"
         return ShardedWeights(f"its weights are FSDP shards ({FSDP_FOLDER})", _steps(folder, command))
-    zero = sorted(
-        entry.name for entry in folder.iterdir() if _DEEPSPEED_FOLDER.fullmatch(entry.name) and entry.is_dir()
-    )
-    if not zero:
+    steps = [int(match[1]) for entry in folder.iterdir() if (match := _DEEPSPEED_FOLDER.fullmatch(entry.name))]
+    if not steps:
         return None
-    what = f"its weights are DeepSpeed ZeRO shards ({zero[-1]})"
-    if not (folder / DEEPSPEED_SCRIPT).is_file():
-        return ShardedWeights(
-            f"{what} without {DEEPSPEED_SCRIPT}",
-            f"copy {DEEPSPEED_SCRIPT} and the file latest from the training run, or from deepspeed/utils of its environment",
-        )
-    command = f"python {DEEPSPEED_SCRIPT} . {_CONVERTED} --safe_serialization --exclude_frozen_parameters"
-    return ShardedWeights(what, _steps(folder, command))
+    tag = f"global_step{max(steps)}"
+    options = f"--tag {tag} --safe_serialization --exclude_frozen_parameters"
+    command = f"python -m deepspeed.utils.zero_to_fp32 . {_CONVERTED} {options}"
+    return ShardedWeights(f"its weights are DeepSpeed ZeRO shards ({tag})", _steps(folder, command))
 
 
 def _steps(folder: Path, command: str) -> str:

@@ -112,7 +112,7 @@ def read_adapter(folder: Path) -> Adapter:
     path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         raise _no_weights(folder)
-    tensors = read_safetensors(path).tensors
+    tensors = _as_saved(read_safetensors(path).tensors, config)
     sides, rest = _take_sides(tensors, config)
     experts = _take_experts(sides, config)
     pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
@@ -138,6 +138,22 @@ def read_adapter(folder: Path) -> Adapter:
         raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
     replaced = {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())}
     return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())), experts)
+
+
+def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
+    """Tensors by the names peft saves them under.
+
+    In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too.
+    """
+    saved: dict[str, TensorInfo] = {}
+    for key, info in tensors.items():
+        name = key
+        if _ROWS.search(key) or _is_of_form(key, config):
+            name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", key)
+            name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
+        if saved.setdefault(name, info) is not info:
+            raise _broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
+    return saved
 
 
 #: Module and whether it is an embedding → the halves of its pair.
