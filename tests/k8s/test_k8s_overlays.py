@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import k8s_pod_rules
+import k8s_store_rules
 import k8s_wiring_rules
 from k8s_cluster import OVERLAYS, ROOT, Cluster, Object, render, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
-RULES = {rule.__name__: rule for rule in (*k8s_pod_rules.RULES, *k8s_wiring_rules.RULES)}
+RULES = {rule.__name__: rule for rule in (*k8s_pod_rules.RULES, *k8s_store_rules.RULES, *k8s_wiring_rules.RULES)}
 OWN = ("Certificate", "Issuer", "ScaledObject", "TriggerAuthentication")
 
 
@@ -75,6 +76,19 @@ def container(cluster: Cluster, name: str = "slipway-merge") -> Any:
     return pod(cluster, name)["containers"][0]
 
 
+def jobs(cluster: Cluster) -> Any:
+    """What the jobs of the cleanup are made from."""
+    return cluster.named("CronJob", CLEANUP)["spec"]["jobTemplate"]["spec"]
+
+
+def cleaner(cluster: Cluster) -> Any:
+    return jobs(cluster)["template"]["spec"]["containers"][0]
+
+
+def daily(cluster: Cluster, **changes: Any) -> None:
+    cluster.named("CronJob", CLEANUP)["spec"].update(changes)
+
+
 def policy(cluster: Cluster, name: str) -> Any:
     return cluster.named("NetworkPolicy", name)["spec"]
 
@@ -107,13 +121,15 @@ def access_file(cluster: Cluster) -> Any:
     return next(one for one in cluster.of("ConfigMap") if "access.yaml" in one["data"])["data"]
 
 
-COORDINATOR = "slipway-coordinator"
+COORDINATOR, CLEANUP = "slipway-coordinator", "slipway-cleanup"
 EVERYWHERE: list[Object] = [{}]
 
 # What is broken, and the rule that has to notice. All on the overlay gpu, which has everything.
 BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("restricted_pods", lambda c: pod(c)["securityContext"].update(runAsNonRoot=False)),
     ("restricted_pods", lambda c: pod(c)["securityContext"].update(runAsUser=0)),
+    ("restricted_pods", lambda c: jobs(c)["template"]["spec"]["securityContext"].update(runAsUser=0)),
+    ("restricted_pods", lambda c: cleaner(c)["securityContext"].pop("readOnlyRootFilesystem")),
     ("restricted_pods", lambda c: container(c)["securityContext"].update(runAsUser=0)),
     ("restricted_pods", lambda c: pod(c)["securityContext"].pop("seccompProfile")),
     ("restricted_pods", lambda c: container(c)["securityContext"].pop("readOnlyRootFilesystem")),
@@ -125,6 +141,7 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("restricted_pods", lambda c: c.named("Namespace", "slipway")["metadata"]["labels"].clear()),
     ("images", lambda c: container(c).update(image="slipway-merge:latest")),
     ("images", lambda c: container(c).update(image="slipway-merge")),
+    ("images", lambda c: cleaner(c).update(image="slipway-coordinator:latest")),
     ("images", lambda c: container(c).update(image="registry.example.org/slipway-merge:0.1.0")),
     ("images", lambda c: container(c).update(image="slipway-quantize:0.1.0")),
     ("images", lambda c: container(c, COORDINATOR).update(image="slipway-console:0.1.0")),
@@ -132,6 +149,7 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("every_stage", lambda c: remove(c, "Deployment", "slipway-quantize")),
     ("resources", lambda c: container(c)["resources"]["limits"].pop("memory")),
     ("resources", lambda c: container(c)["resources"]["requests"].pop("cpu")),
+    ("resources", lambda c: cleaner(c)["resources"]["limits"].pop("ephemeral-storage")),
     ("resources", lambda c: container(c)["resources"]["limits"].update(memory="1Gi")),
     ("resources", lambda c: pod(c)["volumes"][0]["emptyDir"].clear()),
     ("probes", lambda c: container(c).pop("readinessProbe")),
@@ -143,12 +161,14 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("default_deny", lambda c: policy(c, "default-deny").update(policyTypes=["Ingress"])),
     ("default_deny", lambda c: policy(c, "default-deny").update(egress=EVERYWHERE)),
     ("edges", lambda c: remove(c, "NetworkPolicy", "scaling")),
-    ("edges", lambda c: remove(c, "NetworkPolicy", "worker")),
-    ("edges", lambda c: policy(c, "worker").update(podSelector={})),
+    ("edges", lambda c: remove(c, "NetworkPolicy", "to-coordinator")),
+    ("edges", lambda c: policy(c, "to-coordinator").update(podSelector={})),
     ("edges", lambda c: policy(c, "state").update(podSelector={})),
     ("edges", lambda c: policy(c, "artifacts").update(egress=EVERYWHERE)),
     ("edges", lambda c: policy(c, "artifacts")["egress"][0]["ports"].append({"port": 443, "protocol": "TCP"})),
-    ("edges", lambda c: policy(c, "worker")["podSelector"]["matchLabels"].update(nobody="here")),
+    ("edges", lambda c: policy(c, "to-coordinator")["podSelector"].update(matchLabels={"nobody": "here"})),
+    ("edges", lambda c: policy(c, "artifacts")["podSelector"]["matchExpressions"][0]["values"].remove("cleanup")),
+    ("edges", lambda c: jobs(c)["template"]["metadata"]["labels"].pop("slipway.dev/client")),
     ("edges", lambda c: policy(c, "coordinator")["ingress"][0]["from"][0].update(podSelector={})),
     ("edges", lambda c: settings(c).update(AWS_ENDPOINT_URL_S3="http://minio.minio.svc:9001")),
     ("edges", lambda c: settings(c).pop("SLIPWAY_TRACING")),
@@ -156,6 +176,20 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("service_accounts", lambda c: pod(c).update(serviceAccountName="slipway-quantize")),
     ("service_accounts", lambda c: remove(c, "ServiceAccount", "slipway-merge")),
     ("service_accounts", lambda c: c.named("ServiceAccount", "slipway-merge").pop("automountServiceAccountToken")),
+    ("service_accounts", lambda c: jobs(c)["template"]["spec"].pop("automountServiceAccountToken")),
+    ("service_accounts", lambda c: jobs(c)["template"]["spec"].update(serviceAccountName="slipway-migrate")),
+    ("one_store", lambda c: cleaner(c)["env"].append({"name": "SLIPWAY_STORE", "value": "s3://other/place"})),
+    ("cleanup", lambda c: remove(c, "CronJob", CLEANUP)),
+    ("cleanup", lambda c: cleaner(c)["args"].append("--dry-run")),
+    ("cleanup", lambda c: cleaner(c)["args"].remove("--coordinator=slipway-coordinator:7070")),
+    ("cleanup", lambda c: cleaner(c)["args"].append("--older-than=1h")),
+    ("cleanup", lambda c: cleaner(c)["args"].append("--max-size=1TB")),
+    ("cleanup", lambda c: daily(c, schedule="17 * * * *")),
+    ("cleanup", lambda c: daily(c, concurrencyPolicy="Allow")),
+    ("cleanup", lambda c: daily(c, suspend=True)),
+    ("cleanup", lambda c: c.named("CronJob", CLEANUP)["spec"].pop("failedJobsHistoryLimit")),
+    ("cleanup", lambda c: jobs(c).pop("activeDeadlineSeconds")),
+    ("cleanup", lambda c: access_file(c).update({"access.yaml": access_file(c)["access.yaml"].replace('"*"', "red")})),
     ("references", lambda c: remove(c, "Certificate", "slipway-worker")),
     ("references", lambda c: remove(c, "Issuer", "slipway")),
     ("references", lambda c: remove(c, "PriorityClass", "slipway-worker")),
@@ -181,6 +215,8 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("mounts", lambda c: container(c)["env"].append({"name": "SLIPWAY_TLS_CA_FILE", "value": "/tls/ca.pem"})),
     ("flags", lambda c: container(c)["args"].append("--stages=merge")),
     ("flags", lambda c: argument(c, "--slots=1", "--slots=one")),
+    ("flags", lambda c: cleaner(c)["args"].append("--older=30d")),
+    ("flags", lambda c: cleaner(c)["args"].__setitem__(1, "collect")),
     ("flags", lambda c: argument(c, "--stage=combine,merge", "--stage=combine,mergee")),
     ("flags", lambda c: container(c, COORDINATOR)["env"].pop()),
     ("flags", lambda c: container(c, COORDINATOR)["args"].__setitem__(0, "run")),
@@ -258,3 +294,10 @@ def test_a_file_of_state_is_replaced_only_after_its_coordinator_ended() -> None:
     cluster = Cluster(rendered("single-node"))
     deployment(cluster, COORDINATOR)["spec"]["strategy"] = {"type": "RollingUpdate"}
     assert list(RULES["state"](cluster))
+
+
+def test_every_process_on_one_node_has_the_same_store() -> None:
+    cluster = Cluster(rendered("single-node"))
+    assert list(RULES["one_store"](cluster)) == []
+    container(cluster, COORDINATOR)["env"][1]["value"] = "/tmp/home"
+    assert list(RULES["one_store"](cluster))

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,18 @@ class Workload:
         return str(self.object["metadata"]["name"])
 
     @property
+    def template(self) -> Object:
+        """What its pods are made from."""
+        spec = self.object["spec"]
+        return dict(spec["jobTemplate"]["spec"]["template"] if self.kind == "CronJob" else spec["template"])
+
+    @property
     def labels(self) -> dict[str, str]:
-        return dict(self.object["spec"]["template"]["metadata"]["labels"])
+        return dict(self.template["metadata"]["labels"])
 
     @property
     def pod(self) -> Object:
-        return dict(self.object["spec"]["template"]["spec"])
+        return dict(self.template["spec"])
 
     @property
     def container(self) -> Object:
@@ -75,7 +81,9 @@ class Workload:
 
     @property
     def program(self) -> str:
-        """The Python module that runs."""
+        """The Python module that runs, or the command."""
+        if self.container["command"] == ["slipway"]:
+            return "slipway"
         python, flag, module = self.container["command"]
         assert (python, flag) == ("python", "-m")
         return str(module)
@@ -95,7 +103,10 @@ class Workload:
         return found
 
     def arguments(self) -> argparse.Namespace:
-        """The arguments as the program itself reads them; SystemExit when it does not take them."""
+        """The arguments as the program itself reads them; SystemExit when it does not take them.
+
+        A command of the command line is in ``command``; it listens nowhere.
+        """
         from slipway.worker import __main__ as worker
         from slipway_coordinator import __main__ as coordinator
 
@@ -103,6 +114,8 @@ class Workload:
         # Parsers take defaults from the environment, and this one is not the pod's.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
         with mock.patch.dict(os.environ, {**kept, **self.environment}, clear=True):
+            if self.program == "slipway":
+                return _understood(list(self.container["args"]))
             return programs[self.program]._parser().parse_args(self.container.get("args", []))
 
 
@@ -122,8 +135,8 @@ class Cluster:
         return next(thing for thing in self.of(kind) if thing["metadata"]["name"] == name)
 
     def workloads(self) -> list[Workload]:
-        made = [*self.of("Deployment"), *self.of("Job")]
-        return [Workload(thing, self._settings(thing["spec"]["template"]["spec"])) for thing in made]
+        made = [Workload(thing, {}) for kind in ("Deployment", "Job", "CronJob") for thing in self.of(kind)]
+        return [replace(one, settings=self._settings(one.pod)) for one in made]
 
     def workers(self) -> list[Workload]:
         return [one for one in self.workloads() if one.program == "slipway.worker"]
@@ -138,6 +151,27 @@ class Cluster:
             if name in self.names("ConfigMap"):
                 found.update(self.named("ConfigMap", name)["data"])
         return found
+
+
+def _understood(words: list[str]) -> argparse.Namespace:
+    """What the command line makes of its arguments."""
+    import typer
+    from typer.exceptions import TyperException
+
+    from slipway.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    named: list[str] = []
+    while hasattr(command, "commands"):
+        named.append(words.pop(0))
+        if named[-1] not in command.commands:
+            raise SystemExit(2)
+        command = command.commands[named[-1]]
+    try:
+        given = command.make_context(named[-1], words).params
+    except TyperException as error:
+        raise SystemExit(2) from error
+    return argparse.Namespace(**given, command=" ".join(named), listen="", metrics="")
 
 
 def matches(selector: Object, labels: dict[str, str]) -> bool:

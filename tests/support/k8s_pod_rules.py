@@ -49,6 +49,8 @@ def images(cluster: Cluster) -> Iterator[str]:
                 stage for stage in stages_of(one) if _services_by_stage().get(stage) not in built_images()[image]
             ]
             yield from (f"{one.name}: image {image} does not have the stage {stage}" for stage in lacking)
+        if one.environment.get("SLIPWAY_STORE", "").startswith("s3://") and "s3" not in built_images().get(image, ""):
+            yield f"{one.name}: {image} cannot reach the store"
 
 
 @cache

@@ -52,6 +52,8 @@ def edges(cluster: Cluster) -> Iterator[str]:
         allowed, needed = _allowed(cluster, one), _needed(cluster, one)
         yield from (f"{one.name}: {edge} is allowed, and nothing uses it" for edge in sorted(allowed - needed))
         yield from (f"{one.name}: {edge} is needed, and not allowed" for edge in sorted(needed - allowed))
+        if _calls(one) and not _let_in(cluster, one):
+            yield f"{one.name} calls the coordinator, which lets in others only"
     for policy in cluster.of("NetworkPolicy"):
         name = policy["metadata"]["name"]
         if not cluster.selected(policy["spec"]["podSelector"]):
@@ -68,7 +70,7 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
         needed.add("to */postgresql 5432")
     if one.kind == "Job":
         return needed
-    if one.program == "slipway.worker":
+    if _calls(one):
         needed.add(f"to coordinator {port_of(arguments.coordinator)}")
     else:
         port = port_of(arguments.listen)
@@ -78,7 +80,7 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
     if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
         url = environment["AWS_ENDPOINT_URL_S3"]
         needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")
-    if environment.get("SLIPWAY_TRACING") == "otlp":
+    if environment.get("SLIPWAY_TRACING") == "otlp" and arguments.listen:
         url = environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
         needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")
     if arguments.metrics:
@@ -97,6 +99,19 @@ def _allowed(cluster: Cluster, one: Workload) -> set[str]:
                 for peer in rule.get(side, [{}]):
                     found |= {f"{way} {_peer(peer)} {port['port']}" for port in rule.get("ports", [{"port": "*"}])}
     return found
+
+
+def _calls(one: Workload) -> bool:
+    """Whether it calls the coordinator."""
+    return bool(getattr(one.arguments(), "coordinator", ""))
+
+
+def _let_in(cluster: Cluster, one: Workload) -> bool:
+    """Whether its pods are among those that may come in at the coordinator."""
+    (coordinator,) = (other for other in cluster.workloads() if other.name == "slipway-coordinator")
+    policies = [p["spec"] for p in cluster.of("NetworkPolicy") if matches(p["spec"]["podSelector"], coordinator.labels)]
+    peers = [peer for spec in policies for rule in spec.get("ingress", ()) for peer in rule["from"]]
+    return any(matches(peer["podSelector"], one.labels) for peer in peers if not peer.get("namespaceSelector"))
 
 
 def _peer(peer: Object) -> str:
@@ -157,10 +172,10 @@ def ports(cluster: Cluster) -> Iterator[str]:
         }
         if set(one.ports.values()) != listening:
             yield f"{one.name} declares {sorted(one.ports.values())} and listens on {sorted(listening)}"
-        scrape = one.object["spec"]["template"]["metadata"].get("annotations", {}).get("prometheus.io/port")
+        scrape = one.template["metadata"].get("annotations", {}).get("prometheus.io/port")
         if (scrape or "") != arguments.metrics.rpartition(":")[2]:
             yield f"{one.name}: Prometheus is sent to {scrape}"
-    addresses = {one.arguments().coordinator for one in cluster.workers()}
+    addresses = {one.arguments().coordinator for one in cluster.workloads() if _calls(one)}
     addresses |= {trigger["metadata"]["scalerAddress"] for trigger in _triggers(cluster)}
     certified = {name for one in cluster.of("Certificate") for name in one["spec"].get("dnsNames", ())}
     for address in sorted(addresses):
