@@ -15,7 +15,10 @@ ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"
 def not_found(digest: str) -> ArtifactError:
     """No such artifact, or not all of it."""
     return ArtifactError(
-        f"artifact {digest} is not in the store, or not complete", reason="ARTIFACT_NOT_FOUND", about={"digest": digest}
+        f"artifact {digest} is not in the store, or not complete",
+        reason="ARTIFACT_NOT_FOUND",
+        remedy="check the digest and the store (SLIPWAY_STORE), or make the artifact again by the export it came from",
+        about={"digest": digest},
     )
 
 
