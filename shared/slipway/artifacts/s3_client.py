@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -166,8 +167,7 @@ class S3Bucket:
                 if is_missing(error):
                     return None
                 raise
-            written = found.last_modified.timestamp() if found.last_modified else 0.0
-            return StoredObject(name, found.size or 0, found.etag or "", written)
+            return StoredObject(name, found.size or 0, found.etag or "", _seconds(found.last_modified))
 
         return self.call(f"looking for {name}", request)
 
@@ -181,7 +181,7 @@ class S3Bucket:
                     entry.object_name[start:],
                     entry.size or 0,
                     (entry.etag or "").strip('"'),
-                    entry.last_modified.timestamp() if entry.last_modified else 0.0,
+                    _seconds(entry.last_modified),
                 )
                 for entry in self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True)
                 if entry.object_name and not entry.is_dir
@@ -272,3 +272,8 @@ def _credentials(options: S3Options) -> Provider:
         reason="STORE_DENIED",
         remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE",
     )
+
+
+def _seconds(time: datetime | None) -> float:
+    """Whole seconds: MinIO lists objects with milliseconds, and says of a single one the second."""
+    return float(int(time.timestamp())) if time else 0.0

@@ -1,13 +1,15 @@
 """Garbage collection of a bucket: mark what manifests name, sweep what is old and nobody names.
 
 It needs no lock. Blobs are listed before manifests are read, so that the manifest of every blob that is complete by then
-is seen; a blob whose manifest is still to come was written or made as new within the grace period, and is left alone.
+is seen; a blob whose manifest is still to come was written or made as new within the grace period, and is left alone. What to
+keep is asked after that, and whoever begins to use an artifact later makes it as new: each object is looked at once more
+before it goes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from minio.commonconfig import ENABLED, Filter
@@ -17,7 +19,7 @@ from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfi
 from slipway.artifacts.collection import Collected
 from slipway.artifacts.faults import ABSENT
 from slipway.artifacts.manifest import ManifestFile
-from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of, manifest_name
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
 from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
 from slipway.errors import ArtifactError
@@ -31,7 +33,7 @@ def collect_bucket(
     *,
     max_age_seconds: float | None = None,
     max_bytes: int | None = None,
-    keep: Collection[str] = (),
+    keep: Callable[[], Collection[str]] = tuple,
     dry_run: bool = False,
 ) -> Collected:
     """Remove artifacts and the blobs that only they had; several collections at once are safe.
@@ -40,11 +42,11 @@ def collect_bucket(
         store: The store; nothing younger than its grace period is removed.
         max_age_seconds: Remove artifacts not used for this long.
         max_bytes: Then remove the least recently used until the blobs take no more than this.
-        keep: Artifacts to leave alone.
+        keep: Says which artifacts to leave alone.
         dry_run: Only say what would go.
 
     Raises:
-        ArtifactError: As :meth:`S3Bucket.call`.
+        ArtifactError: As :meth:`S3Bucket.call`; what ``keep`` raises, and nothing was removed.
     """
     bucket, now = store.bucket, time.time()
     blobs = bucket.listing(BLOBS)
@@ -53,16 +55,19 @@ def collect_bucket(
         contents = dict(
             zip(map(_digest, manifests), pool.map(lambda m: _files(store, _digest(m)), manifests), strict=True)
         )
+    kept = set(keep())
     old = sorted((m.modified, _digest(m)) for m in manifests if now - m.modified > store.grace_seconds)
-    candidates = [(used, digest) for used, digest in old if digest not in set(keep)]
+    candidates = [(used, digest) for used, digest in old if digest not in kept]
     doomed = [digest for used, digest in candidates if max_age_seconds is not None and now - used > max_age_seconds]
     if max_bytes is not None:
         doomed = _shrink(candidates, doomed, contents, max_bytes)
+    if not dry_run:
+        entries = {_digest(manifest): manifest for manifest in manifests}
+        doomed = [_digest(manifest) for manifest in _remove(bucket, [entries[digest] for digest in doomed])]
     named = {file.digest for digest, files in contents.items() if digest not in set(doomed) for file in files}
     swept = [blob for blob in blobs if _digest(blob) not in named and now - blob.modified > store.grace_seconds]
     if not dry_run:
-        bucket.delete(map(manifest_name, doomed))
-        swept = _sweep(bucket, swept)
+        swept = _remove(bucket, swept)
         _forget_actions(store, set(doomed))
     return Collected(artifacts=tuple(doomed), blobs=len(swept), freed_bytes=sum(blob.size_bytes for blob in swept))
 
@@ -104,13 +109,20 @@ def _shrink(
     return result
 
 
-def _sweep(bucket: S3Bucket, blobs: list[StoredObject]) -> list[StoredObject]:
-    """Remove blobs that are still as old as they were: one that was made as new meanwhile is about to be named."""
+def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]:
+    """Remove objects that are still as old as they were: one that was made as new meanwhile is used, or about to be named.
+
+    Few at a time, so that hardly any time passes between looking and removing.
+    """
+    removed: list[StoredObject] = []
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
-        now = list(pool.map(lambda blob: bucket.find(blob.key), blobs))
-    still = [blob for blob, found in zip(blobs, now, strict=True) if found and found.modified == blob.modified]
-    bucket.delete(blob.key for blob in still)
-    return still
+        for start in range(0, len(entries), _LOOKS):
+            some = entries[start : start + _LOOKS]
+            found = pool.map(lambda entry: bucket.find(entry.key), some)
+            still = [old for old, now in zip(some, found, strict=True) if now and now.modified == old.modified]
+            bucket.delete(entry.key for entry in still)
+            removed += still
+    return removed
 
 
 def _forget_actions(store: S3Store, doomed: set[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,20 +125,24 @@ def collect_cache(
     """
     settings = connection.settings()
     store = open_store(settings)
-    keep = digests_in_use(settings, store, now=time.time())
-    if connection.coordinator:
-        with connection.client() as client:
-            keep |= set(client.list_artifacts(project="-"))
+
+    def in_use() -> frozenset[str]:
+        found = digests_in_use(settings, store, now=time.time())
+        if connection.coordinator:
+            with connection.client() as client:
+                found |= set(client.list_artifacts(project="-"))
+        return found
+
     seconds = None if older_than is None else age(older_than)
-    kept = remove_unused(
-        settings.scratch, seconds=UNUSED_SECONDS if seconds is None else min(seconds, UNUSED_SECONDS), dry_run=dry_run
-    )
     done = _collect(
         store,
+        in_use,
         max_age_seconds=seconds,
         max_bytes=None if max_size is None else _bytes(max_size),
-        keep=keep,
         dry_run=dry_run,
+    )
+    kept = remove_unused(
+        settings.scratch, seconds=UNUSED_SECONDS if seconds is None else min(seconds, UNUSED_SECONDS), dry_run=dry_run
     )
     return {
         "store": store.where,
@@ -178,16 +183,16 @@ def _makers(store: ArtifactStore) -> dict[str, list[str]]:
     return {digest: sorted(names) for digest, names in found.items()}
 
 
-def _collect(store: ArtifactStore, **limits: Any) -> Collected:
+def _collect(store: ArtifactStore, in_use: Callable[[], frozenset[str]], **limits: Any) -> Collected:
     if isinstance(store, LocalStore):
-        return collect(store, **limits)
+        return collect(store, keep=in_use(), **limits)
     from slipway.artifacts.cached import CachedStore
     from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
 
     assert isinstance(store, CachedStore)
     if not limits["dry_run"]:
         expire_unfinished_uploads(store.remote.bucket)
-    return collect_bucket(store.remote, **limits)
+    return collect_bucket(store.remote, keep=in_use, **limits)
 
 
 def _store() -> ArtifactStore:

@@ -12,7 +12,10 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +28,7 @@ from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket
 from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
 from slipway.artifacts.s3_options import S3Options, parse_s3_url
-from slipway.errors import ArtifactError
+from slipway.errors import ArtifactError, ServiceError
 
 PART = 5 << 20  # the smallest the protocol allows
 
@@ -250,7 +253,7 @@ def test_collection_leaves_what_is_young_named_or_kept(bucket: S3Bucket, tmp_pat
     new = patient.put_files({"shared": shared})
     assert collect_bucket(patient, max_bytes=0).artifacts == ()  # all of it is younger than a day
     hasty = S3Store(bucket, grace_seconds=1.5)
-    assert collect_bucket(hasty, max_bytes=0, keep=[old]).blobs == 1  # the one that nobody names
+    assert collect_bucket(hasty, max_bytes=0, keep=lambda: [old]).blobs == 1  # the one that nobody names
     planned = collect_bucket(hasty, max_bytes=0, dry_run=True)
     assert (planned.artifacts, planned.blobs, planned.freed_bytes) == ((old,), 1, 100)
     assert hasty.exists(old)
@@ -259,6 +262,63 @@ def test_collection_leaves_what_is_young_named_or_kept(bucket: S3Bucket, tmp_pat
     assert hasty.exists(new)
     assert patient.results() is not None
     assert list(patient.results()) == []
+
+
+def test_what_comes_into_use_during_a_collection_stays(bucket: S3Bucket, tmp_path: Path) -> None:
+    """Found as a result, or made again, when the collection has seen already that it is old and nobody's."""
+    store = S3Store(bucket, grace_seconds=1)
+    found, made, idle = (
+        store.put_files({"own": random_file(tmp_path / name, 10 + len(name))}) for name in ("found", "made", "idle")
+    )
+    key = "2" * 64
+    store.record_action(key, ActionResult({"out": found}))
+    time.sleep(2.1)
+
+    def asked() -> list[str]:
+        """Everything was listed and read by now; what to keep was settled before these begin."""
+        assert store.action(key) is not None
+        assert store.put_files({"own": tmp_path / "made"}) == made
+        return []
+
+    assert collect_bucket(store, max_age_seconds=0, keep=asked).artifacts == (idle,)
+    assert [store.exists(digest) for digest in (found, made, idle)] == [True, True, False]
+    assert store.action(key) is not None
+
+
+def test_nothing_goes_when_nobody_says_what_to_keep(bucket: S3Bucket, tmp_path: Path) -> None:
+    store = S3Store(bucket, grace_seconds=1)
+    digest = store.put_files({"own": random_file(tmp_path / "own", 10)})
+    bucket.put(blob_name("sha256:" + "3" * 64), b"nobody names me")
+    time.sleep(2.1)
+
+    def away() -> list[str]:
+        raise ServiceError("the coordinator does not answer")
+
+    with pytest.raises(ServiceError):
+        collect_bucket(store, max_age_seconds=0, keep=away)
+    assert store.exists(digest)
+    assert bucket.find(blob_name("sha256:" + "3" * 64)) is not None
+
+
+def test_a_service_that_lists_milliseconds_is_collected_too(
+    s3: S3Server, bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MinIO does, which says of a single object only the second."""
+    store = S3Store(bucket, grace_seconds=1)
+    digest = store.put_files({"own": random_file(tmp_path / "own", 10)})
+    time.sleep(2.1)
+
+    def listed(*given: Any, **options: Any) -> Iterator[Any]:
+        for entry in list_objects(*given, **options):
+            yield replace(entry, last_modified=entry.last_modified.replace(microsecond=789_000))
+
+    list_objects = bucket.sdk.list_objects
+    monkeypatch.setattr(
+        bucket.sdk, "list_objects", listed
+    )  # no MinIO can be had here; its answer differs in this alone
+    done = collect_bucket(store, max_age_seconds=0)
+    assert (done.artifacts, done.blobs) == ((digest,), 1)
+    assert not store.exists(digest)
 
 
 def test_a_blob_found_again_is_made_as_new(bucket: S3Bucket, tmp_path: Path) -> None:
@@ -276,12 +336,14 @@ def test_a_blob_found_again_is_made_as_new(bucket: S3Bucket, tmp_path: Path) -> 
 
 
 def test_unfinished_uploads_expire_and_other_rules_stay(s3: S3Server) -> None:
-    first = S3Bucket(s3.options(), BUCKET, prefix="lifecycle/one")
-    second = S3Bucket(s3.options(), BUCKET, prefix="lifecycle/two")
+    own = f"lifecycle-{uuid.uuid4().hex}"  # that of the common bucket is what other tests have made it
+    s3.client().make_bucket(own)
+    first = S3Bucket(s3.options(), own, prefix="lifecycle/one")
+    second = S3Bucket(s3.options(), own, prefix="lifecycle/two")
     assert expire_unfinished_uploads(first)
     assert expire_unfinished_uploads(second)
     assert expire_unfinished_uploads(first)
-    rules = s3.client().get_bucket_lifecycle(BUCKET).rules
+    rules = s3.client().get_bucket_lifecycle(own).rules
     assert sorted(rule.rule_filter.prefix for rule in rules) == ["lifecycle/one/blobs/", "lifecycle/two/blobs/"]
 
 
