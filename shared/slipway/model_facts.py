@@ -53,13 +53,14 @@ def model_facts(folder: Path) -> ModelFacts:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = _class_of(config)._from_config(config)
+        tied = dict(model.all_tied_weights_keys)  # what is no model of its own (PreTrainedModel) has none
     except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
         said = str(error).strip() or type(error).__name__
         raise CannotBuildError(said.splitlines()[0][:300]) from error
     named = model.named_parameters(remove_duplicate=False)
     conv1d = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Conv1D)]
     return ModelFacts(
-        tied=dict(model.all_tied_weights_keys),
+        tied=tied,
         transposed=frozenset(conv1d),
         shapes={path: tuple(parameter.shape) for path, parameter in named},
         model=model,

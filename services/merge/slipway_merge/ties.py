@@ -65,7 +65,8 @@ class Ties:
         """Decide one group: one value for all its stored members, or one for each member.
 
         Raises:
-            ModelMergeError: ``CHECKPOINT_INCOMPLETE`` for an adapter that says it keeps weights tied but changes only some.
+            ModelMergeError: ``CHECKPOINT_INCOMPLETE`` for an adapter that says it keeps weights tied but changes only some,
+                ``ADAPTER_CONFIG_INVALID`` for one whose saved modules differ all the same.
         """
         written = [name for name in group if name in self.base]
         source = self.base[written[0]]
@@ -100,6 +101,16 @@ class Ties:
         They need not be the same: peft shares them in memory, and loses that when it turns 16-bit ones into float32. Then
         each was trained with its own.
         """
+        saved = [whole[name].info for name in group if name in whole]
+        if any(tensor.own for tensor in whole.values()):  # a module to save is one object, whatever it is converted to
+            for other in saved[1:]:
+                if not self.reader.same(saved[0], other):
+                    raise ModelMergeError(
+                        f"adapter tensors {saved[0].name!r} and {other.name!r} were trained as one (ensure_weight_tying) but differ",
+                        reason="ADAPTER_CONFIG_INVALID",
+                        remedy="copy the checkpoint again, with the adapter_config.json that was saved with its weights",
+                        about={"tensor": other.name},
+                    )
         trained = [name for name in group if name in changes or (name in whole and whole[name].own)]
         left = [name for name in group if name not in changes and name not in whole]
         if trained and left:

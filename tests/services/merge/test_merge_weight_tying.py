@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from merge_cases import load, logits
+from slipway.errors import ModelMergeError
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 TIED = {
@@ -76,6 +77,17 @@ def test_a_tied_pair_of_a_resized_vocabulary(make_case):
     expected = saved[f"base_model.model.{EMBEDDING}.base_layer.weight"].double() + update(case, EMBEDDING)
     assert torch.equal(merged[f"{EMBEDDING}.weight"], expected.float())
     assert f"{HEAD}.weight" not in merged
+
+
+def test_saved_modules_that_cannot_have_come_apart(make_case):
+    case = make_case("qwen3-tied", ensure_weight_tying=True, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    path = case.adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors[f"base_model.model.{HEAD}.weight"] += 0.01
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelMergeError, match="trained as one") as caught:
+        case.merge()
+    assert caught.value.reason == "ADAPTER_CONFIG_INVALID"
 
 
 def test_the_same_change_to_both_without_the_option_keeps_the_tie(make_case):
