@@ -5,6 +5,9 @@ Addresses and folders are this machine's; everything else is as rendered.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -16,6 +19,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cli import SLIPWAY
 from coordinator_harness import process, wait_for
 from k8s_cluster import Cluster, Workload, host_of, rendered
 from postgres_server import free_port
@@ -48,6 +52,8 @@ class Here:
             host, _, port = value.rpartition(":")
             moved = f"{flag}=127.0.0.1:{self.ports[owner, int(port)]}" if host else argument
             arguments.append(moved)
+        if one.program == "slipway":
+            return [SLIPWAY, *arguments]
         return [sys.executable, *one.container["command"][1:], *arguments]
 
     def environment(self, one: Workload) -> dict[str, str]:
@@ -60,7 +66,7 @@ class Here:
             place = home / volume["name"]
             place.mkdir()
             if "secret" in volume:
-                self._write(place, self.certificate(volume["secret"]["secretName"].split("-")[1]))
+                self.write(place, self.certificate(volume["secret"]["secretName"].split("-")[1]))
             if "configMap" in volume:
                 for name, text in self.cluster.named("ConfigMap", volume["configMap"]["name"])["data"].items():
                     (place / name).write_text(text)
@@ -71,11 +77,11 @@ class Here:
         del found["SLIPWAY_TRACING"]  # no collector is here
         return found
 
-    def _write(self, place: Path, certificate: trustme.LeafCert) -> None:
+    def write(self, place: Path, certificate: trustme.LeafCert) -> None:
+        """As the Secret of a certificate is mounted."""
         self.authority.cert_pem.write_to_path(place / "ca.crt")
         certificate.private_key_pem.write_to_path(place / "tls.key")
-        for blob in certificate.cert_chain_pems:
-            blob.write_to_path(place / "tls.crt", append=True)
+        (place / "tls.crt").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
 
     def channel(self, name: str, server_name: str) -> grpc.Channel:
         """To the coordinator, with the certificate of that name; without one for an empty name."""
@@ -167,6 +173,23 @@ def test_certificates_open_what_they_are_for(here: Here, name: str, code: grpc.S
         except grpc.RpcError as error:
             found = error.code()
     assert found is code
+
+
+@pytest.mark.parametrize(("certificate", "code"), [("cleanup", 0), ("keda", 3)])
+def test_the_cleanup_is_told_what_is_whose(here: Here, tmp_path: Path, certificate: str, code: int) -> None:
+    """With its own certificate; one that sees a single project would have it take the others' artifacts, and gets no answer."""
+    (one,) = (one for one in here.cluster.workloads() if one.kind == "CronJob")
+    own = Here(here.cluster, tmp_path, here.authority, here.ports)
+    environment = own.environment(one)
+    del environment["SLIPWAY_STORE"]  # a bucket
+    environment |= {"SLIPWAY_HOME": str(tmp_path), "SLIPWAY_TLS_SERVER_NAME": host_of(one.arguments().coordinator)}
+    if certificate != "cleanup":
+        own.write(Path(environment["SLIPWAY_TLS_CERT_FILE"]).parent, here.certificate(certificate))
+    arguments = own.command(one)
+    ended = subprocess.run(arguments, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["artifacts"] == [] if code == 0 else said["reason"] == "PERMISSION_DENIED"
 
 
 def test_the_port_for_probes_answers_nothing_else(here: Here) -> None:
