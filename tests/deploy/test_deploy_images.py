@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from k8s_cluster import understood
 from slipway.registry import load_stage, stage_names
 from slipway.worker.__main__ import _parser as worker_parser
 from slipway_coordinator.__main__ import _parser as coordinator_parser
@@ -145,6 +147,22 @@ def test_our_containers_are_confined_and_their_commands_are_understood() -> None
         assert secrets
         assert all(str(value).startswith("${") for value in secrets.values()), "a secret is written down"
     assert stages == set(stage_names())
+
+
+def test_the_documented_cleanup_is_a_command_of_a_service() -> None:
+    """The line for a crontab: compose runs it in a container that has the store, and it asks the coordinators' one address."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    (line,) = re.findall(r"^[\d* ]+ /opt/slipway/(deploy/up\.sh run .*)$", text, re.MULTILINE)
+    script, run, *words = shlex.split(line)
+    assert (ROOT / script).is_file()
+    *flags, service, command = words[: words.index("slipway") + 1]
+    assert (run, command, flags) == ("run", "slipway", ["-T", "--rm", "--no-deps"])
+    assert OURS[service]["environment"]["SLIPWAY_STORE"].startswith("s3://")
+    given = understood(words[len(flags) + 2 :])
+    assert (given.command, given.older_than, given.dry_run) == ("cache gc", "30d", False)
+    host, _, port = given.coordinator.partition(":")
+    assert f"bind :{port}" in (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    assert any("haproxy.cfg" in volume for volume in SERVICES[host]["volumes"])
 
 
 def test_prometheus_and_the_collector_look_where_the_parts_are() -> None:

@@ -115,7 +115,7 @@ class Workload:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
         with mock.patch.dict(os.environ, {**kept, **self.environment}, clear=True):
             if self.program == "slipway":
-                return _understood(list(self.container["args"]))
+                return understood(list(self.container["args"]))
             return programs[self.program]._parser().parse_args(self.container.get("args", []))
 
 
@@ -153,7 +153,7 @@ class Cluster:
         return found
 
 
-def _understood(words: list[str]) -> argparse.Namespace:
+def understood(words: list[str]) -> argparse.Namespace:
     """What the command line makes of its arguments."""
     import typer
     from typer.exceptions import TyperException
