@@ -126,7 +126,10 @@ def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCre
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
     """
+    port = "" if address.startswith("unix:") else address.rpartition(":")[2]
     try:
+        if port.isdigit() and int(port) > 65535:  # gRPC would listen on what is left above that
+            raise RuntimeError("the highest port is 65535")
         if credentials is not None:
             return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)

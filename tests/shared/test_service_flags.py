@@ -94,3 +94,13 @@ def test_a_state_in_a_folder_that_is_not_there_is_bad_input(tmp_path: Path, comm
     ended = subprocess.run([*program, str(tmp_path / "no" / "s.db")], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr.partition(":")[0]) == (3, "REQUEST_INVALID")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_port_that_is_none_is_refused(tmp_path: Path) -> None:
+    """gRPC would listen on what is left above 65535."""
+    place = ["--listen", "127.0.0.1:99999", "--state", str(tmp_path / "state.db")]
+    command = [sys.executable, "-m", "slipway_coordinator", *place]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert "the highest port is 65535" in done.stderr
+    assert "Traceback" not in done.stderr
