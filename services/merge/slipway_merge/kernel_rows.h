@@ -7,8 +7,8 @@ typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2)));
 enum { NAME(VECTORS) = PANEL / LANES };
 
 struct NAME(sums) {
-    NAME(floats) squares;
-    NAME(words) changed, not_finite;
+    NAME(floats) squares, zero; /* zero: a sum of zeros, or NaN once anything was not finite */
+    NAME(words) changed;
 };
 
 TARGET static inline __attribute__((always_inline)) void NAME(tile)(const uint16_t *weight, uint16_t *result, size_t stride,
@@ -29,14 +29,16 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(const uint16
         for (int v = 0; v < NAME(VECTORS); v++) {
             NAME(halves) stored;
             memcpy(&stored, weight + i * stride + v * LANES, sizeof stored);
-            NAME(words) before = __builtin_convertvector(stored, NAME(words));
-            NAME(floats) wide = (NAME(floats))(before << 16);
-            NAME(words) bits = (NAME(words))(wide + update[i][v]);
-            NAME(words) after = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-            sums->squares += wide * wide;
-            sums->changed -= (NAME(words))((after != before) & (((after | before) & 0x7fff) != 0));
-            sums->not_finite |= (NAME(words))((bits & 0x7f800000) == 0x7f800000) | (NAME(words))((after & 0x7f80) == 0x7f80);
-            stored = __builtin_convertvector(after, NAME(halves));
+            NAME(floats) before = (NAME(floats))(__builtin_convertvector(stored, NAME(words)) << 16);
+            NAME(floats) exact = before + update[i][v];
+            NAME(words) bits = (NAME(words))exact;
+            bits += 0x7fff + ((bits >> 16) & 1);
+            NAME(floats) after = (NAME(floats))(bits & 0xffff0000);
+            sums->squares += before * before;
+            sums->zero += exact * 0; /* a NaN can round to a number, */
+            sums->zero += after * 0; /* and a number to infinity */
+            sums->changed -= (NAME(words))(after != before);
+            stored = __builtin_convertvector(bits >> 16, NAME(halves));
             memcpy(result + i * stride + v * LANES, &stored, sizeof stored);
         }
 }
@@ -79,7 +81,7 @@ TARGET void NAME(merge)(const uint16_t *weight, uint16_t *result, const float *l
     counts->finite = 1;
     for (int lane = 0; lane < LANES; lane++) {
         counts->changed += sums.changed[lane];
-        counts->finite &= !sums.not_finite[lane];
+        counts->finite &= sums.zero[lane] == 0;
     }
 }
 
