@@ -127,16 +127,20 @@ def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCre
         ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
     """
     port = "" if address.startswith("unix:") else address.rpartition(":")[2]
+    if port.isdigit() and int(port) > 65535:  # gRPC would listen on what is left above that
+        raise _cannot_listen(address, "the highest port is 65535")
     try:
-        if port.isdigit() and int(port) > 65535:  # gRPC would listen on what is left above that
-            raise RuntimeError("the highest port is 65535")
         if credentials is not None:
             return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ServiceError(
-            f"cannot listen on {address}: {error}",
-            reason="REQUEST_INVALID",
-            remedy="choose a free port, or end what uses it",
-            about={"address": address},
-        ) from error
+        raise _cannot_listen(address, str(error)) from error
+
+
+def _cannot_listen(address: str, why: str) -> ServiceError:
+    return ServiceError(
+        f"cannot listen on {address}: {why}",
+        reason="REQUEST_INVALID",
+        remedy="choose a free port, or end what uses it",
+        about={"address": address},
+    )
