@@ -32,7 +32,7 @@ class LeasedTask:
         progress: The latest.
         logs: Lines that were not reported yet, the last of them.
         task: Carries it out.
-        cancelling: It was told to end.
+        ending: It was told to end, or has ended and hands in its result.
     """
 
     lease: worker_pb2.TaskLease
@@ -42,7 +42,7 @@ class LeasedTask:
     progress: export_pb2.TaskProgress | None = None
     logs: list[export_pb2.LogLine] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
-    cancelling: bool = False
+    ending: bool = False
 
     def report(self) -> worker_pb2.RunningTask:
         """That it runs and how far it is, with the log lines since the report before."""
@@ -56,10 +56,10 @@ class LeasedTask:
         self.logs = [*lines, *self.logs][-_MAX_LOG_LINES:]
 
     def cancel(self) -> bool:
-        """Begin to end it; False when it is ending already. Once only: a second time would interrupt its handing in."""
-        if self.task is None or self.cancelling:
+        """Begin to end it; False when it is ending already: its handing in is not interrupted."""
+        if self.task is None or self.ending:
             return False
-        self.cancelling = True
+        self.ending = True
         return self.task.cancel()
 
     async def outcome(self, runner: TaskRunner, *, on_phase: Callable[[], None]) -> worker_pb2.CompleteTaskRequest:
@@ -82,6 +82,7 @@ class LeasedTask:
                 request.error.CopyFrom(status_of(result.failure))
             else:
                 request.output.CopyFrom(output_message(result))
+        self.ending = True
         request.logs.extend(self.logs)
         return request
 

@@ -213,7 +213,8 @@ def test_everything_is_restarted_one_by_one_during_five_exports(
             member.start()
             cluster.all_back()
             assert member.process is not before
-        assert all(running(cluster.client.get_export(name)) for name in names)
+        exports = [wait_for(lambda name=name: cluster.look(name)) for name in names]
+        assert all(running(export) for export in exports)
     audit(cluster, expected, *names)
 
 
