@@ -89,7 +89,7 @@ class MergeWriter:
             tasks: set[Future[None]] = {pool.submit(self._work, schedule) for _ in range(self.threads)}
             try:
                 pending = tasks
-                while pending and not self._failures:
+                while pending and not any(task.done() and task.exception() for task in tasks):
                     _, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
                     self._progress(0, total)
             finally:

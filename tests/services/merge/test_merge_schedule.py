@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -177,3 +179,29 @@ def test_the_first_failure_of_a_file_is_named(make_case, tmp_path, attempt):
     header = np.fromfile(case.base / "model.safetensors", np.uint8)
     stored = sorted(order[2:], key=lambda name: bytes(header).find(f'"{name}"'.encode()))
     assert caught.value.about["tensor"] == stored[0]
+
+
+def test_a_disk_that_is_full_for_a_later_file_ends_all_at_once(make_case, tmp_path, monkeypatch):
+    """It shows when the file is begun, by one thread, while the others have work for long."""
+    case = make_case("llama", target_modules="all-linear")
+    monkeypatch.setattr(portions, "BLOCK_ELEMENTS", 1)
+    allocate, begun, made = os.posix_fallocate, [], []
+
+    def full_from_the_second_on(descriptor: int, start: int, nbytes: int) -> None:
+        begun.append(nbytes)
+        if len(begun) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, start, nbytes)
+
+    def slowly(self, view: memoryview, position: int) -> None:
+        made.append(position)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_from_the_second_on)
+    monkeypatch.setattr(OutputFile, "write", slowly)
+    ctx = Context(workdir=tmp_path, threads=3)
+    with pytest.raises(ModelMergeError) as caught:
+        STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(max_shard_bytes=30_000), ctx)
+    assert caught.value.reason == "DISK_FULL"
+    assert len(begun) < 4
+    assert len(made) < 100
