@@ -56,9 +56,14 @@ class OutputFile:
             self._abandoned = True
             self._moved.notify_all()
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it was written and digested."""
+        return self._digested == self.nbytes
+
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the file, all of which was digested."""
-        assert self._digested == self.nbytes
+        """Hexadecimal SHA-256 of the complete file."""
+        assert self.complete
         return self._sha.hexdigest()
 
     def write(self, view: memoryview, position: int) -> None:
@@ -111,5 +116,7 @@ class OutputFile:
         buffer = memoryview(bytearray(min(_READ_BYTES, end - position)))
         while position < end:
             count = os.preadv(self._descriptor, [buffer[: end - position]], position)
+            if count == 0:
+                raise OSError(errno.EIO, f"somebody else cut the output file at byte {position}")
             self._sha.update(buffer[:count])
             position += count

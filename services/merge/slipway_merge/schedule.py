@@ -92,7 +92,7 @@ class Schedule:
         with self._changed:
             self._used -= portion.needs
             shard.threads -= 1
-            if portion.end == shard.file.nbytes:
+            if portion.end == shard.file.nbytes and shard.file.complete:
                 self.open.remove(shard)
             self._changed.notify_all()
 

@@ -205,3 +205,20 @@ def test_a_disk_that_is_full_for_a_later_file_ends_all_at_once(make_case, tmp_pa
     assert caught.value.reason == "DISK_FULL"
     assert len(begun) < 4
     assert len(made) < 100
+
+
+def test_a_file_given_up_at_its_last_portion_stays_to_be_closed(tmp_path):
+    plan = schedule(tmp_path, {"a": texts(1)}, at_once=1)
+    shard, only = plan.take()
+    plan.stop()
+    plan.give_back(shard, only)
+    assert plan.open == [shard]
+    shard.file.close()
+
+
+def test_an_output_that_somebody_cuts_is_an_error_and_no_hang(tmp_path):
+    file = OutputFile(tmp_path / "a", 100)
+    os.truncate(tmp_path / "a", 40)
+    with pytest.raises(OSError, match="cut the output file at byte 40"), file.turn(0, 100):
+        pass
+    file.close()
