@@ -110,6 +110,8 @@ FORMS: dict[str, Form] = {
     "dora on qwen3-moe": lora("qwen3-moe", "q_proj", use_dora=True),
     "pissa": lora("llama", "q_proj", init_lora_weights="pissa"),
     "olora": lora("llama", "q_proj", init_lora_weights="olora"),
+    "olora, as its paper writes it": lora("llama", "q_proj", init_lora_weights="OLoRA"),
+    "mica": lora("llama", "q_proj", init_lora_weights="mica"),
     "kasa": lora("llama", "q_proj", kasa_config={}),
     "adalora": form("llama", "AdaLoraConfig", "q_proj", init_r=6, lora_alpha=10, total_step=10),
     "boft": form("llama", "BOFTConfig", "q_proj", boft_block_size=4),

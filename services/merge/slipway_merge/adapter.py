@@ -250,8 +250,10 @@ def _check_both(slot: Mapping[str, TensorInfo]) -> None:
 
 def _role(name: str) -> tuple[str, str]:
     """Name of the weight that a whole tensor stands for, and which of peft's wrappers it was saved from."""
-    match = re.fullmatch(r"(.+)\.(modules_to_save|original_module|base_layer)(\.default)?\.([^.]+)", name)
-    return (f"{match[1]}.{match[4]}", match[2]) if match else (name, "plain")
+    match = re.fullmatch(
+        r"(.+?)(?:\.token_adapter)?\.(modules_to_save|original_module|base_layer)(?:\.default)?\.([^.]+)", name
+    )
+    return (f"{match[1]}.{match[3]}", match[2]) if match else (name, "plain")
 
 
 def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> WholeTensor:

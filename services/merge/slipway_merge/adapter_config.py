@@ -31,11 +31,13 @@ _USED = frozenset(
     }
 )  # fmt: skip
 #: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
-_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
 #: Initialisations that change them in a way that follows from the base weights alone, so that peft can repeat it.
 _REPEATED_INITS = ("pissa", "olora")
 #: What to do about an adapter that peft may take and this version does not.
 PEFT_REMEDY = "merge it with peft (merge_and_unload) and export the result as a base model"
+#: What to do about an adapter that nobody can merge.
+UNMERGED_REMEDY = "serve the base model with the adapter beside it, through peft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +152,16 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
     if raw.get("peft_type") != "LORA":
         return True
     init = raw.get("init_lora_weights", True)
-    if isinstance(init, str) and init in _REPEATED_INITS:
+    known = init.lower() if isinstance(init, str) else init  # peft takes "OLoRA" and "MiCA" too
+    if known in _REPEATED_INITS:
         return True
-    if not any(init is plain or (isinstance(plain, str) and init == plain) for plain in _PLAIN_INITS):
-        hint = "it changes the base weights when training starts, and the change is not in the checkpoint; "
+    if not any(known is plain or (isinstance(plain, str) and known == plain) for plain in _PLAIN_INITS):
         raise unsupported(
-            "init_lora_weights", init, hint + "save the adapter with path_initial_model_for_weight_conversion"
+            "init_lora_weights",
+            init,
+            "it changes the base weights when training starts, and the change is not in the checkpoint",
+            remedy="in the training process, where they still are, save the adapter with path_initial_model_for_weight_"
+            "conversion, or merge it (merge_and_unload) and export that as a base model; peft cannot do it later",
         )
     # An empty map is a configuration of defaults to peft, and turns its variant on.
     more = [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key] or raw[key] == {}]

@@ -20,14 +20,13 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
-from slipway_merge.adapter_config import unsupported
+from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
 from slipway_merge.peft_modules import PREFIX, Holder, filled, mapped, read_finite, takes_known_inputs, through_peft
 from slipway_merge.values import Computed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_UNMERGED = "serve the base model with the adapter beside it, through peft"
 #: Largest difference in the output of a layer, merged and unmerged in float32, that rounding explains.
 _TOLERANCE = 1e-3
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
@@ -46,9 +45,7 @@ def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
     tuner = PEFT_TYPE_TO_TUNER_MAPPING[kind]
     if not _merges(tuner):
         why = "it adds to what the model reads or to how it computes, and changes no weight that could be written"
-        raise unsupported(
-            "peft_type", kind.value, why, remedy="serve the base model with the adapter beside it, through peft"
-        )
+        raise unsupported("peft_type", kind.value, why, remedy=UNMERGED_REMEDY)
     known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
     for key in sorted(set(raw) - known):
         if raw[key]:
@@ -166,7 +163,7 @@ class PeftForms:
                 disturbed = holder.merged(module, torch.float32, keep=True, disturbed=True)
             if departure is not None and not departure <= _TOLERANCE:
                 why = f"peft's merge of {module!r} is not what was trained: its output is off by {departure:.2g} of its norm"
-                raise unsupported("peft_type", self.raw["peft_type"], why, remedy=_UNMERGED)
+                raise unsupported("peft_type", self.raw["peft_type"], why, remedy=UNMERGED_REMEDY)
             before = {name: mapped(info).to(torch.float32) for name, info in self.sources[module].items()}
             self._changed[kind] = frozenset(
                 name

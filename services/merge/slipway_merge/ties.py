@@ -11,6 +11,7 @@ import numpy as np
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter, WholeTensor
+from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
 from slipway_merge.completeness import check_rows
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import Alteration, Factor, Update, Value
@@ -74,7 +75,7 @@ class Ties:
         whole = {
             name: tensor for tensor in self.adapter.whole.values() if (name := self.output_name(tensor.name)) in group
         }
-        for name, tensor in whole.items():
+        for name, tensor in sorted(whole.items(), key=lambda item: item[1].own):  # what all share, then a member's own
             info = replacement(name, tensor, members[name].source.shape)
             alone = tensor.own or sum(not other.own for other in whole.values()) > 1
             for member in [name] if alone else group:
@@ -85,13 +86,30 @@ class Ties:
         changed = [name for name in group if name in changes or members[name].source is not source]
         if not changed:
             return Settled({}, untied=False)
-        if group[0] in changed and self._are_same_rows(changed):  # peft gives an embedding's rows to all that share it
+        self._check_rows_alone(group, changes)
+        sources = [members[name].source for name in changed]
+        same = all(info is sources[0] or self.reader.same(sources[0], info) for info in sources[1:])
+        if (
+            group[0] in changed and same and self._are_same_rows(changed)
+        ):  # peft gives an embedding's rows to all its ties
             return Settled(dict.fromkeys(written, members[group[0]]), untied=False)
         if self.adapter.config.ensure_weight_tying:
             self._check_all_trained(group, whole, changes)
         if self._all_same(list(members.values())):
             return Settled(dict.fromkeys(written, members[written[0]]), untied=False)
         return Settled(members, untied=True)
+
+    def _check_rows_alone(self, group: list[str], changes: Mapping[str, Alteration]) -> None:
+        """Peft puts an embedding's rows into every weight tied to it, below whatever else is trained there."""
+        with_rows = {self.output_name(f"{module}.weight") for module in self.adapter.rows}
+        more = [name for name in group if name in changes and name not in with_rows]
+        if group[0] in with_rows and more:
+            raise unsupported(
+                "trainable_token_indices",
+                self.adapter.config.raw.get("trainable_token_indices"),
+                f"{more[0]!r} is tied to {group[0]!r}, so it has these rows too, and more is trained on top of them",
+                remedy=UNMERGED_REMEDY,
+            )
 
     def _check_all_trained(
         self, group: list[str], whole: Mapping[str, WholeTensor], changes: Mapping[str, Alteration]

@@ -62,6 +62,15 @@ def test_unsupported_option_is_named(make_case, option):
     assert not (case.workdir / "pytorch").exists()
 
 
+@pytest.mark.parametrize("init", ["pissa_niter_4", "loftq", "corda", "lora_ga"])
+def test_a_base_that_training_changed_is_not_left_to_peft(make_case, init):
+    """peft loads such an adapter onto the base as it was, and merges something else than was trained."""
+    case = make_case("llama", target_modules=["q_proj"])
+    edit_config(case, init_lora_weights=init)
+    error = refused(case, "ADAPTER_UNSUPPORTED", init, "path_initial_model_for_weight_conversion")
+    assert error.remedy.startswith("in the training process")
+
+
 #: Options that a plain adapter's weights contradict, with what is said then.
 CONTRADICTED: list[tuple[dict[str, Any], str, str]] = [
     ({"use_dora": True}, "CHECKPOINT_INCOMPLETE", "lora_magnitude_vector"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -203,7 +204,7 @@ def start(root: Path, models: Path) -> subprocess.Popen[str]:
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=250)
     document: dict[str, Any] = json.loads(out)
     return document
 
@@ -215,11 +216,30 @@ def finished(scratch: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in shards}
 
 
-def await_shards(scratch: Path, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(scratch.glob(".merge.slipway-kept-*/*.json"))) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def kill_in_the_middle(folder: Path, models: Path, *, command: bool) -> tuple[Path, dict[str, tuple[int, int]]]:
+    """The root of a merge that was killed when some of its shards were finished, and these; the command or its child.
+
+    On a busy machine the kill may come when all is done.
+    """
+    for number in range(30):
+        root = folder / str(number)
+        process, children, reason = start(root, models), [], ""
+        while process.poll() is None and len(finished(root / "scratch")) < 5:
+            time.sleep(0.001)
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(process.pid).children(recursive=True)
+            child = next((one for one in children if "slipway.executor.child" in one.cmdline()), process)
+            (process if command else child).kill()
+        if command:
+            process.communicate()
+        else:
+            reason = answer(process)["reason"]
+        assert psutil.wait_procs(children, timeout=60)[1] == []
+        before = finished(root / "scratch")
+        if 5 <= len(before) < 40:
+            assert reason == ("" if command else "STAGE_KILLED")
+            return root, before
+    raise AssertionError("every kill came too late")
 
 
 @pytest.mark.slow
@@ -227,21 +247,8 @@ def await_shards(scratch: Path, number: int) -> None:
 def test_kill_in_the_middle_and_the_same_command_again(tmp_path: Path, larger: Path, killed: str) -> None:
     undisturbed = answer(start(tmp_path / "undisturbed", larger))
     assert undisturbed["reason"] is None
-    root = tmp_path / "killed"
-    process = start(root, larger)
-    await_shards(root / "scratch", 5)
-    children = psutil.Process(process.pid).children(recursive=True)
-    if killed == "command":
-        process.kill()
-        process.communicate()
-    else:
-        next(child for child in children if "slipway.executor.child" in child.cmdline()).kill()
-        assert answer(process)["reason"] == "STAGE_KILLED"
-    psutil.wait_procs(children, timeout=5)
-    before = finished(root / "scratch")
-    assert 5 <= len(before) < 40
-    process = start(root, larger)
-    again = answer(process)
+    root, before = kill_in_the_middle(tmp_path / "killed", larger, command=killed == "command")
+    again = answer(start(root, larger))
     assert again["reason"] is None
     resumed = again["facts"].pop("shards_resumed")
     assert len(before) - 1 <= resumed <= len(before), "the last record may have been half-written"
@@ -256,12 +263,9 @@ def test_kill_in_the_middle_and_the_same_command_again(tmp_path: Path, larger: P
 
 @pytest.mark.slow
 def test_cancelled_and_timed_out_merges_go_on(tmp_path: Path, larger: Path) -> None:
-    store, scratch = LocalStore(tmp_path / "store"), tmp_path / "scratch"
-    inputs = {name: store.put_files({p.name: p for p in (larger / name).iterdir()}) for name in ("base", "adapter")}
-    runner = TaskRunner(store, scratch)
     params = {"max_shard_bytes": 1_000_000, "verify": "spot"}
 
-    async def cancelled() -> None:
+    async def cancelled() -> bool:
         begun = asyncio.Event()
 
         def look(progress: Progress, _: int) -> None:
@@ -271,10 +275,15 @@ def test_cancelled_and_timed_out_merges_go_on(tmp_path: Path, larger: Path) -> N
         task = asyncio.ensure_future(runner.run(TaskSpec("merge", params, inputs), on_progress=look))
         await begun.wait()
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await asyncio.wait({task})
+        return task.cancelled()
 
-    asyncio.run(cancelled())
+    for number in range(30):  # on a busy machine the merge may have ended before its cancellation
+        store, scratch = LocalStore(tmp_path / f"store-{number}"), tmp_path / f"scratch-{number}"
+        inputs = {name: store.put_files({p.name: p for p in (larger / name).iterdir()}) for name in ("base", "adapter")}
+        runner = TaskRunner(store, scratch)
+        if asyncio.run(cancelled()):
+            break
     first = finished(scratch)
     assert first
     late = asyncio.run(runner.run(TaskSpec("merge", params, inputs, timeout_seconds=0.05)))

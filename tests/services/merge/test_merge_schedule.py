@@ -42,7 +42,7 @@ class Text(Portion):
     def fill(self, file, block, part) -> memoryview | None:
         self.inside.append(self.memory)
         self.most.append(list(self.inside))
-        time.sleep(0.005)
+        time.sleep(0.02)
         file.write(memoryview(self.text), self.start)
         self.inside.remove(self.memory)
         return memoryview(self.text) if self.start % 2 else None
@@ -88,7 +88,7 @@ def test_every_file_is_written_and_digested(tmp_path, threads):
     for one in workers:
         one.start()
     for one in workers:
-        one.join(30)
+        one.join(120)
     content = b"".join(portion.text for portion in texts(12))
     assert {name: (tmp_path / name).read_bytes() for name in files} == dict.fromkeys(files, content)
     assert digests == dict.fromkeys(files, hashlib.sha256(content).hexdigest())
@@ -102,11 +102,17 @@ def test_memory_lets_in_what_fits_and_one_that_never_does(tmp_path):
         for at, memory in enumerate((60, 50, 40, 500, 30, 60, 100))
     ]
     plan, digests = schedule(tmp_path, {"a": made}, at_once=4), {}
-    workers = [threading.Thread(target=work, args=(plan, digests)) for _ in range(4)]
+    together = threading.Barrier(4)
+
+    def begin() -> None:
+        together.wait(60)
+        work(plan, digests)
+
+    workers = [threading.Thread(target=begin) for _ in range(4)]
     for one in workers:
         one.start()
     for one in workers:
-        one.join(30)
+        one.join(120)
     assert len(most) == 7
     assert all(sum(together) <= 100 or together == [500] for together in most)
     assert any(len(together) > 1 for together in most)
@@ -143,7 +149,7 @@ def test_stopping_lets_those_go_who_wait(tmp_path):
     assert not ended
     plan.stop()
     for one in waiting:
-        one.join(10)
+        one.join(120)
     assert ended == [None, None]
     assert plan.take() is None
     shard.file.close()
