@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import itertools
 
 from coordinator_harness import process, wait_for
-from postgres_server import free_port
+from free_ports import free_port
 from s3_server import BUCKET, s3_server
 from slipway.client import Client
 from slipway.errors import ModelExportError

@@ -33,7 +33,8 @@ from google.protobuf.duration_pb2 import Duration
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from postgres_server import free_port, postgres_server
+from free_ports import free_port
+from postgres_server import postgres_server
 from slipway.configuration import parse
 from slipway.wire import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc

@@ -222,7 +222,7 @@ def images_skipped(*prefix: str, **more: str) -> str:
     """What the test of the images says where it cannot work, which is no failure and takes less than a minute."""
     environment = {**os.environ, **more}
     command = [*prefix, DEPLOY / "test-images.sh", "coordinator"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     said, _, why = done.stdout.strip().partition(": ")
     assert said == "skipped", done.stdout

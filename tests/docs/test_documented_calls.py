@@ -104,7 +104,7 @@ class ByReflection:
         )
         kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
         call = getattr(self._channel, kind)(f"/{words[-1]}", type(request).SerializeToString)
-        answers = call(iter([request]) if method.client_streaming else request, timeout=10)
+        answers = call(iter([request]) if method.client_streaming else request, timeout=120)
         answer_type = GetMessageClass(method.output_type)
         found = [answer_type.FromString(data) for data in (answers if method.server_streaming else [answers])]
         return [json_format.MessageToDict(one, descriptor_pool=self._pool) for one in found]

@@ -13,7 +13,7 @@ import pytest
 import tiny_models
 from cli import Done, slipway
 from coordinator_harness import process, wait_for
-from postgres_server import free_port
+from free_ports import free_port
 from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.errors import ModelExportError

@@ -59,7 +59,7 @@ def run_script(script: str, arguments: list[str], folder: Path, **environment: s
     (folder / "tmp").mkdir()
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     command = ["sh", "-ec", script, *arguments]
-    subprocess.run(command, check=True, env={"PATH": path, **environment}, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, env={"PATH": path, **environment}, capture_output=True, timeout=240)
     calls = (folder / "calls").read_text().split("\1")[:-1]
     return [call.split("\0")[:-1] for call in calls]
 

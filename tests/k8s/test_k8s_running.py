@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli import SLIPWAY
 from coordinator_harness import process, wait_for
+from free_ports import free_port
 from k8s_cluster import Cluster, Workload, host_of, rendered
-from postgres_server import free_port
 from slipway.registry import stage_names
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
@@ -99,7 +99,7 @@ class Here:
         with grpc.insecure_channel(f"127.0.0.1:{self.ports[one.name, probe['port']]}") as channel:
             request = health_pb2.HealthCheckRequest(service=probe["service"])
             try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=2)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=30)
             except grpc.RpcError:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -140,7 +140,7 @@ def test_every_trigger_is_answered_with_kedas_certificate(here: Here) -> None:
         stub = externalscaler_pb2_grpc.ExternalScalerStub(channel)
         for trigger in triggers:
             reference = scaler_pb2.ScaledObjectRef(name="n", scalerMetadata=trigger["metadata"])
-            answers = stub.StreamIsActive(reference, timeout=10)
+            answers = stub.StreamIsActive(reference, timeout=120)
             assert next(answers).result is False
             answers.cancel()
             (spec,) = stub.GetMetricSpec(reference).metricSpecs
@@ -153,7 +153,7 @@ def test_the_worker_is_let_in(here: Here) -> None:
     page = f"http://127.0.0.1:{here.ports['slipway-coordinator', 9464]}/metrics"
 
     def workers() -> bool:
-        with urllib.request.urlopen(page, timeout=5) as answer:
+        with urllib.request.urlopen(page, timeout=60) as answer:
             return 'slipway_workers{stage="merge"} 1.0' in answer.read().decode()
 
     wait_for(workers)
@@ -168,7 +168,7 @@ def test_certificates_open_what_they_are_for(here: Here, name: str, code: grpc.S
         stub = export_pb2_grpc.ExportServiceStub(channel)
         request = export_pb2.ListExportsRequest(parent="projects/default")
         try:
-            stub.ListExports(request, timeout=10)
+            stub.ListExports(request, timeout=120)
             found = grpc.StatusCode.OK
         except grpc.RpcError as error:
             found = error.code()
@@ -186,7 +186,7 @@ def test_the_cleanup_is_told_what_is_whose(here: Here, tmp_path: Path, certifica
     if certificate != "cleanup":
         own.write(Path(environment["SLIPWAY_TLS_CERT_FILE"]).parent, here.certificate(certificate))
     arguments = own.command(one)
-    ended = subprocess.run(arguments, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(arguments, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240)
     assert ended.returncode == code, ended.stderr
     said = json.loads(ended.stdout)
     assert said["artifacts"] == [] if code == 0 else said["reason"] == "PERMISSION_DENIED"
@@ -196,5 +196,5 @@ def test_the_port_for_probes_answers_nothing_else(here: Here) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{here.ports['slipway-coordinator', 7071]}") as channel:
         request = export_pb2.ListExportsRequest(parent="projects/default")
         with pytest.raises(grpc.RpcError) as caught:
-            export_pb2_grpc.ExportServiceStub(channel).ListExports(request, timeout=10)
+            export_pb2_grpc.ExportServiceStub(channel).ListExports(request, timeout=120)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED

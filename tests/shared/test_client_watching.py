@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 import slipway
 from coordinator_harness import CONFIGURATION, DIGEST, coordinator_process, wait_for
+from free_ports import free_port
 from slipway.client import AsyncClient, Client
 from slipway.client.resumption import Resumption
 from slipway.errors import ModelExportError, ServiceError
@@ -28,9 +28,7 @@ class Restarting:
     """A coordinator's process that can be ended and started again over the same state."""
 
     def __init__(self, home: Path, stack: ExitStack) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._home, self._stack = home, stack
 
     def start(self) -> None:
@@ -42,7 +40,7 @@ class Restarting:
 
     def end(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
-        self._process.wait(20)
+        self._process.wait(60)
 
 
 def answers(client: Client) -> bool:
@@ -83,7 +81,7 @@ def watching(address: str, name: str, *, blocking: bool) -> Iterator[list[pb.Exp
     thread = threading.Thread(target=watch_blocking if blocking else lambda: asyncio.run(watch()), daemon=True)
     thread.start()
     yield seen
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
 
 

@@ -40,7 +40,7 @@ async def serving(security: ServerSecurity) -> AsyncIterator[str]:
 async def check(channel: grpc.aio.Channel) -> str:
     """OK, or the status of a health check."""
     try:
-        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     except grpc.aio.AioRpcError as error:
         return error.code().name
     return "OK"

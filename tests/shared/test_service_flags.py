@@ -91,7 +91,7 @@ def test_a_state_that_cannot_be_written_is_refused(small_disk: Path) -> None:
 def test_a_state_in_a_folder_that_is_not_there_is_bad_input(tmp_path: Path, command: str) -> None:
     """Not a database that is away, which would be tried again for ever; and no folder is made."""
     program = [sys.executable, "-m", "slipway_coordinator", command, "--listen", "127.0.0.1:0", "--state"]
-    ended = subprocess.run([*program, str(tmp_path / "no" / "s.db")], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*program, str(tmp_path / "no" / "s.db")], capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr.partition(":")[0]) == (3, "REQUEST_INVALID")
     assert not (tmp_path / "no").exists()
 
@@ -100,7 +100,7 @@ def test_a_port_that_is_none_is_refused(tmp_path: Path) -> None:
     """gRPC would listen on what is left above 65535."""
     place = ["--listen", "127.0.0.1:99999", "--state", str(tmp_path / "state.db")]
     command = [sys.executable, "-m", "slipway_coordinator", *place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 3, done.stderr
     assert "the highest port is 65535" in done.stderr
     assert "Traceback" not in done.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from coordinator_harness import Harness, process, state, tiny_export, tiny_task, wait_for
+from free_ports import free_port
 from metrics_page import page
 from otlp_collector import Collector, collecting, facts
 from slipway.artifacts import LocalStore
@@ -77,9 +77,7 @@ class Parts:
 
     def __init__(self, home: Path, stack: ExitStack, endpoint: str) -> None:
         self.home, self.stack = home, stack
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.environment = {
             "SLIPWAY_HOME": str(home),
             "SLIPWAY_TEST_STAGES": str(home),

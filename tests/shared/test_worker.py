@@ -63,7 +63,7 @@ async def refused(call: AsyncIterator[stage_pb2.RunResponse]) -> tuple[grpc.Stat
 
 
 async def there_is_room(stub: stage_pb2_grpc.StageServiceStub) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             events = [event async for event in stub.Run(request(text="next"))]
@@ -181,7 +181,7 @@ def test_a_worker_without_room_says_so_and_asks_again_when_there_is_some(
             return worker_pb2.SynchronizeResponse()
 
         async def until(expected: list[bool]) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while heard != expected:
                     await asyncio.sleep(0.05)
 

@@ -45,7 +45,7 @@ def start(arguments: Sequence[str | Path], home: Path, **more: str) -> subproces
     )
 
 
-def slipway(*arguments: str | Path, home: Path, timeout: float = 280, **more: str) -> Done:
+def slipway(*arguments: str | Path, home: Path, timeout: float = 580, **more: str) -> Done:
     """Run the command to its end."""
     process = start(arguments, home, **more)
     try:

@@ -23,7 +23,8 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator_harness import state, wait_for
-from postgres_server import PostgresServer, free_port
+from free_ports import free_port
+from postgres_server import PostgresServer
 from s3_server import BUCKET, S3Server
 from slipway.artifacts import ArtifactStore
 from slipway.artifacts.manifest import Manifest
@@ -78,7 +79,7 @@ class Member:
         victim = self.process
         assert victim is not None
         victim.kill()
-        assert victim.wait(10) == -signal.SIGKILL, f"{self.name} was gone already"
+        assert victim.wait(60) == -signal.SIGKILL, f"{self.name} was gone already"
         return victim.pid
 
     def stop(self) -> None:
@@ -87,7 +88,7 @@ class Member:
         if self.process is not None:
             self.process.terminate()
             try:
-                self.process.wait(15)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -159,7 +160,7 @@ class Cluster:
             for number in range(self.workers):
                 stack.callback(self.worker(f"worker-{number}", self.service.address).stop)
             self.client = stack.enter_context(Client(self.service.address))
-            wait_for(self.active, seconds=30)
+            wait_for(self.active, seconds=120)
             self._stack = stack.pop_all()
         return self
 
@@ -230,7 +231,7 @@ class Cluster:
         members = [*self.coordinators, *self.running]
         wait_for(
             lambda: self.active() and all(m.process and m.process.poll() is None for m in members if m.wanted),
-            seconds=30,
+            seconds=120,
         )
 
     # Exports
@@ -251,7 +252,7 @@ class Cluster:
             assert error.reason == "COORDINATOR_UNAVAILABLE", error
             return None
 
-    def finished(self, name: str, *, seconds: float = 90.0) -> export_pb2.Export:
+    def finished(self, name: str, *, seconds: float = 200.0) -> export_pb2.Export:
         """The export when it has ended, whatever happens to the coordinator meanwhile."""
 
         def ended() -> export_pb2.Export | None:
@@ -302,6 +303,6 @@ class Cluster:
 
 def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
     with contextlib.suppress(grpc.RpcError):
-        answer = stub.Check(health_pb2.HealthCheckRequest(service="slipway.v1.ExportService"), timeout=0.5)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service="slipway.v1.ExportService"), timeout=2)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
     return False

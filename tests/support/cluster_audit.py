@@ -23,7 +23,7 @@ from slipway_coordinator.graph import Event
 from slipway_coordinator.records import AttemptRecord, ExportRecord
 from slipway_coordinator.states import TaskState
 
-QUIET_SECONDS = 20.0
+QUIET_SECONDS = 60.0
 
 _COMPLETED = re.compile(r"#(\d+)#completed$")
 

@@ -105,7 +105,7 @@ def _kill(cluster: Cluster, name: str, task: export_pb2.Task, *, kind: str) -> i
         with suppress(psutil.NoSuchProcess):
             if child.status() != psutil.STATUS_ZOMBIE:
                 child.kill()
-                assert not psutil.wait_procs([child], timeout=10)[1], "it outlives SIGKILL"
+                assert not psutil.wait_procs([child], timeout=60)[1], "it outlives SIGKILL"
                 return child.pid
     return 0
 

@@ -100,7 +100,7 @@ class Harness:
 
     def run(self, make: Callable[[], Any]) -> Any:
         """Run a coroutine on the coordinator's loop."""
-        return asyncio.run_coroutine_threadsafe(make(), self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(make(), self.loop).result(120)
 
     def finished(self, name: str) -> export_pb2.Export:
         """The export when it has ended."""
@@ -110,14 +110,16 @@ class Harness:
         started: Future[None] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()
-        started.result(30)
+        started.result(120)
+        if self.with_worker:  # what is wanted of a coordinator without workers may fail
+            wait_for(lambda: self.server.coordinator.broker.board.workers)
         self.client = Client(self.address)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(15)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     async def _run(self, started: Future[None]) -> None:
@@ -171,7 +173,7 @@ def state(export: export_pb2.Export) -> str:
     return export_pb2.ExportState.Name(export.state)[13:].lower()
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     """What the condition gives as soon as it is true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -186,7 +188,7 @@ CONFIGURATION = ExportConfiguration()
 
 
 @contextmanager
-def coordinator_process(home: Path, address: str, *, lease_seconds: float = 1.5) -> Iterator[subprocess.Popen[bytes]]:
+def coordinator_process(home: Path, address: str, *, lease_seconds: float = 4.0) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m slipway_coordinator`` until the block ends."""
     command = [sys.executable, "-m", "slipway_coordinator", "--listen", address, "--state", str(home / "state.db")]
     with process([*command, "--lease-seconds", str(lease_seconds)], home / "coordinator.log") as started:
@@ -214,7 +216,7 @@ def process(command: list[str], log: Path, **environment: str) -> Iterator[subpr
         finally:
             started.terminate()
             try:
-                started.wait(10)
+                started.wait(60)
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 def page(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample by its name and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,14 +14,10 @@ from pathlib import Path
 
 import psycopg
 
+from free_ports import free_port
+
 # Root may not run PostgreSQL.
 _USER = "nobody" if os.geteuid() == 0 else None
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class PostgresServer:
@@ -80,16 +75,30 @@ class PostgresServer:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
-                psycopg.connect(self.url, connect_timeout=2).close()
+                psycopg.connect(self.url, connect_timeout=10).close()
             except psycopg.OperationalError:
                 assert self._process.poll() is None, (self._folder / "log").read_text()
                 time.sleep(0.05)
             else:
                 return
         raise AssertionError("PostgreSQL did not start: " + (self._folder / "log").read_text())
+
+    def ask_for_password(self, role: str) -> None:
+        """Let a role in only with its password, from now on."""
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_reload_conf()")
+        refused, deadline = False, time.monotonic() + 60
+        while not refused:
+            assert time.monotonic() < deadline, f"{role} is not asked for a password"
+            try:
+                psycopg.connect(self.url.replace("slipway", role, 1), connect_timeout=10).close()
+            except psycopg.OperationalError:
+                refused = True
 
     @property
     def pid(self) -> int:
@@ -101,7 +110,7 @@ class PostgresServer:
         """End it: by default at once but in order, closing all connections; SIGQUIT leaves recovery to the next start."""
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            self._process.wait(120)
             self._process = None
 
     def _run(self, program: str, *arguments: str | Path) -> None:

@@ -7,7 +7,6 @@ import ctypes
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from minio import Minio
 from pydantic import SecretStr
 
+from free_ports import free_ports
 from slipway.artifacts.s3_options import S3Options
 
 WEED = Path(sys.executable).with_name("weed")
@@ -59,7 +59,7 @@ class S3Server:
 
     def start(self) -> None:
         """Start and wait until the bucket takes objects."""
-        self.ports = self.ports or _free_ports(8)
+        self.ports = self.ports or free_ports(8)
         (self.folder / "data").mkdir(parents=True, exist_ok=True)
         config = self.folder / "s3.json"
         config.write_text(json.dumps({"identities": [
@@ -88,7 +88,7 @@ class S3Server:
 
     def _wait_until_ready(self) -> None:
         """An object can be written: the port alone answers earlier."""
-        client, deadline = self.client(), time.monotonic() + 60
+        client, deadline = self.client(), time.monotonic() + 120
         client._http.connection_pool_kw["retries"] = False
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
@@ -129,8 +129,8 @@ class FaultyProxy:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 with lock:
                     refused, cut = chance.random() < refuse, chance.random() < truncate
+                    proxy.refused += refused
                 if refused:
-                    proxy.refused += 1
                     self.send_response(503)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
@@ -150,12 +150,14 @@ class FaultyProxy:
                 self.send_header("Content-Length", length or "0")
                 self.end_headers()
                 connection.close()
-                if cut and self.command == "GET" and len(data) > 1000:
-                    proxy.truncated += 1
+                cut = cut and self.command == "GET" and len(data) > 1000
+                with lock:
+                    proxy.truncated += cut
+                    proxy.passed += not cut
+                if cut:
                     self.wfile.write(data[: len(data) // 2])
                     self.close_connection = True
                     return
-                proxy.passed += 1
                 self.wfile.write(data)
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - names of the base class
@@ -183,11 +185,3 @@ def _die_with_parent() -> None:
 
 def _identity(name: str, access_key: str, secret_key: str, actions: list[str]) -> dict[str, object]:
     return {"name": name, "credentials": [{"accessKey": access_key, "secretKey": secret_key}], "actions": actions}
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -71,7 +71,7 @@ class Place:
         return base.replacing(token_file=file)
 
     def client(self, name: str, **kwargs: Any) -> Client:
-        return Client(self.harness.address, security=self.security(name, **kwargs), project="red", timeout_seconds=10)
+        return Client(self.harness.address, security=self.security(name, **kwargs), project="red", timeout_seconds=120)
 
     def channel(self, name: str, **kwargs: Any) -> tuple[grpc.Channel, tuple[tuple[str, str], ...]]:
         client = self.client(name, **kwargs)

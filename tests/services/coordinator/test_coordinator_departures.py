@@ -25,7 +25,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 @contextmanager
 def busy(harness: Harness) -> Iterator[None]:
     """The database takes no changes until the block ends."""
-    with closing(sqlite3.connect(harness.home / "state.db", isolation_level=None)) as other:
+    with closing(sqlite3.connect(harness.home / "state.db", isolation_level=None, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
         other.execute("ROLLBACK")

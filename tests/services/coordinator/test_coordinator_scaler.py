@@ -198,7 +198,7 @@ def test_a_worker_that_takes_no_tasks_is_not_the_one_they_wait_for(
 
 
 def test_changes_are_pushed(harness: Harness, scaler: Scaler) -> None:
-    answers = scaler.StreamIsActive(trigger(), timeout=30)
+    answers = scaler.StreamIsActive(trigger(), timeout=120)
     assert next(answers).result is False
     name = harness.submit(tiny_export("pushed", task("m")))
     assert next(answers).result is True
@@ -222,7 +222,7 @@ def test_triggers_that_fit_nothing_are_refused(scaler: Scaler, metadata: dict[st
     metrics = scaler_pb2.GetMetricsRequest(scaledObjectRef=reference, metricName="slipway-merge")
     for call in (
         lambda: scaler.IsActive(reference),
-        lambda: next(scaler.StreamIsActive(reference, timeout=10)),
+        lambda: next(scaler.StreamIsActive(reference, timeout=120)),
         lambda: scaler.GetMetricSpec(reference),
         lambda: scaler.GetMetrics(metrics),
     ):

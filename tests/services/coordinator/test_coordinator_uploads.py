@@ -62,7 +62,7 @@ class Stalled:
         self._go_on.set()
         for call in self.calls:
             if call not in self.refused():
-                call.result(timeout=30)
+                call.result(timeout=120)
 
 
 def grown(port: int, before: dict[Any, float]) -> dict[tuple[str, ...], float]:
@@ -98,7 +98,7 @@ def test_a_project_has_as_many_uploads_open_as_are_allowed(place: Place, port: i
         wait_for(lambda: grown(port, before)["received", "UPLOADS_FULL"] > 3)
         assert not pushed
         stalled.end()
-        waiting.join(30)
+        waiting.join(120)
         assert pushed == [other.push_artifact(folder)]
 
 
