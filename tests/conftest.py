@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from s3_server import S3Server, s3_server
 
@@ -20,6 +21,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in [name for name in os.environ if name.startswith(("EXPORT_", "SLIPWAY_")) and name != "SLIPWAY_TEST_SAMPLE"]:
     del os.environ[name]
+
+# The same cases every time, however slow the machine is; looking for new ones is not what a change is held up for.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test is the first to need the sample trains it, for minutes."""
+    for item in items:
+        if "sample" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 
 from cli import Done, slipway
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FORMATS = {"pytorch", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4", "tensorrt"}
 WEIGHTS = {"pytorch": "model.safetensors", "pytorch-int4": "model.safetensors", "tensorrt": "model.sm89.engine"}
@@ -32,7 +32,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(sample: Path, home: Path, out: Path) -> Done:
-    return slipway("export", "-c", sample / "export.yaml", "--out", out, "--json", home=home, timeout=500)
+    return slipway("export", "-c", sample / "export.yaml", "--out", out, "--json", home=home, timeout=1500)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_the_model_card_s_examples_run(folder: Path) -> None:
     assert set(examples) == FORMATS
     for name in sorted(FORMATS - {"tensorrt"}):
         run = subprocess.run(
-            [sys.executable, "-c", examples[name]], cwd=folder, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", examples[name]], cwd=folder, capture_output=True, text=True, timeout=600
         )
         assert run.returncode == 0, run.stderr
         assert run.stdout.strip()
