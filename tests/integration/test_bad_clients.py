@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator_harness import CONFIGURATION, process, wait_for
+from free_ports import free_port
 from random_messages import messages
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
@@ -32,6 +32,7 @@ from slipway.wire import configuration_message
 from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
+from unhurried import unhurried
 
 ROLES = {"viewer": "[red]", "submitter": "[red]", "operator": '["*"]', "neighbour": "[blue]", "worker": ""}
 CONTENT = b"of an artifact"
@@ -102,7 +103,7 @@ class Servers:
         }
 
     def call(
-        self, method: str, data: bytes, *, token: str = "", server: str = "coordinator", seconds: float = 10
+        self, method: str, data: bytes, *, token: str = "", server: str = "coordinator", seconds: float = 60
     ) -> Code:
         """Status of a call with a body of any bytes; a stream is read up to its first message."""
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -134,12 +135,6 @@ class Servers:
             running.poll() is None and self.call("/grpc.health.v1.Health/Check", b"", server=name) is Code.OK
             for name, running in self.processes.items()
         )
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +219,7 @@ def test_one_client_cannot_take_all_streams(servers: Servers) -> None:
             watch = stack.enter_context(channel).unary_stream(SERVICE + "WatchExport")
             request = pb.WatchExportRequest(name="projects/red/exports/ours").SerializeToString()
             metadata = (("authorization", f"Bearer {servers.tokens['viewer']}"),)
-            calls += [watch(request, metadata=metadata, timeout=60) for _ in range(100)]
+            calls += [watch(request, metadata=metadata, timeout=240) for _ in range(100)]
         codes = [first_status(call) for call in calls]
         assert codes.count(Code.OK) == 256
         assert set(codes) == {Code.OK, Code.RESOURCE_EXHAUSTED}
@@ -259,7 +254,7 @@ def test_slow_readers_hold_nobody_up(servers: Servers) -> None:
     request = pb.WatchExportRequest(name="projects/red/exports/ours").SerializeToString()
     metadata = (("authorization", f"Bearer {servers.tokens['operator']}"),)
     before = psutil.Process(servers.processes["coordinator"].pid).memory_info().rss
-    unread = [watch(request, metadata=metadata, timeout=60) for _ in range(20)]
+    unread = [watch(request, metadata=metadata, timeout=240) for _ in range(20)]
     try:
         for _ in range(20):
             method = "/slipway.v1.WorkerService/Synchronize"
@@ -267,7 +262,7 @@ def test_slow_readers_hold_nobody_up(servers: Servers) -> None:
         began = time.monotonic()
         with servers.client("viewer") as client:
             client.get_export("ours")
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < unhurried(2)
         grown = psutil.Process(servers.processes["coordinator"].pid).memory_info().rss - before
         assert grown < 150e6, f"{grown / 1e6:.0f} MB more"
     finally:
@@ -315,7 +310,8 @@ def test_any_call_of_any_rpc_is_answered_in_order(servers: Servers, cases: int) 
     def call(case: Any) -> None:
         (server, method), data, name = case
         token = servers.tokens.get(name, new_token() if name else "")
-        code = servers.call(method, data, token=token, server=server, seconds=0.5)
+        seconds = 0.5 if name in ROLES else 60  # some wait for something to happen, which are not for unknown people
+        code = servers.call(method, data, token=token, server=server, seconds=seconds)
         seen[code] += 1
         assert code in ANSWERS | ({Code.UNIMPLEMENTED} if "health" in method else set())
         if "health" not in method:

@@ -16,8 +16,9 @@ import pytest
 
 import tiny_models
 from cli import slipway, start
+from unhurried import unhurried
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # In the order in which they start, so that every killed run has something finished behind it.
 TASKS = ("merge", "quantize-pytorch-int8", "onnx_export", "onnx_export-tensorrt", "tensorrt_build", "validate")
@@ -66,7 +67,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    assert gone(children, 5), "a killed command left processes behind"
+    assert gone(children, 60), "a killed command left processes behind"
 
 
 def ran(seen: list[dict[str, Any]]) -> set[str]:
@@ -119,10 +120,10 @@ def test_an_interrupt_ends_all_within_five_seconds(
     children = psutil.Process(process.pid).children(recursive=True)
     begin = time.monotonic()
     os.kill(process.pid, number)
-    process.communicate(timeout=20)
-    assert time.monotonic() - begin < 5
+    process.communicate(timeout=120)
+    assert gone(children, 120)
+    assert time.monotonic() - begin < unhurried(5)
     assert process.returncode == 130
-    assert gone(children, 0.5)
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
     assert list((tmp_path / "home" / "scratch").iterdir()) == []
 
@@ -132,7 +133,7 @@ def test_an_interrupted_export_goes_on(project: Path, tmp_path: Path) -> None:
     process = start(arguments, tmp_path / "home")
     seen = run_until(process, "onnx_export")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     done = slipway(*arguments, home=tmp_path / "home")
     assert done.code in (0, 4), done.err
     finished = ran(seen)
@@ -146,7 +147,7 @@ def test_two_commands_at_once_share_one_store(project: Path, tmp_path: Path) -> 
     common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--set", "validation.enabled=false"]
     first = start([*common, "--out", tmp_path / "a"], tmp_path / "home")
     second = start([*common, "--out", tmp_path / "b", "--set", "formats.onnx.enabled=false"], tmp_path / "home")
-    outs = [json.loads(process.communicate(timeout=120)[0]) for process in (first, second)]
+    outs = [json.loads(process.communicate(timeout=500)[0]) for process in (first, second)]
     assert [process.returncode for process in (first, second)] == [0, 0]
     assert outs[0]["formats"]["pytorch"]["digest"] == outs[1]["formats"]["pytorch"]["digest"]
 
@@ -156,7 +157,7 @@ def test_the_same_command_twice_at_once_does_the_work_once_or_says_why_not(proje
     first = start(common, tmp_path / "home")
     run_until(first, "merge")
     second = slipway(*common, home=tmp_path / "home")
-    first.communicate(timeout=120)
+    first.communicate(timeout=500)
     assert first.returncode in (0, 4)
     assert second.code in (0, 4, 7)
     if second.code == 7:

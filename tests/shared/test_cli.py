@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,13 +42,19 @@ def in_process(capfd: pytest.CaptureFixture[str], *words: str | Path, home: Path
 def test_help_is_quick_and_names_every_command(home: Path) -> None:
     took = []
     for _ in range(3):
-        begin = time.monotonic()
+        begin = cpu_seconds()
         done = slipway("--help", home=home)
-        took.append(time.monotonic() - begin)
+        took.append(cpu_seconds() - begin)
     assert done.code == 0
     assert [name for name in COMMANDS if f" {name} " not in done.out] == []
-    # 0.25 s on an idle machine; the limit leaves room for a busy one.
+    # 0.25 s, whatever else the machine does meanwhile; the limit leaves room for a slow one.
     assert min(took) < 1.0
+
+
+def cpu_seconds() -> float:
+    """What all processes have used that this one has started and seen end."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, "cache ls", "cache gc"])

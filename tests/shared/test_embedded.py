@@ -10,12 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator_harness import DIGEST, state
+from coordinator_harness import DIGEST, state, wait_for
 from slipway.configuration import ExportConfiguration
 from slipway.embedded import Embedded
 from slipway.errors import ServiceError
 from slipway.settings import Settings
 from slipway.wire import failure_of_status
+from unhurried import unhurried
 
 SOURCES = {"base": DIGEST, "adapter": DIGEST}
 
@@ -35,9 +36,10 @@ def test_it_starts_and_stops_fast_and_leaves_nothing(tmp_path: Path) -> None:
         with Embedded(settings(tmp_path), "x") as embedded:
             assert list(embedded.client.list_exports()) == []
         took.append(time.monotonic() - began)
-    assert min(took) < 0.95, took  # 0.3 s on an idle machine; a thread that is waited for would make it a second
-    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
-    assert threading.active_count() <= threads + 2  # gRPC keeps some
+    # 0.3 s on an idle machine; a thread that is waited for would make it a second.
+    assert min(took) < unhurried(0.95), took
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    wait_for(lambda: threading.active_count() <= threads + 2)  # gRPC keeps some
     assert not (tmp_path / "exports" / "x" / "socket").exists()
 
 

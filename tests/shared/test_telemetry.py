@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from slipway.telemetry import (
     span,
     tracing,
 )
+from unhurried import unhurried
 
 
 @pytest.fixture
@@ -104,12 +106,10 @@ def test_what_is_no_trace_leads_nowhere(text: str) -> None:
 
 
 def test_an_unreachable_collector_delays_the_end_by_seconds_only() -> None:
-    import time
-
     begin = time.monotonic()
     with tracing(settings("otlp", "http://127.0.0.1:9")), span("export"):
         pass
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < unhurried(8)
 
 
 def test_the_console_gets_one_json_object_per_span(capsys: pytest.CaptureFixture[str]) -> None:
