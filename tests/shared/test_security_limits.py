@@ -22,9 +22,9 @@ RULES = {"/t/Flood": Rule(OWNER.roles), "/t/Hang": Rule(OWNER.roles, seconds=0.2
 class Server:
     """Two RPCs: one streams without an end, one never answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, write_seconds: float = 600.0) -> None:
         self.ended = asyncio.Event()
-        limits = Limits(streams=1, write_seconds=0.3)
+        limits = Limits(streams=1, write_seconds=write_seconds)
         self._server = grpc.aio.server(interceptors=[AccessInterceptor(Everyone(OWNER), rules=RULES, limits=limits)])
         handlers = {
             "Flood": grpc.unary_stream_rpc_method_handler(self._flood),
@@ -56,10 +56,10 @@ class Server:
 
 def test_a_stream_that_is_not_read_ends_and_frees_its_place() -> None:
     async def run() -> None:
-        server = Server()
+        server = Server(write_seconds=0.3)
         async with server as channel:
             unread = channel.unary_stream("/t/Flood")(b"")
-            await asyncio.wait_for(server.ended.wait(), 10)
+            await asyncio.wait_for(server.ended.wait(), 60)
             again = channel.unary_stream("/t/Flood")(b"")
             assert len(await again.read()) == 100_000  # the one place is free again
             unread.cancel()

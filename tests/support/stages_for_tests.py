@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def with_library(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -
 
 class TroubleParams(StageParams):
     kind: str
+    until: str = ""
 
 
 def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> dict[str, Path]:  # noqa: C901
@@ -73,10 +75,12 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
             while len(blocks) * block < ctx.max_memory_bytes:
                 blocks.append(bytearray(os.urandom(1 << 16)) * (block >> 16))
                 time.sleep(0.05)
-            time.sleep(0.6)
+            wait_until(params.until, ctx)
         case "child-memory":
-            code = "import time; block = bytearray(b'1') * (200 << 20); time.sleep(1.2)"
-            subprocess.run([sys.executable, "-c", code], check=True)
+            code = "block = bytearray(b'1') * (200 << 20); input()"
+            with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+                wait_until(params.until, ctx)
+                child.communicate(b"\n")
         case "short-memory":  # gone again before anybody looks
             time.sleep(0.2)
             bytearray(b"1") * (150 << 20)
@@ -88,9 +92,11 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
                     file.write(b"\1" * (1 << 20))
         case "slow-disk":
             with (ctx.workdir / "fill").open("wb", buffering=0) as file:
-                file.write(b"\1" * (7 << 20))
+                while shutil.disk_usage(ctx.workdir).free > 300 << 10:
+                    file.write(b"\1" * (8 << 10))
+                wait_until(params.until, ctx)
                 while file.write(b"\1" * (8 << 10)):
-                    time.sleep(0.02)
+                    pass
         case "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -113,6 +119,14 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
         case "missing-file":
             (ctx.workdir / "nothing.txt").read_text()
     return {"out": ctx.workdir}
+
+
+def wait_until(path: str, ctx: Context) -> None:
+    """Go on when a file is there, saying so all the while."""
+    deadline = time.monotonic() + 120
+    while not Path(path).exists() and time.monotonic() < deadline:
+        ctx.progress("waiting", done=0)
+        time.sleep(0.02)
 
 
 class KeepingParams(StageParams):

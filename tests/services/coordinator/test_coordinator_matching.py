@@ -249,15 +249,18 @@ def test_what_nobody_can_run_fails_where_nobody_will_come(tmp_path: Path) -> Non
 
 
 def test_a_warning_of_a_stage_reaches_those_who_watch(tmp_path: Path) -> None:
-    stage = "stages_for_tests:TROUBLE"
+    stage, said, events = "stages_for_tests:TROUBLE", tmp_path / "said", []
     with Harness(tmp_path, stages=(stage,)) as harness:
-        params = {"kind": "much-memory"}
+        params = {"kind": "much-memory", "until": str(said)}
         task = TaskRecord(id="much", stage=stage, params=params, inputs={})
         settings = {"resources": {"max_memory_bytes": 120 << 20}, "recovery": {"max_attempts": 1}}
         name = harness.submit(tiny_export("much", task, **settings))
-        events = list(harness.client.watch_export(name))
-    warnings = [event.log.message for event in events if event.log.level == "warning"]
-    assert any("of the 120.0 MiB it should stay below" in message for message in warnings)
+        for event in harness.client.watch_export(name):
+            events.append(event)
+            if "of the 120.0 MiB it should stay below" in event.log.message:
+                assert event.log.level == "warning"
+                said.touch()
+    assert said.exists()
     (attempt,) = events[-1].export.tasks[0].attempts
     assert attempt.state == export_pb2.TASK_STATE_SUCCEEDED
     assert attempt.peak_memory_bytes > 120 << 20

@@ -130,7 +130,7 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
 
 
 def test_the_queue_can_be_looked_at_while_it_changes() -> None:
-    board, looking = Board(30.0, time.monotonic), threading.Event()
+    board, begun, looking = Board(30.0, time.monotonic), threading.Event(), threading.Event()
     for number in range(1000):
         board.offer(offer(str(number)))
 
@@ -138,6 +138,7 @@ def test_the_queue_can_be_looked_at_while_it_changes() -> None:
         counts = set()
         while not looking.is_set():
             counts.add(len(board.load().waiting))
+            begun.set()
         return len(counts)
 
     before = sys.getswitchinterval()
@@ -145,6 +146,7 @@ def test_the_queue_can_be_looked_at_while_it_changes() -> None:
     try:
         with ThreadPoolExecutor(1) as page:
             looked = page.submit(look)
+            assert begun.wait(60)
             for number in range(1000, 30_000):
                 board.withdraw(offer(str(number - 1000)).key)
                 board.offer(offer(str(number)))

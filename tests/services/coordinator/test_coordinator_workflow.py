@@ -60,10 +60,11 @@ def test_branches_run_and_meet(shared: Harness, tmp_path: Path) -> None:
 def test_the_same_again_is_reused_and_fast(shared: Harness) -> None:
     tasks = [tiny_task("m"), *(tiny_task(f"t{number}", needs=("m",)) for number in range(8))]
     base = shared.base()
-    shared.finished(shared.submit(tiny_export("first", *tasks, base=base)))
     began = time.monotonic()
+    shared.finished(shared.submit(tiny_export("first", *tasks, base=base)))
+    between = time.monotonic()
     export = shared.finished(shared.submit(tiny_export("second", *tasks, base=base)))
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - between < between - began
     assert [task.attempts[0].reused for task in export.tasks] == [True] * 9
 
 
@@ -142,7 +143,7 @@ def test_an_input_lost_from_the_store_is_made_again(shared: Harness, tmp_path: P
     gate, runs = tmp_path / "gate", tmp_path / "runs"
     tasks = (
         tiny_task("m", text="lost", runs=str(runs)),
-        tiny_task("wait", text="wait", sleep_seconds=20, unless=str(gate)),
+        tiny_task("wait", text="wait", sleep_seconds=120, unless=str(gate)),
         tiny_task("late", needs=("m", "wait"), text="late"),
     )
     name = shared.submit(tiny_export("lost", *tasks, base=shared.base()))
@@ -169,7 +170,7 @@ def test_cancel_ends_what_runs_and_retry_goes_on(shared: Harness, tmp_path: Path
     began = time.monotonic()
     assert state(shared.client.cancel_export(name)) in {"cancelling", "cancelled"}
     export = shared.finished(name)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50  # not 60
     assert state(export) == "cancelled"
     assert states(export) == {"m": "succeeded", "slow": "cancelled", "after": "cancelled"}
     with pytest.raises(ModelExportError) as caught:
@@ -182,10 +183,16 @@ def test_cancel_ends_what_runs_and_retry_goes_on(shared: Harness, tmp_path: Path
     assert runs.read_text().split() == ["kept", "slow", "slow"]
 
 
-def test_progress_and_logs_reach_those_who_watch(shared: Harness) -> None:
-    name = shared.submit(tiny_export("logs", tiny_task("m", text="logs", sleep_seconds=0.6), base=shared.base()))
-    events = list(shared.client.watch_export(name))
-    assert any(event.progress.phase == "sleeping" and event.progress.task == "m" for event in events)
+def test_progress_and_logs_reach_those_who_watch(shared: Harness, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    task = tiny_task("m", text="logs", sleep_seconds=120, unless=str(gate))
+    events = []
+    for event in shared.client.watch_export(shared.submit(tiny_export("logs", task, base=shared.base()))):
+        events.append(event)
+        if event.progress.phase == "sleeping":
+            assert event.progress.task == "m"
+            gate.touch()
+    assert gate.exists()
     assert any("run 1 of logs" in event.log.message and event.log.task == "m" for event in events)
     sequences = [event.sequence for event in events]
     assert sequences == sorted(set(sequences))

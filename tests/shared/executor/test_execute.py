@@ -14,6 +14,7 @@ import pytest
 
 from slipway.executor.process import GRACE_SECONDS, Execution, Outcome, execute
 from slipway.stage import Progress
+from unhurried import unhurried
 
 
 def run(stage: str, workdir: Path, *, timeout: float | None = None, **params: object) -> Outcome:
@@ -24,9 +25,15 @@ def run(stage: str, workdir: Path, *, timeout: float | None = None, **params: ob
     return asyncio.run(execute(execution))
 
 
-def descendants() -> list[psutil.Process]:
-    """Processes below this one, but for servers that other tests share."""
-    return [process for process in psutil.Process().children(recursive=True) if process.name() != "weed"]
+def descendants() -> set[psutil.Process]:
+    """Processes below this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
+@pytest.fixture
+def shared() -> set[psutil.Process]:
+    """Processes that earlier tests started for later ones."""
+    return descendants()
 
 
 def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
@@ -61,12 +68,14 @@ def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
         ("missing-file", "FILE_ERROR", "nothing.txt"),
     ],
 )
-def test_every_end_is_a_typed_failure(kind: str, reason: str, says: str, tmp_path: Path) -> None:
+def test_every_end_is_a_typed_failure(
+    kind: str, reason: str, says: str, tmp_path: Path, shared: set[psutil.Process]
+) -> None:
     outcome = run("TROUBLE", tmp_path / "w", kind=kind)
     assert outcome.failure is not None
     assert outcome.failure.reason == reason
     assert says in str(outcome.failure)
-    assert descendants() == []
+    assert descendants() <= shared
 
 
 def test_wrong_parameters_are_typed(tmp_path: Path) -> None:
@@ -88,27 +97,29 @@ def test_a_full_disk_is_typed(small_disk: Path) -> None:
     assert outcome.failure.reason == "DISK_FULL"
 
 
-def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path, shared: set[psutil.Process]) -> None:
     start = time.monotonic()
     outcome = run("TROUBLE", tmp_path, kind="hang", timeout=1.5)
     assert outcome.failure is not None
     assert outcome.failure.reason == "STAGE_TIMEOUT"
-    assert time.monotonic() - start < 15  # not 600
-    assert descendants() == []
+    assert time.monotonic() - start < 120  # not 600
+    assert descendants() <= shared
 
 
-def test_cancelling_ends_a_stage_that_ignores_it(tmp_path: Path) -> None:
+def test_cancelling_ends_a_stage_that_ignores_it(tmp_path: Path, shared: set[psutil.Process]) -> None:
     async def cancel_soon() -> float:
-        task = asyncio.create_task(execute(Execution("stages_for_tests:TROUBLE", {"kind": "hang"}, {}, tmp_path)))
-        await asyncio.sleep(1.5)
+        execution = Execution("stages_for_tests:TROUBLE", {"kind": "hang"}, {}, tmp_path)
+        hanging = asyncio.Event()
+        task = asyncio.create_task(execute(execution, on_progress=lambda *_: hanging.set()))
+        await asyncio.wait_for(hanging.wait(), 60)
         start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         return time.monotonic() - start
 
-    assert asyncio.run(cancel_soon()) < GRACE_SECONDS + 5
-    assert descendants() == []
+    assert asyncio.run(cancel_soon()) < GRACE_SECONDS + 60  # not 600
+    assert descendants() <= shared
 
 
 def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
@@ -116,14 +127,14 @@ def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
         execution = Execution("stages_for_tests:SOURCE", {"seconds": 60}, {}, tmp_path)
         started = asyncio.Event()
         task = asyncio.create_task(execute(execution, on_progress=lambda *_: started.set()))
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), 60)
         start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         return time.monotonic() - start
 
-    assert asyncio.run(cancel_soon()) < GRACE_SECONDS  # it was not waited for, and then killed
+    assert asyncio.run(cancel_soon()) < unhurried(GRACE_SECONDS)  # it was not waited for, and then killed
 
 
 PARENT = """
@@ -141,13 +152,13 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     assert parent.stdout.readline() == "hanging\n"
     started: list[psutil.Process] = []
-    deadline = time.monotonic() + 20  # what it starts is not itself until its own program is loaded
+    deadline = time.monotonic() + 60  # what it starts is not itself until its own program is loaded
     while not any("time.sleep(600)" in " ".join(process.cmdline()) for process in started):
         assert time.monotonic() < deadline
         started = psutil.Process(parent.pid).children(recursive=True)
     parent.kill()
     parent.wait()
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -175,7 +186,7 @@ def test_a_kill_by_the_kernel_for_memory_is_told_from_any_other(tmp_path: Path) 
     join = f"from pathlib import Path; import os; Path({str(group)!r}, 'cgroup.procs').write_text(str(os.getpid()))\n"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", join + PARENT, str(tmp_path), "memory"], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", join + PARENT, str(tmp_path), "memory"], capture_output=True, text=True, timeout=240
         )
         assert done.stdout.split()[-1] == "OUT_OF_MEMORY", done.stdout + done.stderr
         assert done.returncode == 0

@@ -12,24 +12,47 @@ from slipway.cgroup import ControlGroup
 from slipway.executor.memory import TreeMemory
 from slipway.executor.pressure import Pressure
 from slipway.executor.process import Execution, Outcome, execute
+from slipway.stage import Progress
 
 MIB = 1 << 20
 STAGE = "stages_for_tests:TROUBLE"
 
 
-def run(workdir: Path, kind: str, *, max_memory_bytes: int = 4 << 30) -> tuple[Outcome, list[str]]:
-    """How a stage ended, and what was warned of, in order."""
+def run(
+    workdir: Path, kind: str, *, seen: Path, until: str = "", max_memory_bytes: int = 4 << 30
+) -> tuple[Outcome, list[str]]:
+    """How a stage ended, and what was warned of, in order.
+
+    Args:
+        workdir: To be made.
+        kind: What it does.
+        seen: A file whose being there lets it go on: after the warning with these words, or without any, when all its memory
+            was looked at.
+        until: The words.
+        max_memory_bytes: As in :class:`Execution`.
+    """
     workdir.mkdir()
-    execution = Execution(STAGE, {"kind": kind}, {}, workdir, max_memory_bytes=max_memory_bytes)
-    said: list[tuple[str, str]] = []
-    outcome = asyncio.run(execute(execution, on_log=lambda level, message: said.append((level, message))))
-    return outcome, [message for level, message in said if level == "warning"]
+    execution = Execution(STAGE, {"kind": kind, "until": str(seen)}, {}, workdir, max_memory_bytes=max_memory_bytes)
+    warnings: list[str] = []
+
+    def hear(level: str, message: str) -> None:
+        if level == "warning":
+            warnings.append(message)
+            if until and until in message:
+                seen.touch()
+
+    def look(_: Progress, memory_bytes: int) -> None:
+        if not until and memory_bytes > 200 * MIB:
+            seen.touch()
+
+    return asyncio.run(execute(execution, on_progress=look, on_log=hear)), warnings
 
 
 def test_memory_close_to_the_limit_is_said_once_with_its_figures(tmp_path: Path) -> None:
     limit = 200 * MIB
     with metrics.serving("127.0.0.1:0") as port:
-        outcome, warnings = run(tmp_path / "w", "much-memory", max_memory_bytes=limit)
+        seen, words = tmp_path / "seen", "should stay below"
+        outcome, warnings = run(tmp_path / "w", "much-memory", seen=seen, until=words, max_memory_bytes=limit)
         counted = page(port)["slipway_stage_pressure_total", (("kind", "memory"), ("stage", STAGE))]
     assert outcome.failure is None
     (warning,) = [one for one in warnings if "should stay below" in one]
@@ -42,22 +65,22 @@ def test_memory_close_to_the_limit_is_said_once_with_its_figures(tmp_path: Path)
 
 
 def test_memory_far_from_the_limit_is_nothing_to_say(tmp_path: Path) -> None:
-    _, warnings = run(tmp_path / "w", "child-memory")
+    _, warnings = run(tmp_path / "w", "child-memory", seen=tmp_path / "seen")
     assert [one for one in warnings if "should stay below" in one] == []
 
 
 def test_the_peak_is_that_of_all_processes(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path / "w", "child-memory")
+    outcome, _ = run(tmp_path / "w", "child-memory", seen=tmp_path / "seen")
     assert 200 * MIB < outcome.peak_memory_bytes < 400 * MIB
 
 
 def test_a_peak_between_two_looks_is_known(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path / "w", "short-memory")
+    outcome, _ = run(tmp_path / "w", "short-memory", seen=tmp_path / "seen")
     assert outcome.peak_memory_bytes > 150 * MIB
 
 
-def test_a_disk_that_fills_is_said_before_it_is_full(small_disk: Path) -> None:
-    outcome, warnings = run(small_disk / "w", "slow-disk")
+def test_a_disk_that_fills_is_said_before_it_is_full(small_disk: Path, tmp_path: Path) -> None:
+    outcome, warnings = run(small_disk / "w", "slow-disk", seen=tmp_path / "seen", until="runs out of space")
     assert outcome.failure is not None
     assert outcome.failure.reason == "DISK_FULL"
     (warning,) = [one for one in warnings if "runs out of space" in one]

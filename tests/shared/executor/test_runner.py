@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -97,8 +96,7 @@ def test_the_work_folder_of_a_killed_process_is_removed_and_a_living_one_s_is_ke
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    psutil.wait_procs(children, timeout=5)
-    time.sleep(0.1)
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     TaskRunner(store, tmp_path / "scratch")
     assert list((tmp_path / "scratch").iterdir()) == []
     assert store.digests() == []
