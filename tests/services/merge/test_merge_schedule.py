@@ -207,9 +207,9 @@ def test_a_disk_that_is_full_for_a_later_file_ends_all_at_once(make_case, tmp_pa
     monkeypatch.setattr(OutputFile, "write", slowly)
     ctx = Context(workdir=tmp_path, threads=3)
     with pytest.raises(ModelMergeError) as caught:
-        STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(max_shard_bytes=30_000), ctx)
+        STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(max_shard_bytes=8_000), ctx)
     assert caught.value.reason == "DISK_FULL"
-    assert len(begun) < 4
+    assert len(begun) <= 1 + ctx.threads, "each thread may have been about to begin another, of the ten and more"
     assert len(made) < 100
 
 
