@@ -24,7 +24,7 @@ from slipway.settings import Settings
 PART = 5 << 20  # the smallest the protocol allows
 
 
-def through(s3: S3Server, endpoint: str = "", *, patience: float = 30) -> S3Store:
+def through(s3: S3Server, endpoint: str = "", *, patience: float = 120) -> S3Store:
     options = s3.options(endpoint=endpoint or s3.endpoint)
     return S3Store(S3Bucket(options, BUCKET, prefix=uuid.uuid4().hex, patience_seconds=patience))
 
@@ -64,7 +64,7 @@ def test_what_is_missing_or_fails_for_good(s3: S3Server, tmp_path: Path) -> None
             through(s3).fetch(f"sha256:{'0' * 64}", tmp_path / "out")
         assert (requests(port, operation="reading", outcome="missing"), requests(port)) == (1, 1)
         with FaultyProxy(s3.endpoint, refuse=1.0) as proxy, pytest.raises(ArtifactError, match="answers"):
-            through(s3, proxy.endpoint, patience=0.3).bucket.get("anything")
+            through(s3, proxy.endpoint, patience=3).bucket.get("anything")
         assert requests(port, outcome="failed") == 1
         assert requests(port, outcome="retried") == proxy.refused - 1 > 0
 
