@@ -16,7 +16,7 @@ from engine_plans import assert_same_plan
 from postgres_server import PostgresServer
 from s3_server import S3Server
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 # They say when and how fast it was.
 OF_THIS_RUN = {"README.md", "lineage.json", "report.html", "report.json"}
@@ -64,14 +64,14 @@ def test_the_cluster_delivers_the_same_bytes_as_one_process(
 ) -> None:
     """The demo, with everything its own configuration asks for."""
     arguments = ["export", "-c", sample / "export.yaml", "--json"]
-    alone = delivered(slipway(*arguments, "--out", tmp_path / "alone", home=tmp_path / "home"))
+    alone = delivered(slipway(*arguments, "--out", tmp_path / "alone", home=tmp_path / "home", timeout=800))
     folder = tmp_path / "cluster"
     folder.mkdir()
     with Cluster(folder, postgres, s3, tiny=False, lease_seconds=20) as cluster:
         environment = cluster.environment("command")
         home = Path(environment.pop("SLIPWAY_HOME"))
         arguments += ["--coordinator", cluster.service.address]
-        done = slipway(*arguments, "--out", tmp_path / "together", home=home, **environment)
+        done = slipway(*arguments, "--out", tmp_path / "together", home=home, timeout=800, **environment)
         together = delivered(done, logs=cluster.logs())
         (export,) = cluster.client.list_exports()
         audit_results(cluster, export.name, {})

@@ -13,7 +13,7 @@ from cluster_audit import audit
 from cluster_kills import KINDS, RUNS, Run, strike
 from cluster_reference import Undisturbed, reference
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 SEEDS = range(int(os.environ.get("CLUSTER_FAULT_RUNS", "6")))
 

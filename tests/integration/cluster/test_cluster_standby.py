@@ -22,8 +22,9 @@ from s3_server import S3Server
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway_coordinator.advisory_lock import LOCK_KEY
+from unhurried import unhurried
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 TAKE_OVER_SECONDS = 10.0
 ENDS = ("kill", "stop", "lose-lock")
@@ -78,10 +79,10 @@ def test_the_standby_takes_over(cluster: Cluster, expected: dict[str, Undisturbe
                     (LOCK_KEY,),
                 ).fetchall()
             assert len(ended) == 1
-    wait_for(lambda: cluster.active() is standby, seconds=30)
+    wait_for(lambda: cluster.active() is standby)
     took = time.monotonic() - began
     print(f"take-over after {end}: {took:.2f} s")
-    assert took < TAKE_OVER_SECONDS
+    assert took < unhurried(TAKE_OVER_SECONDS)
     if end == "lose-lock":
         assert first.process is not None
         assert "the lock is lost" in first.log()
@@ -91,7 +92,7 @@ def test_the_standby_takes_over(cluster: Cluster, expected: dict[str, Undisturbe
 def test_a_database_that_was_not_migrated_is_refused(tmp_path: Path, postgres: PostgresServer) -> None:
     database = postgres.create("never_migrated")
     command = [sys.executable, "-m", "slipway_coordinator", "--listen", "127.0.0.1:0", "--state", database]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 3
     assert "STATE_SCHEMA" in done.stderr
     assert "migrate" in done.stderr
