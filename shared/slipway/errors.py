@@ -160,6 +160,9 @@ REASONS: Mapping[str, Reason] = {
     "WORKER_BUSY": Reason(_C.RESOURCE, "the worker already runs as many tasks as it takes", retryable=True),
     "COORDINATOR_UNAVAILABLE": Reason(_C.UNAVAILABLE, "the coordinator does not answer", retryable=True),
     "COORDINATOR_LOCKED": Reason(_C.UNAVAILABLE, "another coordinator is active on this state", retryable=True),
+    "STATE_DENIED": Reason(
+        _C.PRECONDITION, "the coordinator's database refuses this user, password or database name, or a needed right"
+    ),
     "STATE_SCHEMA": Reason(_C.PRECONDITION, "the coordinator's tables are not those this program needs"),
     "QUEUE_FULL": Reason(_C.RESOURCE, "as many exports as are allowed are under way", retryable=True),
     "UPLOADS_FULL": Reason(_C.RESOURCE, "the project has as many uploads open as are allowed", retryable=True),

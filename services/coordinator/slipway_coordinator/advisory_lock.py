@@ -13,6 +13,7 @@ import psycopg
 import sqlalchemy as sa
 
 from slipway.errors import REASONS, ServiceError
+from slipway_coordinator.database_faults import words
 
 log = logging.getLogger("slipway.coordinator.lock")
 
@@ -67,7 +68,7 @@ class AdvisoryLock:
                 self._connection = self._connect()
             found = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (LOCK_KEY,)).fetchone()
         except psycopg.OperationalError as error:
-            self._note(f"{self} does not answer: {str(error).strip()}")
+            self._note(f"{self} does not answer: {words(error)}")
             self._close()
             return False
         if found is None or not found[0]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slipway_coordinator import migrations, ownership
+from slipway_coordinator import migrations, ownership, schema
 from slipway_coordinator.inbox import Events
 from slipway_coordinator.journal import Transactions
 from slipway_coordinator.leases import Leases
@@ -60,14 +60,19 @@ class Database:
         self.ownership = Ownership(self._engine)
 
     def prepare(self) -> None:
-        """Bring the tables up to date if they are an own file, otherwise see that they are.
+        """Bring the tables up to date if they are an own file, otherwise see that they are, and can be changed.
 
         Raises:
             ServiceError: reason ``STATE_SCHEMA``.
+            sqlalchemy.exc.DBAPIError: they cannot be read or changed.
         """
         if self._engine.dialect.name == "sqlite":
             migrations.migrate(self._engine)
         migrations.check(self._engine)
+        if self._engine.dialect.name != "sqlite":
+            with self._engine.begin() as connection:
+                for table in schema.metadata.sorted_tables:
+                    _change_nothing(connection, table)
 
     def ping(self) -> None:
         """See that the database answers."""
@@ -197,6 +202,14 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA busy_timeout=30000")
     connection.execute("PRAGMA synchronous=FULL")
+
+
+def _change_nothing(connection: sa.Connection, table: sa.Table) -> None:
+    """What a role without the right to change a table, or a read-only replica, refuses even where there is nothing to change."""
+    columns, none = list(table.columns), sa.false()
+    connection.execute(sa.insert(table).from_select(columns, sa.select(table).where(none)))
+    connection.execute(sa.update(table).where(none).values({columns[0]: columns[0]}))
+    connection.execute(sa.delete(table).where(none))
 
 
 def _changing(record: ExportRecord) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import logging
 import time
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
+from dbos import error as engine_errors
 
+from slipway.errors import ServiceError
 from slipway_coordinator import workflow
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.state import State
@@ -21,7 +23,11 @@ _LOOK_SECONDS = 0.05
 
 
 def launch(state: State) -> None:
-    """Begin, and go on with the workflows that have not ended. The caller holds the state's lock."""
+    """Begin, and go on with the workflows that have not ended. The caller holds the state's lock.
+
+    Raises:
+        ServiceError: reason ``STATE_SCHEMA`` when the engine's tables are those of another version, or it may not see them.
+    """
     logging.getLogger("dbos").setLevel(logging.CRITICAL)
     config = DBOSConfig(
         name="slipway",
@@ -35,7 +41,14 @@ def launch(state: State) -> None:
         notification_listener_polling_interval_sec=_LOOK_SECONDS,
     )
     DBOS(config=config)
-    DBOS.launch()
+    try:
+        DBOS.launch()
+    except engine_errors.DBOSInitializationError as error:
+        raise ServiceError(
+            "the workflow engine's tables, in the schema dbos, are not those this program needs",
+            reason="STATE_SCHEMA",
+            remedy="run python -m slipway_coordinator migrate --state …, and let the coordinator's role use that schema",
+        ) from error
 
 
 def end() -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway_coordinator.database_faults import words
 
 log = logging.getLogger("slipway.coordinator.journal")
 
@@ -29,6 +30,7 @@ _Change = Callable[[], Any]
 _MOST_SOON, _MOST_LATER = 64, 16
 
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.5
+_COMPLAINT_SECONDS = 10.0
 
 
 class Transactions:
@@ -153,13 +155,16 @@ async def patiently(attempt: Callable[[], Awaitable[T]]) -> T:
         ServiceError: reason ``COORDINATOR_UNAVAILABLE`` after some minutes.
     """
     give_up = time.monotonic() + _PATIENCE_SECONDS
+    told = False
     while True:
         try:
             return await attempt()
         except ServiceError as error:
             if error.reason != "COORDINATOR_UNAVAILABLE" or time.monotonic() >= give_up:
                 raise
-            log.warning(f"a workflow waits: {error.message}")
+            if not told:
+                log.warning(f"a workflow waits: {error.message}")
+                told = True
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
@@ -172,6 +177,25 @@ def answering(function: Callable[[], T]) -> T:
     try:
         return function()
     except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        _complaints.about(error)
         raise ServiceError(
-            "the coordinator's database does not answer", remedy="try again; the database's log says why"
+            "the coordinator's database does not answer", remedy="try again; the coordinator's log says why"
         ) from error
+
+
+class _Complaints:
+    """Logs why the database does not answer: at once when that is new, and the same again only after a while, as everybody asks."""
+
+    def __init__(self) -> None:
+        self._last = ("", 0.0)
+
+    def about(self, error: BaseException) -> None:
+        """Log what the driver says; may be called from any thread."""
+        said, now = words(error), time.monotonic()
+        before, at = self._last
+        if said != before or now >= at + _COMPLAINT_SECONDS:
+            self._last = (said, now)
+            log.warning(f"the database does not answer: {said}")
+
+
+_complaints = _Complaints()

@@ -17,6 +17,7 @@ from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
 from slipway.security.server import ServerSecurity
 from slipway_coordinator.artifact_service import ArtifactService
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
+from slipway_coordinator.database_faults import enter, faults_of
 from slipway_coordinator.gate import Gate
 from slipway_coordinator.lock import StateLock
 from slipway_coordinator.observation import Gauges
@@ -128,6 +129,7 @@ async def serve(
         ServiceError: reason ``COORDINATOR_LOCKED`` on a state that is not shared; the address cannot be bound, or the state
             cannot be used.
     """
+    await asyncio.to_thread(enter, options.state)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -144,7 +146,8 @@ async def serve(
         try:
             with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
                 if held or await _acquired(lock, ended):
-                    await server.activate()
+                    with faults_of(options.state):
+                        await server.activate()
                     log.info("active")
                     await ended.wait()
         finally:

@@ -55,11 +55,13 @@ class PostgresState:
         return AdvisoryLock(self.address)
 
     def __str__(self) -> str:
-        return self.address.render_as_string(hide_password=True)
+        shown = self.address.set(drivername="postgresql").difference_update_query(_SECRET_PARAMETERS)
+        return shown.render_as_string(hide_password=True)
 
 
 State = SqliteState | PostgresState
 
+_SECRET_PARAMETERS = ("password", "sslpassword")
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -78,6 +80,8 @@ def state_at(place: str) -> State:
         raise _unusable("the state's URL cannot be read") from error
     if address.get_backend_name() not in {"postgresql", "postgres"}:
         raise _unusable(f"the state's URL is of the kind {address.drivername}")
+    if "@" in (address.host or ""):  # the rest of a password, which would be shown and logged as the host
+        raise _unusable("the state's URL has more than one @: write %40 for one in a password")
     return PostgresState(address.set(drivername="postgresql+psycopg"))
 
 
