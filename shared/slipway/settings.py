@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from slipway.artifacts.s3_options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
 from slipway.security.settings import Security
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tracing = Literal["", "otlp", "console"]
@@ -101,7 +104,7 @@ def _store(text: str) -> str:
     text = text.strip()
     if not text or text.startswith(SCHEME):
         return text
-    if "://" in text:  # as a path it would be a folder of this machine alone
+    if _URL.match(text):  # as a path it would be a folder of this machine alone
         raise ConfigurationError(
             f"SLIPWAY_STORE is {text!r}", remedy="use s3://bucket/prefix, or a folder", about={"key": "SLIPWAY_STORE"}
         )

@@ -115,6 +115,18 @@ def test_what_is_stored_of_a_bucket_is_the_content_and_is_read_once(
     assert sorted(fetched) == [f"checkpoint-20/{path.name}" for path in own]
 
 
+@pytest.mark.usefixtures("run")
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(bucket: S3Bucket, settings: Settings) -> None:
+    with SourceFolders(settings) as folders:
+        found = find_checkpoint(folders.find(bucket.url))
+        files = {path.name: path for path in travelling_files(found.path)}
+        size = files["adapter_model.safetensors"].stat().st_size
+        bucket.put("checkpoint-20/adapter_model.safetensors", bytes(size))  # as long as before
+        with pytest.raises(ModelExportError, match=r"checkpoint-20/adapter_model\.safetensors was replaced") as raised:
+            folders.put(files, open_store(settings), on_bytes=lambda _: None)
+    assert raised.value.reason == "FILE_ERROR"
+
+
 def test_an_artifact_is_a_source(run: Path, settings: Settings) -> None:
     store = open_store(settings)
     digest = store.put_files({path.name: path for path in travelling_files(run / "checkpoint-10")})

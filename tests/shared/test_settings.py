@@ -48,5 +48,6 @@ def test_an_impossible_value_names_the_variable() -> None:
             Settings.from_environment({name: value})
     with pytest.raises(ConfigurationError, match=r"SLIPWAY_TRACING.*'jaeger'.*otlp, console"):
         Settings.from_environment({"SLIPWAY_TRACING": "jaeger"})
-    with pytest.raises(ConfigurationError, match=r"SLIPWAY_STORE.*'gs://bucket'.*s3://bucket"):
-        Settings.from_environment({"SLIPWAY_STORE": "gs://bucket"})
+    for text in ("gs://bucket", "s3:/bucket/prefix", "s3:bucket"):
+        with pytest.raises(ConfigurationError, match=rf"SLIPWAY_STORE.*'{text}'.*s3://bucket"):
+            Settings.from_environment({"SLIPWAY_STORE": text})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol
 
 from slipway.artifacts.faults import corrupt, disk_full, not_found
+from slipway.artifacts.files import write_all
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.store import ArtifactStore
@@ -181,7 +182,7 @@ class _LocalWriter(BlobWriter):
         with disk_full("receiving", self.file.digest, at=self._store.root):
             if self._target is None:
                 self._target = self._path.open("xb", buffering=0)
-            self._target.write(data)
+            write_all(self._target, data)
 
     def _keep(self) -> None:
         self._take(b"")

@@ -11,10 +11,11 @@ from slipway import metrics
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import collect
 from slipway.artifacts.faults import ABSENT, disk_full
+from slipway.artifacts.files import in_threads
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.s3 import S3Store
-from slipway.artifacts.s3_transfer import for_each, workers
+from slipway.artifacts.s3_transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
@@ -54,7 +55,7 @@ class CachedStore:
             ArtifactError: As :meth:`S3Store.fetch`.
         """
         for _ in range(_TRIES):
-            self._bring(digest, on_bytes or _ignore)
+            self._bring(digest, on_bytes)
             try:
                 self.local.fetch(digest, target, on_bytes=on_bytes)
             except ArtifactError as error:  # evicted since, or damaged on this disk
@@ -117,22 +118,20 @@ class CachedStore:
                 return blob
             return folder / file.path if folder is not None else Path(files[file.path])
 
-        remote = self.remote.during(on_bytes)
-        remote.put_blobs(self.local.manifest(digest), lies_at, on_bytes=on_bytes or _ignore)
+        self.remote.put_blobs(self.local.manifest(digest), lies_at, on_bytes=on_bytes)
         self._evict()
         return digest
 
-    def _bring(self, digest: str, on_bytes: OnBytes) -> None:
+    def _bring(self, digest: str, on_bytes: OnBytes | None) -> None:
         """Complete an artifact in the cache; each blob is fetched by one process, the others wait for it."""
         if self.local.exists(digest):
             for file in self.local.manifest(digest).files:
                 _count(file, "hit")
             return
-        remote = self.remote.during(on_bytes)
-        manifest = remote.manifest(digest)
+        manifest = self.remote.during(on_bytes).manifest(digest)
         with disk_full("fetching", digest, at=self.local.root), workers() as pool:
 
-            def bring(file: ManifestFile) -> None:
+            def bring(file: ManifestFile, count: OnBytes) -> None:
                 with self._alone(file.digest) as arriving:
                     if self.local.has_blob(file):
                         _count(file, "hit")
@@ -140,12 +139,13 @@ class CachedStore:
                     _count(file, "miss")
                     arriving.unlink(missing_ok=True)  # of a process that was killed meanwhile
                     try:
-                        remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=on_bytes)
+                        remote = self.remote.during(count)
+                        remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=count)
                         self.local.admit_blob(file, arriving)
                     finally:
                         arriving.unlink(missing_ok=True)
 
-            for_each(manifest.files, bring)
+            in_threads(bring, manifest.files, on_bytes)
             self.local.admit(manifest)
 
     @contextlib.contextmanager
@@ -176,7 +176,3 @@ class CachedStore:
 def _count(file: ManifestFile, result: str) -> None:
     metrics.NODE_CACHE_FILES.add(result=result)
     metrics.NODE_CACHE_FILE_BYTES.add(file.size_bytes, result=result)
-
-
-def _ignore(_: int) -> None:
-    """Count nothing."""

@@ -8,15 +8,17 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from slipway.errors import ArtifactError, StageError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+WORKERS = 4
+"""Files that are worked on at the same time."""
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
 _CHUNK_BYTES = 64 << 20  # of one copy in the kernel, which Ctrl-C cannot interrupt
 SMALL_BYTES = 1 << 20
@@ -78,15 +80,33 @@ def copy_file(source: Path, target: Path) -> None:
         raise
 
 
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Write all bytes to an unbuffered file, which takes only some of them when the disk is nearly full."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
 def folder_files(folder: Path) -> dict[str, Path]:
     """All files below somebody's folder, by their path inside the artifact; links are followed to files.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files.
+        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; ``ARTIFACT_INVALID`` for what would be left out: links
+            to folders or to nothing, and special files.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = path
+        elif path.is_symlink() or not path.is_dir():
+            raise ArtifactError(
+                f"{path} is a link to a folder or to nothing, or a special file, which artifacts do not hold",
+                reason="ARTIFACT_INVALID",
+                remedy="put files in its place, or remove it",
+                about={"file": path},
+            )
     if not files:
         raise ArtifactError(f"{folder} has no files", reason="FILE_ERROR", about={"folder": folder})
     return files
@@ -108,7 +128,7 @@ def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
 def in_threads(
     call: Callable[[_T, Callable[[int], None]], _R], items: Iterable[_T], on_bytes: Callable[[int], None] | None
 ) -> list[_R]:
-    """Call for every item, several at a time; answers in their order. The first error stops the others at their next chunk.
+    """Call for every item, several at a time; answers in their order. The first error stops the others at their next ``count``.
 
     That goes for Ctrl-C too: leaving the pool waits for its threads, which could take minutes to read a large model.
     """
@@ -120,9 +140,26 @@ def in_threads(
         if on_bytes is not None:
             on_bytes(done)
 
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-files") as pool:
+        futures = [pool.submit(call, item, count) for item in items]
         try:
-            return list(pool.map(lambda item: call(item, count), items))
+            return gather(futures)
         except BaseException:
             stopped.set()
+            cancel(futures)
             raise
+
+
+def gather(futures: list[Future[_R]]) -> list[_R]:
+    """Results of all, or the first failure, as soon as there is one; the others may still run then."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    failed = next((future for future in futures if future in done and future.exception()), None)
+    if failed is not None:
+        failed.result()
+    return [future.result() for future in futures]
+
+
+def cancel(futures: Iterable[Future[_R]]) -> None:
+    """Begin none of those that wait."""
+    for future in futures:
+        future.cancel()

@@ -15,11 +15,11 @@ from pathlib import Path
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.faults import ABSENT, corrupt, disk_full, not_found
-from slipway.artifacts.files import link_or_copy, regular_files
+from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, key_of, manifest_name
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
-from slipway.artifacts.s3_transfer import download, for_each, upload, workers
+from slipway.artifacts.s3_transfer import download, upload, workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 
@@ -61,23 +61,28 @@ class S3Store:
         Raises:
             ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` when one changes meanwhile, and as :meth:`S3Bucket.call`.
         """
-        store = self.during(on_bytes)
         with workers() as pool:
 
-            def send(item: tuple[str, Path]) -> ManifestFile:
+            def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
                 name, path = item
-                entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=on_bytes)
-                store._put_blob(entry, Path(path), pool, on_bytes or _ignore)
+                entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=count)
+                self.during(count)._put_blob(entry, Path(path), pool, count)
                 return entry
 
-            entries = for_each(sorted(files.items()), send)
-        return store.commit(Manifest.of(entries))
+            entries = in_threads(send, sorted(files.items()), on_bytes)
+        return self.during(on_bytes).commit(Manifest.of(entries))
 
-    def put_blobs(self, manifest: Manifest, open_from: Callable[[ManifestFile], Path], *, on_bytes: OnBytes) -> str:
+    def put_blobs(
+        self, manifest: Manifest, open_from: Callable[[ManifestFile], Path], *, on_bytes: OnBytes | None
+    ) -> str:
         """Commit an artifact whose files have been hashed; ``open_from`` says where each lies."""
         with workers() as pool:
-            for_each(manifest.files, lambda entry: self._put_blob(entry, open_from(entry), pool, on_bytes))
-        return self.commit(manifest)
+            in_threads(
+                lambda entry, count: self.during(count)._put_blob(entry, open_from(entry), pool, count),
+                manifest.files,
+                on_bytes,
+            )
+        return self.during(on_bytes).commit(manifest)
 
     def commit(self, manifest: Manifest) -> str:
         """Write a manifest, after its blobs; answers the artifact's digest."""
@@ -100,11 +105,12 @@ class S3Store:
             target.mkdir(parents=True)
             for file in manifest.files:
                 (target / file.path).parent.mkdir(parents=True, exist_ok=True)
-            for_each(
-                first.values(),
-                lambda file: store.fetch_blob(
-                    file, digest, target / file.path, pool=pool, on_bytes=on_bytes or _ignore
+            in_threads(
+                lambda file, count: self.during(count).fetch_blob(
+                    file, digest, target / file.path, pool=pool, on_bytes=count
                 ),
+                first.values(),
+                on_bytes,
             )
             for file in manifest.files:
                 if first[file.digest] != file:
@@ -156,7 +162,7 @@ class S3Store:
                 return False
             raise
         sizes = {file.digest: file.size_bytes for file in manifest.files}
-        found = for_each(sizes, lambda blob: self.bucket.find(blob_name(blob)))
+        found = in_threads(lambda blob, count: self.during(count).bucket.find(blob_name(blob)), sizes, None)
         return all(
             entry is not None and entry.size_bytes == size for entry, size in zip(found, sizes.values(), strict=True)
         )
@@ -254,10 +260,6 @@ class S3Store:
                 raise
             return False
         return True
-
-
-def _ignore(_: int) -> None:
-    """Count nothing."""
 
 
 def _changed(path: Path) -> ArtifactError:

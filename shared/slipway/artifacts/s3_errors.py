@@ -60,7 +60,7 @@ def store_error(error: BaseException, doing: str, where: str) -> ArtifactError:
     if is_passing(error):
         remedy = "see whether it runs and can be reached, then try again"
         return ArtifactError(f"{what} ({_cause(error)})", reason="STORE_UNAVAILABLE", remedy=remedy, about=about)
-    remedy = "check the endpoint (AWS_ENDPOINT_URL), the region and the certificates"
+    remedy = "check the endpoint (AWS_ENDPOINT_URL; http:// for one without TLS), the region and the certificates"
     return ArtifactError(f"{what} ({_cause(error)})", reason="STORE_INVALID", remedy=remedy, about=about)
 
 

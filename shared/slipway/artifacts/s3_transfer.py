@@ -10,22 +10,20 @@ import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from minio.datatypes import Part
 from minio.error import MinioException, S3Error
 
 from slipway import metrics
+from slipway.artifacts.files import cancel, gather
 from slipway.artifacts.s3_client import WORKERS, S3Bucket
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
-
-_I = TypeVar("_I")
-_T = TypeVar("_T")
 
 PART_BYTES = 64 << 20
 _MOST_PARTS = 10_000  # of the S3 protocol
@@ -56,6 +54,7 @@ def upload(
     upload_id: str = bucket.call(doing, lambda: bucket.sdk._create_multipart_upload(bucket.bucket, key, {}))
 
     def send(number: int) -> Part:
+        on_bytes(0)
         offset = number * part_bytes
         data = _read_at(file, offset, min(part_bytes, size - offset))
         etag = bucket.call(
@@ -66,9 +65,11 @@ def upload(
         on_bytes(len(data))
         return Part(number + 1, etag)
 
+    sending = [pool.submit(send, number) for number in range(math.ceil(size / part_bytes))]
     try:
-        parts = gather([pool.submit(send, number) for number in range(math.ceil(size / part_bytes))])
+        parts = gather(sending)
     except BaseException:
+        _stop(sending)
         with contextlib.suppress(*S3_EXCEPTIONS):  # what stays behind is expired by the bucket's lifecycle
             bucket.sdk._abort_multipart_upload(bucket.bucket, key, upload_id)
         raise
@@ -108,25 +109,8 @@ def workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-transfer")
 
 
-def for_each(items: Iterable[_I], work: Callable[[_I], _T]) -> list[_T]:
-    """Results of some work on each item, a few at a time; the first failure ends it, and is raised when none runs any more."""
-    with ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-files") as files:
-        return gather([files.submit(work, item) for item in items])
-
-
-def gather(futures: list[Future[_T]]) -> list[_T]:
-    """Results of all; the first failure stops those that have not begun, and is raised when none runs any more."""
-    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-    failed = next((future for future in futures if future in done and future.exception()), None)
-    if failed is not None:
-        _stop(futures)
-        failed.result()
-    return [future.result() for future in futures]
-
-
 def _stop(futures: Sequence[Future[Any]]) -> None:
-    for future in futures:
-        future.cancel()
+    cancel(futures)
     wait(futures)
 
 

@@ -15,7 +15,7 @@ import grpc
 from slipway.artifacts import ActionResult, Manifest, ManifestFile
 from slipway.artifacts.blobs import CHUNK_BYTES
 from slipway.artifacts.faults import corrupt, disk_full
-from slipway.artifacts.files import in_threads, link_or_copy, regular_files
+from slipway.artifacts.files import in_threads, link_or_copy, regular_files, write_all
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
@@ -177,7 +177,7 @@ class ProjectArtifacts:
                     call = self._calls.artifacts.ReadBlob(request, metadata=self._calls.metadata())
                     try:
                         for answer in call:
-                            target.write(answer.data)
+                            write_all(target, answer.data)
                             sha.update(answer.data)
                             tell(len(answer.data))
                             progress()

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.artifacts import ActionResult, Artifacts
+from slipway.artifacts.files import in_threads
 from slipway.artifacts.manifest import check_path
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
-from slipway.artifacts.s3_transfer import download, for_each, workers
+from slipway.artifacts.s3_transfer import download, workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 
@@ -49,7 +50,7 @@ class BucketMirror:
             check_path(key)
         for key in self._objects:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        for_each(self._objects.values(), self._look)
+        in_threads(self._look, self._objects.values(), None)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, scratch: Path, on_bytes: OnBytes) -> str:
         """Store files of the mirror with their content; answers the digest.
@@ -57,7 +58,7 @@ class BucketMirror:
         The same objects are not read again: the store knows by their entity tags what they became.
 
         Raises:
-            ArtifactError: As :meth:`S3Bucket.call` and the store's ``put``.
+            ArtifactError: ``FILE_ERROR`` when an object was replaced since it was listed; as :meth:`S3Bucket.call` and the store's ``put``.
         """
         objects = {name: self._objects[path.relative_to(self.folder).as_posix()] for name, path in files.items()}
         described = [[name, entry.key, entry.etag, entry.size_bytes] for name, entry in sorted(objects.items())]
@@ -66,30 +67,43 @@ class BucketMirror:
         known = store.action(key)
         if known is not None and "source" in known.outputs:
             return known.outputs["source"]
-        bucket = self._bucket.during(lambda: on_bytes(0))
         with workers() as pool:
 
-            def fetch(item: tuple[str, StoredObject]) -> None:
+            def fetch(item: tuple[str, StoredObject], count: OnBytes) -> None:
                 name, entry = item
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                download(bucket, entry.key, entry.size_bytes, path, pool=pool, on_bytes=on_bytes)
+                bucket = self._bucket.during(lambda: count(0))
+                download(bucket, entry.key, entry.size_bytes, path, pool=pool, on_bytes=count)
+                found = bucket.find(entry.key)
+                if found is None or (found.etag, found.size_bytes) != (entry.etag, entry.size_bytes):
+                    raise _changed(f"{bucket.url}/{entry.key}")
 
-            for_each(objects.items(), fetch)
+            in_threads(fetch, objects.items(), on_bytes)
         digest = store.put(scratch)
         store.record_action(key, ActionResult({"source": digest}))
         return digest
 
-    def _look(self, entry: StoredObject) -> None:
+    def _look(self, entry: StoredObject, count: OnBytes) -> None:
+        bucket = self._bucket.during(lambda: count(0))
         path = self.folder / entry.key
         head = b""
         if path.name.endswith(_READ) and entry.size_bytes <= _LARGEST_READ:
-            head = self._bucket.get(entry.key) if entry.size_bytes else b""
+            head = bucket.get(entry.key) if entry.size_bytes else b""
         elif path.suffix == ".safetensors" and entry.size_bytes:
-            head = self._bucket.get_range(entry.key, 0, _FIRST_BYTES)
+            head = bucket.get_range(entry.key, 0, _FIRST_BYTES)
             needed = min(8 + int.from_bytes(head[:8], "little"), entry.size_bytes, _LARGEST_READ)
             if needed > len(head):
-                head += self._bucket.get_range(entry.key, len(head), needed - len(head))
+                head += bucket.get_range(entry.key, len(head), needed - len(head))
         with path.open("xb") as file:
             file.write(head)
             file.truncate(entry.size_bytes)
+
+
+def _changed(url: str) -> ArtifactError:
+    return ArtifactError(
+        f"{url} was replaced or removed while it was being read",
+        reason="FILE_ERROR",
+        remedy="try again when nothing writes there any more",
+        about={"source": url},
+    )

@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from cli import start
 from s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, s3_server
 from slipway.artifacts import ActionResult, LocalStore, s3_collection
 from slipway.artifacts import s3_transfer as transfer
@@ -143,6 +146,19 @@ def test_waiting_for_a_service_can_be_stopped(s3: S3Server, tmp_path: Path) -> N
         assert time.monotonic() - begin < 60  # not 600
 
 
+def test_ctrl_c_does_not_wait_for_a_service_that_is_away(s3: S3Server, tmp_path: Path) -> None:
+    for number in range(20):
+        random_file(tmp_path / "folder" / str(number), 10)
+    with FaultyProxy(s3.endpoint, refuse=1.0) as proxy:
+        away = {**s3.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "SLIPWAY_STORE": f"s3://{BUCKET}/away"}
+        process = start(["push", tmp_path / "folder"], tmp_path / "home", **away)
+        assert process.stderr is not None
+        assert "does not answer" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)  # calls are repeated for 60 seconds
+    assert process.returncode == 130
+
+
 def test_refused_credentials_are_named_and_never_shown(
     s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +199,47 @@ def test_credentials_are_read_from_a_file_again_for_every_request(s3: S3Server, 
         bucket.listing("nothing/")
     file.write_text(f"[default]\naws_access_key_id = {READER_KEY}\naws_secret_access_key = {READER_SECRET}\n")
     assert bucket.listing("nothing/") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "profile"),
+    [
+        ("[default]\naws_access_key_id = x\naws_secret_access_key = hidden\n", "other"),
+        ("[other]\naws_access_key_id = hidden\n", "other"),
+        ("hidden", "default"),
+    ],
+    ids=["no-such-profile", "half-a-profile", "no-profiles"],
+)
+def test_a_credentials_file_without_credentials_is_named(
+    s3: S3Server, tmp_path: Path, content: str, profile: str
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(content)
+    variables = {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_PROFILE": profile}
+    bucket = S3Bucket(S3Options.from_environment({"AWS_ENDPOINT_URL": s3.endpoint, **variables}), BUCKET)
+    with pytest.raises(ArtifactError, match=re.escape(f"{file}, profile {profile}")) as raised:
+        bucket.listing()
+    assert raised.value.reason == "STORE_DENIED"
+    assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"},
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000x"},
+        {"AWS_ENDPOINT_URL": "http://user:hidden@127.0.0.1"},
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1/store"},
+        {"AWS_REGION": "not a region"},
+    ],
+    ids=["port", "port-with-letters", "password", "path", "region"],
+)
+def test_an_endpoint_that_is_none_is_refused(variables: dict[str, str]) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    with pytest.raises(ArtifactError) as raised:
+        S3Bucket(S3Options.from_environment({**keys, **variables}), BUCKET)
+    assert raised.value.reason == "STORE_INVALID"
+    assert "hidden" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
