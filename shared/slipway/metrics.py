@@ -131,6 +131,13 @@ TRANSFER_SECONDS = Histogram(
     "slipway_artifact_transfer_duration_seconds", "Fetching or storing one artifact.", ("direction",)
 )
 
+# Of every server
+CALLS_REFUSED = Counter(
+    "slipway_calls_refused_total",
+    "Calls refused before they reached a service, or ended for the time they took, by the reason.",
+    ("reason",),
+)
+
 # Of every process that uses a bucket
 STORE_REQUESTS = Counter(
     "slipway_store_requests_total",

@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 
-from slipway.errors import ServiceError
+from slipway import metrics
+from slipway.errors import Failure, ServiceError
 from slipway.rpc import abort
 
 _OURS = "/slipway.v1."
@@ -34,16 +35,18 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
-    await abort(context, _standby().failure())
+    await abort(context, _standby())
 
 
 async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    yield await abort(context, _standby().failure())
+    yield await abort(context, _standby())
 
 
-def _standby() -> ServiceError:
-    return ServiceError(
+def _standby() -> Failure:
+    metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
+    error = ServiceError(
         "this coordinator is a standby, another one is active",
         reason="COORDINATOR_UNAVAILABLE",
         remedy="call the active one, or try again",
     )
+    return error.failure()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from slipway import metrics
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.security.access_file import unauthenticated
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
@@ -292,6 +293,7 @@ def _host(context: Context) -> str:
 
 
 async def _abort(context: Context, error: ModelExportError) -> None:
+    metrics.CALLS_REFUSED.add(reason=error.reason)
     if error.reason in {"UNAUTHENTICATED", "PERMISSION_DENIED", "LIMIT_EXCEEDED"}:
         log.info(f"refused a call from {_host(context)}: {error.reason}: {error.message}")
     code, details, status = call_status(error.failure())
