@@ -66,6 +66,42 @@ def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
     assert f"{len(QUERIES)} rules found" in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("job", "ever_up", "ours", "alerted"),
+    [
+        ("slipway-coordinator", False, "slipway_coordinator_active", True),
+        ("kubernetes-pods", True, "slipway_coordinator_active", True),
+        ("kubernetes-pods", True, "slipway_worker_slots", True),
+        ("kubernetes-pods", True, "somebody_else_s_metric", False),
+    ],
+)
+def test_a_part_that_is_down_is_one_of_ours_whatever_its_job(
+    tmp_path: Path, job: str, ever_up: bool, ours: str, alerted: bool
+) -> None:
+    """Up for ten minutes, if ever, then down; Prometheus evaluates the alert and the panel itself."""
+    labels = {"job": job, "instance": "10.0.0.7:9464"}
+    shown = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    names = ("process_resident_memory_bytes", ours)
+    series = [{"series": f"up{{{shown}}}", "values": f"{int(ever_up)}x10 0x20"}]
+    series += [{"series": f"{name}{{{shown}}}", "values": "5x10 stale"} for name in names if ever_up]
+    alert = next(one for one in alerts() if one["alert"] == "SlipwayPartDown")
+    text = {"summary": alert["annotations"]["summary"].replace("{{ $labels.instance }}", labels["instance"])}
+    fired = [{"exp_labels": {**labels, **alert["labels"]}, "exp_annotations": text}] if alerted else []
+    panel = next(query for query in dashboard_queries() if "process_resident_memory_bytes" in query)
+    memory = [{"labels": f"process_resident_memory_bytes{{{shown}}}", "value": 5}] if alerted and ever_up else []
+    case = {
+        "interval": "1m",
+        "input_series": series,
+        "alert_rule_test": [{"eval_time": "25m", "alertname": "SlipwayPartDown", "exp_alerts": fired}],
+        "promql_expr_test": [{"expr": panel, "eval_time": "5m", "exp_samples": memory}],
+    }
+    rules = str(DEPLOY / "prometheus" / "alerts.yaml")
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [rules], "tests": [case]}))
+    done = subprocess.run(["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_dashboard_asks_the_data_source_that_grafana_is_given() -> None:
     given = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "datasources.yaml").read_text())
     known = {(source["type"], source["uid"]) for source in given["datasources"]}
