@@ -4,6 +4,7 @@ configurations and their message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,9 @@ RETRY_AFTER = "retry_after_seconds"
 """Entry of a failure's ``about`` that travels as ``RetryInfo`` too, which every gRPC client understands."""
 
 STATUS_KEY = "grpc-status-details-bin"
+
+_NO_TLS = re.compile(r"CERTIFICATE_VERIFY_FAILED: [^:]+|WRONG_VERSION_NUMBER|Hostname Verification Check failed")
+_HUNG_UP = re.compile(r"Socket closed|Failed parsing HTTP/2")
 
 # Names of the parts of a failure within ErrorInfo.metadata; everything else there is ``about``.
 _PARTS = ("error_type", "remedy", "retryable")
@@ -98,11 +102,22 @@ def failure_of_call(error: grpc.RpcError, *, address: str) -> Failure:
             return failure_of_status(status_pb2.Status.FromString(cast("bytes", value)))
     code = call.code()
     details = call.details() or ""
+    no_tls = _NO_TLS.search(details)
+    if code is grpc.StatusCode.UNAVAILABLE and no_tls:
+        return ServiceError(
+            f"there is no TLS connection to {address}: {no_tls[0]}",
+            reason="TLS_INVALID",
+            remedy="check that it speaks TLS, and its certificate: the authority (--tls-ca-file), the dates, the names "
+            "(SLIPWAY_TLS_SERVER_NAME)",
+            about={"address": address},
+        ).failure()
     if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        # A server that wants TLS, or a certificate, hangs up on who has none.
+        wants = ", and whether it wants TLS (--tls-ca-file) and a certificate (--tls-cert-file)"
         return ServiceError(
             f"the coordinator at {address} does not answer: {details or code.name}",
             reason="COORDINATOR_UNAVAILABLE",
-            remedy="check the address, and whether it runs",
+            remedy=f"check the address, and whether it runs{wants if _HUNG_UP.search(details) else ''}",
             about={"address": address},
         ).failure()
     reason = "CANCELLED" if code is grpc.StatusCode.CANCELLED else "INTERNAL"

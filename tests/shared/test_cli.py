@@ -88,13 +88,23 @@ def test_completion_scripts_are_offered(home: Path) -> None:
     assert (done.code, "_SLIPWAY_COMPLETE" in done.out) == (0, True)
 
 
-@pytest.mark.parametrize("words", [["nonesuch"], ["export", "--nonesuch"], ["stage"], ["list"], ["cache", "gc", "x"]])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonesuch"], "No such command 'nonesuch'"),
+        (["export", "--nonesuch"], "No such option: --nonesuch"),
+        (["stage"], "Missing argument"),
+        (["list"], "SLIPWAY_COORDINATOR"),
+        (["cache", "gc", "x"], "unexpected extra argument"),
+    ],
+)
 def test_usage_errors_exit_with_2_and_say_so_in_json(
-    capfd: pytest.CaptureFixture[str], home: Path, words: list[str]
+    capfd: pytest.CaptureFixture[str], home: Path, words: list[str], said: str
 ) -> None:
     done = in_process(capfd, *words, "--json", home=home)
     assert done.code == 2
     assert done.json["reason"] == "USAGE"
+    assert said in done.json["error_message"]
     assert "Usage" in done.err
 
 

@@ -145,3 +145,8 @@ def test_what_cannot_travel_as_a_token_is_refused(tmp_path: Path, text: str) -> 
     with pytest.raises(ModelExportError, match="holds no token") as caught:
         Identity("localhost:1", Security(token_file=file))
     assert not text or text not in str(caught.value)
+
+
+def test_a_token_file_that_is_not_there_is_not_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(ModelExportError, match=r"nothing\.token cannot be read: No such file"):
+        Identity("localhost:1", Security(token_file=tmp_path / "nothing.token"))

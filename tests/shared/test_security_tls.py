@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from certificates import Authority, replace
-from slipway.errors import ModelExportError
+from slipway.client import AsyncClient
+from slipway.errors import Failure, ModelExportError
 from slipway.rpc import add_health_and_reflection, set_serving
 from slipway.security.channels import AsyncChannel, BlockingChannel
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security
@@ -200,3 +201,33 @@ def test_a_workers_own_server_answers_only_health_checks_on_a_network() -> None:
             return await check(channel), (await call.code()).name
 
     assert asyncio.run(run()) == ("OK", "UNAUTHENTICATED")
+
+
+@pytest.mark.parametrize(
+    ("names", "trusted", "said"),
+    [
+        (("localhost",), "theirs", "CERTIFICATE_VERIFY_FAILED"),
+        (("elsewhere",), "ours", "Hostname Verification Check failed"),
+        ((), "ours", "WRONG_VERSION_NUMBER"),
+        (("localhost",), "", "whether it wants TLS"),
+    ],
+    ids=["other-authority", "other-name", "server-without-tls", "client-without-tls"],
+)
+def test_why_there_is_no_tls_connection_is_said(
+    tmp_path: Path, names: tuple[str, ...], trusted: str, said: str
+) -> None:
+    authorities = {name: Authority(tmp_path / name) for name in ("ours", "theirs")}
+    files = authorities["ours"].files("server", *names) if names else None
+    tls = files and TlsFiles(certificate=files.certificate, key=files.key)
+
+    async def run() -> Failure:
+        async with serving(ServerSecurity(tls=tls)) as address:
+            client = Security(tls_ca_file=authorities[trusted].ca) if trusted else Security()
+            with pytest.raises(ModelExportError) as raised:
+                async with AsyncClient(address, security=client) as asking:
+                    await asking.get_export("x")
+            return raised.value.failure()
+
+    failure = asyncio.run(run())
+    assert said in f"{failure.message}; {failure.remedy}"
+    assert failure.exit_code == (3 if trusted else 7)  # only what may pass by itself is worth another try

@@ -26,7 +26,7 @@ def open_store(settings: Settings) -> ArtifactStore:
         from slipway.artifacts.cached import CachedStore
         from slipway.artifacts.s3 import S3Store
         from slipway.artifacts.s3_client import S3Bucket
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ArtifactError(
             f"the store {settings.store} needs the S3 extra, which is not installed",
             reason="STORE_INVALID",

@@ -39,7 +39,7 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
         if code == EXIT_INTERRUPTED:  # typer's answer to KeyboardInterrupt
             return _say_failure(_interrupted(), as_json=as_json)
         if code == EXIT_USAGE and as_json:
-            message = f"slipway {' '.join(words)} is not a valid command; see slipway --help"
+            message = f"{_misused(error)}; see slipway --help"
             _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
         return code
     except KeyboardInterrupt:
@@ -51,6 +51,12 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
             traceback.print_exc()
         return _say_failure(_unexpected(error), as_json=as_json)
     return 0
+
+
+def _misused(error: SystemExit) -> str:
+    """What typer said of a command before it exited."""
+    said = getattr(error.__context__, "format_message", None)  # of click's exceptions; typer brings a click of its own
+    return str(said()) if said else "this is not a valid command"
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handler's signature

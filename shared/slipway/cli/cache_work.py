@@ -14,6 +14,7 @@ from slipway.artifacts import Artifacts, ArtifactStore, LocalStore
 from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.files import folder_files
 from slipway.artifacts.opening import open_store
+from slipway.artifacts.pulling import pull
 from slipway.cli.connection import Connection
 from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
@@ -21,7 +22,6 @@ from slipway.delivery import verify_directory
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.kept import UNUSED_SECONDS, remove_unused
 from slipway.settings import Settings
-from slipway.unfinished import publish, unfinished
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -43,12 +43,8 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
     """
-    if os.path.lexists(folder):
-        raise ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")
-    manifest = store.manifest(digest)
-    with unfinished(folder) as scratch:
-        publish(store.fetch(digest, scratch / "files"), folder)
-    return {"digest": digest, "folder": str(folder.resolve()), "files": len(manifest.files)}
+    pull(store, digest, folder)
+    return {"digest": digest, "folder": str(folder.resolve()), "files": len(store.manifest(digest).files)}
 
 
 def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:

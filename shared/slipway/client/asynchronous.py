@@ -179,7 +179,7 @@ class AsyncClient:
     async def pull_artifact(
         self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None
     ) -> Path:
-        """Write an artifact's verified files into a new folder; answers the folder."""
+        """Write an artifact's verified files into a new folder, all or none; answers the folder."""
         return await self._in_thread(
             lambda client, tell: client.pull_artifact(digest, folder, project=project, on_bytes=tell), on_bytes
         )

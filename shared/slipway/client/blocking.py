@@ -11,6 +11,7 @@ from typing import Self
 import grpc
 
 from slipway.artifacts.files import folder_files
+from slipway.artifacts.pulling import pull
 from slipway.artifacts.store import OnBytes
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.calls import BlockingCalls
@@ -197,8 +198,8 @@ class Client:
         return self._artifacts(project).put_files(files, on_bytes=on_bytes)
 
     def pull_artifact(self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None) -> Path:
-        """Write an artifact's verified files into a new folder; answers the folder."""
-        return self._artifacts(project).fetch(digest, folder, on_bytes=on_bytes)
+        """Write an artifact's verified files into a new folder, all or none; answers the folder."""
+        return pull(self._artifacts(project), digest, folder, on_bytes=on_bytes)
 
     def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
         """The files of an artifact."""

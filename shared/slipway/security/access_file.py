@@ -154,14 +154,17 @@ class Nobody:
         raise unauthenticated("this server was started without an access file")
 
 
-def unauthenticated(what: str) -> ServiceError:
+def unauthenticated(what: str, *, remedy: str = "give --token-file, or the certificate of a principal") -> ServiceError:
     """The refusal of a caller that cannot be identified."""
-    return ServiceError(what, reason="UNAUTHENTICATED", remedy="give --token-file, or the certificate of a principal")
+    return ServiceError(what, reason="UNAUTHENTICATED", remedy=remedy)
 
 
 def _in_time(entry: Entry) -> Entry:
     if entry.expires is not None and datetime.now(UTC).date() > entry.expires:
-        raise unauthenticated(f"the token of {entry.name} expired on {entry.expires}")
+        raise unauthenticated(
+            f"the token of {entry.name} expired on {entry.expires}",
+            remedy="have whoever keeps the access file make a new one, or move the date",
+        )
     return entry
 
 

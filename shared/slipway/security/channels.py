@@ -41,7 +41,7 @@ class Identity:
         if not _ADDRESS.fullmatch(address):
             raise ConfigurationError(
                 f"{address!r} is not the address of a coordinator",
-                remedy="write HOST:PORT, such as coordinator:7070",
+                remedy="write HOST:PORT, such as coordinator:7070 or [fd00::1]:7070",
                 about={"address": address},
             )
         security = security or Security()
@@ -169,16 +169,18 @@ def _token_source(security: Security) -> Any:
 def _read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise _bad_token(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise _bad_token(str(path)) from error
     if not is_token(token):
         raise _bad_token(str(path))
     return token
 
 
-def _bad_token(where: str) -> ConfigurationError:
+def _bad_token(where: str, what: str = "holds no token") -> ConfigurationError:
     return ConfigurationError(
-        f"{where} holds no token",
+        f"{where} {what}",
         reason="ACCESS_INVALID",
         remedy="it is one line of 16 to 512 printable characters; python -m slipway.security makes one",
         about={"file": where},

@@ -230,7 +230,7 @@ class Worker:
             except grpc.aio.AioRpcError as error:
                 failure = failure_of_call(error, address=self.options.coordinator)
                 # An identity that is refused may be one that is being renewed.
-                if not failure.retryable and failure.reason != "UNAUTHENTICATED":
+                if not failure.retryable and failure.reason not in {"UNAUTHENTICATED", "TLS_INVALID"}:
                     _log_refusal(request.task, failure)
                     return
                 attempt += 1

@@ -39,6 +39,21 @@ def reason(call: Callable[[], Any]) -> str:
     return caught.value.reason
 
 
+def test_a_pull_makes_a_new_folder_or_none(place: Place, folder: Path, tmp_path: Path) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyError
+
+    with place.client_of("submitter") as client:
+        digest = client.push_artifact(folder)
+        (tmp_path / "theirs").mkdir()
+        assert reason(lambda: client.pull_artifact(digest, tmp_path / "theirs")) == "OUTPUT_EXISTS"
+        with pytest.raises(KeyError):
+            client.pull_artifact(digest, tmp_path / "pulled", on_bytes=interrupt)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "theirs"]
+        client.pull_artifact(digest, tmp_path / "pulled")
+    assert content(tmp_path / "pulled") == content(folder)
+
+
 def test_a_folder_goes_through_and_comes_back(place: Place, folder: Path, tmp_path: Path) -> None:
     brought: list[int] = []
     with place.client_of("submitter") as client:
