@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait")
+    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class SynchronizeRequest(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     stages: _containers.RepeatedScalarFieldContainer[str]
     capabilities: Capabilities
@@ -29,7 +30,8 @@ class SynchronizeRequest(_message.Message):
     draining: bool
     running: _containers.RepeatedCompositeFieldContainer[RunningTask]
     max_wait: _duration_pb2.Duration
-    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    ending: bool
+    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("gpu_architecture", "gpu_memory_bytes", "memory_bytes", "scratch_bytes", "versions")

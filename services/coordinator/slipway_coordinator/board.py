@@ -28,11 +28,12 @@ class Lease:
 
 @dataclass
 class KnownWorker:
-    """What a worker said of itself, and when; ``draining`` stands for taking no new tasks, whatever the cause."""
+    """What a worker said of itself, and when; ``draining`` stands for taking no new tasks, ``ending`` for doing so until it is gone."""
 
     abilities: Abilities
     seen: float
     draining: bool = False
+    ending: bool = False
 
 
 @dataclass
@@ -63,6 +64,13 @@ class Board:
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, Wanted] = field(default_factory=dict)
     _offered_since: dict[str, float] = field(default_factory=dict)
+
+    def hear(self, report: WorkerReport) -> None:
+        """Know a worker by what it says of itself; one that ends and runs nothing is not there any more."""
+        if report.ending and not report.running:
+            self.workers.pop(report.worker, None)
+            return
+        self.workers[report.worker] = KnownWorker(report.abilities, self.clock(), report.draining, report.ending)
 
     # What happens to an attempt
 
@@ -169,7 +177,7 @@ class Board:
 
     def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
         """How many workers of some stages there should be: one for each attempt that waits or runs, and while any waits, those that
-        take no tasks and run none, as they are there without being of use.
+        take no tasks and run none, as they are there without being of use, unless they end.
 
         Args:
             stages: Names of the stages that such a worker runs.
@@ -191,7 +199,10 @@ class Board:
         }
         running = sum(owner in pool or owner not in self.workers for owner in owners)
         of_no_use = sum(
-            worker.draining and not worker.abilities.stages.isdisjoint(stages) and name not in owners
+            worker.draining
+            and not worker.ending
+            and not worker.abilities.stages.isdisjoint(stages)
+            and name not in owners
             for name, worker in pool.items()
         )
         return waiting + running + (of_no_use if waiting else 0)

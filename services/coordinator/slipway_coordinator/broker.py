@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from slipway import metrics
 from slipway.errors import ServiceError
 from slipway.telemetry import within
-from slipway_coordinator.board import Board, KnownWorker, Lease, Wanted
+from slipway_coordinator.board import Board, Lease, Wanted
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.inbox import Message
 from slipway_coordinator.journal import Journal, to_its_end
@@ -135,7 +135,7 @@ class Broker:
     async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer:
         async with self._turn(f"worker {report.worker}"):
             board = self.board
-            board.workers[report.worker] = KnownWorker(report.abilities, self.clock(), report.draining)
+            board.hear(report)
             for held in report.running if arriving else ():
                 await self._renew(report.worker, held)
             cancel = [held.task for held in report.running if not board.keeps(report.worker, held)]

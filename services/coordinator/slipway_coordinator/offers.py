@@ -65,12 +65,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker says of itself with every call."""
+    """What a worker says of itself with every call; ``draining`` while it takes no new tasks, ``ending`` when it never will again."""
 
     worker: str
     stages: frozenset[str]
     free_slots: int = 0
     draining: bool = False
+    ending: bool = False
     memory_bytes: int = 0
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0

@@ -85,6 +85,7 @@ def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
         stages=frozenset(request.stages),
         free_slots=request.free_slots,
         draining=request.draining,
+        ending=request.ending,
         memory_bytes=request.capabilities.memory_bytes,
         gpu_architecture=request.capabilities.gpu_architecture,
         gpu_memory_bytes=request.capabilities.gpu_memory_bytes,

@@ -29,6 +29,7 @@ log = logging.getLogger("slipway.worker")
 _IDLE_POLL_SECONDS = 30.0
 _CALL_SLACK_SECONDS = 15.0
 _LONGEST_BACKOFF_SECONDS = 5.0
+_GOODBYE_SECONDS = 2.0
 
 
 def new_worker_id() -> str:
@@ -121,6 +122,7 @@ class Worker:
                 for task in background:
                     task.cancel()
                 await asyncio.gather(*background, return_exceptions=True)
+            await self._say_goodbye()
 
     @property
     def _stub(self) -> worker_pb2_grpc.WorkerServiceStub:
@@ -187,6 +189,7 @@ class Worker:
             capabilities=self.machine.capabilities(slots=self.options.slots),
             free_slots=max(self.free_slots, 0),
             draining=self._stopping.is_set() or not self.room.enough,
+            ending=self._stopping.is_set(),
             max_wait=max_wait,
             running=[running.report() for running in self._running.values()],
         )
@@ -241,6 +244,15 @@ class Worker:
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), self.options.report_seconds)
+
+    async def _say_goodbye(self) -> None:
+        """Let the coordinator keep nothing for this worker; if it does not hear it, it will notice the silence."""
+        request = self._request()
+        request.max_wait.Clear()
+        try:
+            await self._stub.Synchronize(request, timeout=_GOODBYE_SECONDS, metadata=self._channel.identity.metadata())
+        except grpc.aio.AioRpcError as error:
+            log.info(f"the coordinator did not hear that this worker ends: {error.code().name}")
 
     async def _drain(self) -> None:
         """Let running tasks finish for a while, then hand them back; gives up on a coordinator that does not answer."""
