@@ -40,8 +40,9 @@ def faults_of(state: State) -> Iterator[None]:
     try:
         yield
     except sa.exc.DBAPIError as error:
-        fault = _postgres_fault if isinstance(state, PostgresState) else _sqlite_fault
-        raise fault(error, state) from error
+        if isinstance(state, PostgresState):
+            raise _postgres_fault(error, state) from error
+        raise _sqlite_fault(error, state) from error
 
 
 def enter(state: State) -> None:
