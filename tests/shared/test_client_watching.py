@@ -164,3 +164,45 @@ def test_importing_slipway_brings_no_network_and_its_names_do() -> None:
     assert slipway.AsyncClient is AsyncClient
     with pytest.raises(AttributeError):
         slipway.Clinet  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_a_client_that_is_closed_says_so(coordinator: Restarting, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text").write_text("x")
+    client = Client(coordinator.address)
+    name = client.create_export(CONFIGURATION, sources=SOURCES).name
+    events = client.watch_export(name)
+    next(events)
+    threading.Timer(0.2, client.close).start()
+    with pytest.raises(ServiceError, match="was closed"):
+        list(events)
+    for call in (
+        lambda: client.get_export(name),
+        lambda: client.push_artifact(tmp_path / "folder"),  # its service was not called before the end
+        lambda: next(client.watch_export(name)),
+    ):
+        with pytest.raises(ServiceError, match="was closed") as raised:
+            call()
+        assert raised.value.reason == "CANCELLED"
+
+    async def watch() -> None:
+        client = AsyncClient(coordinator.address)
+        events = client.watch_export(name)
+        await anext(events)
+        closing = asyncio.create_task(client.close())
+        with pytest.raises(ServiceError, match="was closed"):
+            async for _ in events:
+                pass
+        await closing
+        with pytest.raises(ServiceError, match="was closed"):
+            await client.get_export(name)
+
+        client = AsyncClient(coordinator.address)
+        watching = asyncio.create_task(anext(client.watch_export(name, after_sequence=1_000_000)))
+        await asyncio.sleep(0.2)
+        watching.cancel()  # which stays a cancellation
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+        await client.close()
+
+    asyncio.run(watch())

@@ -156,9 +156,10 @@ class AsyncClient:
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
         call: Any = self._stub.WatchExport(request, metadata=self._metadata())
         try:
-            async for event in call:
-                if watch.is_new(event):
-                    yield event
+            with self._channel.calling():
+                async for event in call:
+                    if watch.is_new(event):
+                        yield event
         except grpc.aio.AioRpcError as error:
             yield failure_of_call(error, address=self.address)
         else:
@@ -238,7 +239,8 @@ class AsyncClient:
         # The stubs are typed as those of blocking channels, whose answers need no waiting for.
         call: Any = method(request, timeout=self._timeout, metadata=self._metadata())
         try:
-            answer: T = await call
+            with self._channel.calling():
+                answer: T = await call
         except grpc.aio.AioRpcError as error:
             raise failure_of_call(error, address=self.address).error() from error
         return answer

@@ -52,12 +52,12 @@ class BlockingCalls:
     @property
     def exports(self) -> ExportServiceStub:
         """Over the channel of now."""
-        return ExportServiceStub(self._channel.current())
+        return self._channel.stub(ExportServiceStub)
 
     @property
     def artifacts(self) -> ArtifactServiceStub:
         """Over the channel of now."""
-        return ArtifactServiceStub(self._channel.current())
+        return self._channel.stub(ArtifactServiceStub)
 
     def metadata(self) -> Metadata:
         """What every call carries."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
-from slipway.errors import ConfigurationError
+from slipway.errors import ConfigurationError, ServiceError
 from slipway.rpc import CHANNEL_OPTIONS
 from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
@@ -22,6 +24,7 @@ from slipway.security.tokens import is_token
 _OLD_CHANNEL_SECONDS = 60.0
 _ADDRESS = re.compile(r"(?:(?:dns|ipv4|ipv6):(?:///)?)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}|unix:.+")
 
+T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -83,24 +86,35 @@ class Identity:
 
 
 class BlockingChannel:
-    """A channel that is made anew when certificates change. Calls under way go on over the old one."""
+    """A channel that is made anew when certificates change. Calls under way go on over the old one. Safe for several threads."""
 
     def __init__(self, address: str, security: Security | None = None) -> None:
         self._address = address
         self.identity = Identity(address, security)
         self._generation = self.identity.generation
         self._channel = self._open()
+        self._closed = False
+        self._lock = threading.Lock()
 
-    def current(self) -> grpc.Channel:
-        """The channel for the next call."""
-        generation = self.identity.generation
-        if generation != self._generation:
-            self._generation, self._channel = generation, self._open()
-        return self._channel
+    def stub(self, make: Callable[[grpc.Channel], T]) -> T:
+        """The stub of a service, for the next call. One that is made on a closed channel ends the process (gRPC 1.85).
+
+        Raises:
+            ServiceError: reason ``CANCELLED`` after :meth:`close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise _was_closed(self._address)
+            generation = self.identity.generation
+            if generation != self._generation:
+                self._generation, self._channel = generation, self._open()
+            return make(self._channel)
 
     def close(self) -> None:
         """Close the connection; calls under way end."""
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+            self._channel.close()
 
     def _open(self) -> grpc.Channel:
         credentials = self.identity.credentials()
@@ -118,10 +132,17 @@ class AsyncChannel:
         self.identity = Identity(address, security)
         self._generation = self.identity.generation
         self._channel: grpc.aio.Channel | None = None
+        self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for the next call."""
+        """The channel for the next call.
+
+        Raises:
+            ServiceError: reason ``CANCELLED`` after :meth:`close`.
+        """
+        if self._closed:
+            raise _was_closed(self._address)
         generation = self.identity.generation
         if self._channel is None or generation != self._generation:
             old, self._channel = self._channel, self._open()
@@ -132,8 +153,20 @@ class AsyncChannel:
                 task.add_done_callback(self._closing.discard)
         return self._channel
 
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around a call: that it ends when the channel is closed is an error, not the cancellation of who made it."""
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise _was_closed(self._address) from error
+            raise
+
     async def close(self) -> None:
         """Close the connection; calls under way end."""
+        self._closed = True
         for task in self._closing:
             task.cancel()
         if self._channel is not None:
@@ -153,6 +186,10 @@ class AsyncChannel:
         if credentials is None:
             return grpc.aio.insecure_channel(self._address, options=options)
         return grpc.aio.secure_channel(self._address, credentials, options=options)
+
+
+def _was_closed(address: str) -> ServiceError:
+    return ServiceError(f"the client of {address} was closed", reason="CANCELLED", remedy="make a new one")
 
 
 def _token_source(security: Security) -> Any:

@@ -75,7 +75,7 @@ class Place:
 
     def channel(self, name: str, **kwargs: Any) -> tuple[grpc.Channel, tuple[tuple[str, str], ...]]:
         client = self.client(name, **kwargs)
-        return client._calls._channel.current(), client._calls.metadata()
+        return client._calls._channel.stub(lambda channel: channel), client._calls.metadata()
 
 
 @pytest.fixture(scope="module")
