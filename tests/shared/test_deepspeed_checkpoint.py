@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from free_ports import free_port
 from merge_cases import make_case
 from slipway.checkpoints import find_checkpoint
 from slipway.errors import CheckpointValidationError
@@ -39,10 +39,13 @@ model.peft_config["default"].save_pretrained(folder)
 def test_its_command_makes_an_adapter(tmp_path, stage):
     case = make_case(tmp_path, "llama", target_modules=["q_proj"])
     folder = tmp_path / "run/checkpoint-2"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, **alone, "PATH": tools, "DS_ACCELERATOR": "cpu"}
     arguments = [str(case.base), str(case.adapter), str(folder), str(stage)]
