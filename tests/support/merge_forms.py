@@ -17,6 +17,11 @@ from merge_cases import Case
 from merge_models import make_family
 
 
+#: Options of LoRA that are configurations themselves, and their classes.
+_CONFIGS = {"kasa_config": "KasaConfig", "monteclora_config": "MontecloraConfig", "velora_config": "VeloraConfig",
+            "use_bdlora": "BdLoraConfig"}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Form:
     """One form. ``alone``: peft's own merge of it is wrong or missing, so that the unmerged model is the reference."""
@@ -29,8 +34,9 @@ class Form:
     def build(self) -> peft.PeftConfig:
         """The configuration as peft's own object; peft changes what it is given, so it gets a copy."""
         options = copy.deepcopy(self.options)
-        if "kasa_config" in options:
-            options["kasa_config"] = peft.tuners.lora.config.KasaConfig(**options["kasa_config"])
+        for name, cls in _CONFIGS.items():
+            if name in options:
+                options[name] = getattr(peft.tuners.lora.config, cls)(**options[name])
         return getattr(peft, self.config)(**options)
 
 
@@ -113,6 +119,14 @@ FORMS: dict[str, Form] = {
     "olora, as its paper writes it": lora("llama", "q_proj", init_lora_weights="OLoRA"),
     "mica": lora("llama", "q_proj", init_lora_weights="mica"),
     "kasa": lora("llama", "q_proj", kasa_config={}),
+    "monteclora": lora("llama", "q_proj", monteclora_config={}),
+    "velora": lora("llama", "q_proj", "down_proj", velora_config={}),
+    "bd-lora": lora(
+        "llama",
+        "q_proj",
+        "down_proj",
+        use_bdlora={"nblocks": 2, "target_modules_bd_a": ["q_proj"], "target_modules_bd_b": ["down_proj"]},
+    ),
     "adalora": form("llama", "AdaLoraConfig", "q_proj", init_r=6, lora_alpha=10, total_step=10),
     "boft": form("llama", "BOFTConfig", "q_proj", boft_block_size=4),
     "boft, bias=boft_only": form("bert", "BOFTConfig", "query", boft_block_size=4, bias="boft_only"),

@@ -6,7 +6,7 @@ Every tensor of ``adapter_model.safetensors`` ends in exactly one of these place
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from slipway.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
 from slipway.safetensors_file import TensorInfo, read_safetensors
 from slipway_merge.adapter_config import AdapterConfig, parse_adapter_config
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 #: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
@@ -86,7 +86,16 @@ class Adapter:
 
     def formed_modules(self) -> set[str]:
         """LoRA modules that are left to peft."""
-        return {key.removeprefix(_PREFIX).partition(".lora_")[0] for key in self.forms}
+        return {key.removeprefix(PREFIX).partition(".lora_")[0] for key in self.forms}
+
+    def by_module(self) -> Iterator[tuple[str, TensorInfo]]:
+        """Every tensor that is not left to peft, with the module it names; not those of targeted parameters."""
+        for module, pair in self.pairs.items():
+            yield from ((module, pair.a), (module, pair.b))
+        for name, whole in self.whole.items():
+            for info in (whole.info, *whole.copies, *whole.untrained):
+                yield name.rpartition(".")[0], info
+        yield from self.rows.items()
 
     def tensors(self) -> list[TensorInfo]:
         """Every tensor of the adapter, once."""
@@ -122,7 +131,7 @@ def read_adapter(folder: Path) -> Adapter:
     forms: dict[str, TensorInfo] = {}
     whole: dict[str, dict[str, TensorInfo]] = {}
     for key, info in rest.items():
-        name = key.removeprefix(_PREFIX)
+        name = key.removeprefix(PREFIX)
         if match := _ROWS.fullmatch(name):
             if rows.setdefault(match["module"], info) is not info:
                 raise _broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
@@ -143,13 +152,14 @@ def read_adapter(folder: Path) -> Adapter:
 def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
     """Tensors by the names peft saves them under.
 
-    In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too.
+    In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too, and before them
+    what the model was wrapped in (``module``, ``_orig_mod``).
     """
     saved: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
-        name = key
+        name = key[max(key.find(f".{PREFIX}") + 1, 0) :]
         if _ROWS.search(key) or _is_of_form(key, config):
-            name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", key)
+            name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
             name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
         if saved.setdefault(name, info) is not info:
             raise _broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
@@ -204,7 +214,7 @@ def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int],
 
 
 def _pair_name(key: str) -> re.Match[str] | None:
-    name = key.removeprefix(_PREFIX)
+    name = key.removeprefix(PREFIX)
     return _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
@@ -11,12 +10,9 @@ from slipway_merge.adapter import Adapter
 from slipway_merge.adapter_config import AdapterConfig
 from slipway_merge.names import NameMap
 
-if TYPE_CHECKING:
-    from slipway.model_facts import ModelFacts
-
 
 def check_complete(
-    base: Mapping[str, TensorInfo], adapter: Adapter, names: NameMap, facts: Callable[[str], ModelFacts]
+    base: Mapping[str, TensorInfo], adapter: Adapter, names: NameMap, is_in_model: Callable[[str], bool]
 ) -> None:
     """Nothing that ``adapter_config.json`` names is missing from the checkpoint.
 
@@ -38,8 +34,7 @@ def check_complete(
         saved = any(f".{entry}." in f".{module}." for entry in config.modules_to_save)
         matrix = parameter == "weight" and len(info.shape) > 1 and (bool(adapter.rows) or not config.through_peft)
         targeted = bias or (saved and parameter == "weight") or (matrix and config.targets(module))
-        # Files may hold layers that the model class leaves out (multi-token prediction, fused experts).
-        if targeted and names.modelled(info.name) in facts("which modules the adapter should cover").shapes:
+        if targeted and is_in_model(info.name):
             raise ModelMergeError(
                 f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}",
                 reason="CHECKPOINT_INCOMPLETE",

@@ -6,7 +6,7 @@ stack of experts). transformers' own conversion mapping says which; an adapter n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,14 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Conversions:
-    """Stored names by the model's names: ``renamed`` one to one, ``stacks`` for stacked experts."""
+    """Stored names by the model's names: ``renamed`` one to one, ``stacks`` for stacked experts.
+
+    ``current`` gives the model's name for one that an earlier transformers had, in the model or in its files; any other as it is.
+    """
 
     renamed: dict[str, str]
     stacks: dict[str, Stack]
+    current: Callable[[str], str]
 
 
 def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
@@ -60,7 +64,11 @@ def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
         for target, parts in gathered.items()
         if len({len(names) for names in parts.values()}) == 1
     }
-    return Conversions(renamed, stacks)
+
+    def current(name: str) -> str:
+        return name if name in state else rename_source_key(name, renamings, [], model.base_model_prefix, state)[0]
+
+    return Conversions(renamed, stacks, current)
 
 
 def _stacks_rows(converter: Any) -> bool:

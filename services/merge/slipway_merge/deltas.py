@@ -73,9 +73,9 @@ class Change:
         return 1.0 - self.changed / self.total if self.total else 1.0
 
 
-def compute_type(output: str) -> np.dtype[Any]:
-    """Type to compute in for an output type, by its safetensors name: at least twice as precise."""
-    return np.dtype(np.float64 if DTYPE_BITS[output] >= 32 else np.float32)
+def compute_type(output: str, source: str) -> np.dtype[Any]:
+    """Type to compute in, by the safetensors names of two types: at least twice as precise as the output's, and holding the source's."""
+    return np.dtype(np.float64 if DTYPE_BITS[output] >= 32 or DTYPE_BITS[source] > 32 else np.float32)
 
 
 def arithmetic() -> str:
@@ -195,7 +195,7 @@ def round_block(
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` when the base, or the result (an overflow), is not finite.
     """
-    wide = block.array("wide", compute_type(output), base.shape)
+    wide = block.array("wide", compute_type(output, source), base.shape)
     rounded = block.array("rounded", FLOAT_TYPES[output], base.shape)
     spare = block.array("spare", wide.dtype, base.shape)
     with np.errstate(over="ignore", invalid="ignore"):  # found below, by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, r
 from slipway_merge.kept_shards import Written
 from slipway_merge.layout import FLOATS, Layout, plan_layout
 from slipway_merge.model_facts import facts_for
-from slipway_merge.names import NameMap
 from slipway_merge.plan import Planner
 from slipway_merge.replication import deeper_config
 from slipway_merge.spot_check import spot_check
@@ -65,7 +65,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         write_config(output, new_config)
         files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
         if plan.vocab_size is not None or plan.untied:
-            _check_against_model(output, layout, plan, planner.names)
+            _check_against_model(output, layout, plan, planner.naming.modelled)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
@@ -77,7 +77,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
         stored = dtype or _STORED_NAMES[written_dtype]
         rounded = None if written.converted else {change.module for change in written.changes}
-        verified |= reload_check(output, base, adapter_folder, dtype=stored, rounded=rounded, ctx=ctx)
+        names = planner.names_in_peft
+        verified |= reload_check(output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, ctx=ctx)
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
@@ -127,7 +128,7 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
     )
 
 
-def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: NameMap) -> None:
+def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:
     """With the new configuration the model has exactly the shapes that are written, and no tie where values differ.
 
     Raises:
@@ -135,7 +136,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: N
     """
     facts = facts_for(output, why="whether the changed weights fit the model")
     for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
-        expected = facts.shapes.get(names.modelled(tensor.name), facts.shapes.get(tensor.name))
+        expected = facts.shapes.get(modelled(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(
                 f"after resizing the vocabulary to {plan.vocab_size}, {tensor.name!r} should be {expected} but is "
@@ -144,7 +145,8 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, names: N
                 remedy="save the adapter again with save_embedding_layers=True",
                 about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
             )
-    still = [group for group in facts.groups() if sum(name in plan.values for name in group) > 1]
+    written = {modelled(name) for name in plan.values}
+    still = [group for group in facts.groups() if len(written & set(group)) > 1]
     if plan.untied and still:
         raise ModelMergeError(
             f"the adapter changes {', '.join(still[0])} differently, but this architecture always ties them",

@@ -16,7 +16,7 @@ from slipway.errors import ModelMergeError
 class NameMap:
     """Names as the trained model has them ↔ names in the base's files. ``strip`` goes first; one of the two is empty.
 
-    ``renamed`` holds the stored names of what transformers loads under another name.
+    ``renamed`` holds the stored names of what transformers has, or had, under another name.
     """
 
     names: frozenset[str]

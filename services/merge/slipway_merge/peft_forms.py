@@ -208,12 +208,19 @@ class PeftForms:
             holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
             holder.expected()
         except (NotImplementedError, RuntimeError):  # the form looks at values when it is built
-            return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
+            return self._zero_holder(names)
         else:
             return holder
 
     def _expected(self, names: list[str]) -> dict[str, tuple[int, ...]]:
-        return (self._together if self.shares_state else self._blank_holder(names)).expected()
+        if self.shares_state:
+            return self._together.expected()
+        expected = self._blank_holder(names).expected()
+        complete = all(self.own_tensors(name).keys() <= expected.keys() for name in names)
+        return expected if complete else self._zero_holder(names).expected()  # on meta a form may put parts of it off
+
+    def _zero_holder(self, names: list[str]) -> Holder:
+        return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
 
     @cached_property
     def _together(self) -> Holder:

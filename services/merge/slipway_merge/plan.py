@@ -7,16 +7,16 @@ compared (``fitting.py``), so that what starts to be written is known to fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
-from slipway_merge.adapter import Adapter, Pair, WholeTensor
+from slipway_merge.adapter import PREFIX, Adapter, Pair, WholeTensor
 from slipway_merge.completeness import check_complete, check_rows
 from slipway_merge.fitting import checked_replacement, fitted_update, new_vocab_size
-from slipway_merge.names import NameMap, fit_names
+from slipway_merge.naming import Naming, under_current_names
 from slipway_merge.replication import replicated, source_layers
 from slipway_merge.rows import replaced_rows
 from slipway_merge.tensor_io import TensorReader
@@ -63,7 +63,7 @@ class Planner:
         values = {name: Value(info) for name, info in self.base.items()}
         grouped = {member for group in self.groups for member in group}
         for whole in self.adapter.whole.values():
-            if (name := self._output_name(whole.name)) not in grouped:
+            if (name := self.naming.output(whole.name)) not in grouped:
                 self._stored(name, whole.info)
                 values[name] = Value(self._checked_replacement(name, whole, self.base[name].shape))
         self._check_once()
@@ -73,7 +73,7 @@ class Planner:
                 values[name] = change(values[name].source)
         untied = [group for group in self.groups if self._plan_group(values, group, changes)]
         self._warn_of_ambiguous_alphas()
-        check_complete(self.base, self.adapter, self.names, self.facts)
+        check_complete(self.base, self.adapter, self.naming.names, self._is_in_model)
         of_base = {id(info) for info in self.base.values()}
         return MergePlan(
             values=values,
@@ -85,23 +85,28 @@ class Planner:
         )
 
     @cached_property
-    def names(self) -> NameMap:
-        """The adapter's names in the base's files."""
+    def naming(self) -> Naming:
+        """What weights are called by the adapter, in the base's files and in the model."""
         modules = [*self.adapter.pairs, *self.adapter.rows]
         wanted = [f"{module}.weight" for module in modules] + list(self.adapter.whole)
         if self.forms is not None:
             wanted += [f"{module}.{path}" for module in self.forms.layers for path in self.forms.parameters(module)]
-        names = fit_names(wanted, self.base)
-        if all(names.stored(name) is not None for name in wanted):
-            return names
-        renamed = self._conversions.renamed
-        return replace(names, renamed=renamed) if any(name in renamed for name in wanted) else names
+        return Naming(self.base, wanted, lambda: self._conversions)
 
     @cached_property
     def _conversions(self) -> Conversions:
         from slipway_merge.conversions import conversions
 
         return conversions(self.facts("which stored tensors its modules are made of").model, self.base)
+
+    def names_in_peft(self) -> dict[str, str]:
+        """For every tensor of the adapter's file the name it has where peft puts it on the model as transformers loads it."""
+        found = {info.name: key for key, info in self.adapter.forms.items()}
+        found |= {info.name: info.name for pair in self.adapter.experts.values() for info in (pair.a, pair.b)}
+        for module, info in self.adapter.by_module():
+            name = self.naming.in_model(module)
+            found[info.name] = PREFIX + info.name[info.name.index(module) :].replace(module, name, 1)
+        return found
 
     @cached_property
     def forms(self) -> PeftForms | None:
@@ -111,6 +116,7 @@ class Planner:
         from slipway_merge.peft_forms import PeftForms
 
         model = self.facts("which layers the adapter is for").model
+        self.adapter = under_current_names(self.adapter, model, self._conversions.current)
         only = None if self.adapter.config.through_peft else self.adapter.formed_modules()
         return PeftForms(self.adapter.config.raw, self.adapter.forms, model, only=only)
 
@@ -135,17 +141,14 @@ class Planner:
     def ties(self) -> Ties:
         """The weights that share a storage."""
         modules = tuple(self.forms.layers) if self.forms is not None else ()
-        return Ties(self.base, self.adapter, modules, self._output_name, self.reader)
-
-    def _output_name(self, name: str) -> str:
-        return self.names.stored(name) or name
+        return Ties(self.base, self.adapter, modules, self.naming, self.reader)
 
     def _weight(self, pair: Pair) -> str:
-        return self._output_name(f"{pair.module}.weight")
+        return self.naming.output(f"{pair.module}.weight")
 
     def _stored(self, name: str, info: TensorInfo) -> None:
         if name not in self.base:
-            unused = [w for w in self.adapter.whole.values() if self._output_name(w.name) not in self.base]
+            unused = [w for w in self.adapter.whole.values() if self.naming.output(w.name) not in self.base]
             pairs = [pair for pair in self.adapter.pairs.values() if self._weight(pair) not in self.base]
             raise ModelMergeError(
                 f"the adapter has {len(unused) + 2 * len(pairs)} tensors that no base weight takes, "
@@ -165,7 +168,7 @@ class Planner:
         """
         taken: dict[str, WholeTensor] = {}
         for whole in self.adapter.whole.values():
-            first = taken.setdefault(self._output_name(whole.name), whole)
+            first = taken.setdefault(self.naming.output(whole.name), whole)
             if first is not whole:
                 raise ModelMergeError(
                     f"adapter tensors {first.info.name!r} and {whole.info.name!r} stand for the same base weight",
@@ -186,7 +189,7 @@ class Planner:
             self._stored_or_tied(name, pair.a)
             found.append((name, partial(self._paired, pair, name)))
         for module, info in self.adapter.rows.items():
-            name = self._output_name(f"{module}.weight")
+            name = self.naming.output(f"{module}.weight")
             self._stored_or_tied(name, info)
             found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
         if self.adapter.experts or self.adapter.config.parameters:
@@ -209,13 +212,13 @@ class Planner:
         for module in forms.layers:
             sources = {}
             for path in forms.parameters(module):
-                name = self._output_name(f"{module}.{path}")
+                name = self.naming.output(f"{module}.{path}")
                 first = next(iter(forms.own_tensors(module).values()), next(iter(forms.tensors.values())))
                 sources[path] = self._stored_or_tied(name, first)
             forms.sources[module] = sources
         forms.check()
         return [
-            (self._output_name(f"{module}.{path}"), partial(_computed, forms, module, path))
+            (self.naming.output(f"{module}.{path}"), partial(_computed, forms, module, path))
             for module in forms.layers
             for path in sorted(forms.changed(module))
         ]
@@ -228,7 +231,7 @@ class Planner:
         for parameter, pair in stacked_pairs(self.adapter.experts, self.adapter.config, model).items():
             stack = self._conversions.stacks.get(parameter)
             if stack is None:
-                name = self._conversions.renamed.get(parameter) or self._output_name(parameter)
+                name = self._conversions.renamed.get(parameter) or self.naming.output(parameter)
                 self._stored(name, pair.a)
                 found.append((name, partial(whole_stack, pair)))
             else:
@@ -243,7 +246,7 @@ class Planner:
 
     def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
         """What a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
-        own = [whole for whole in self.adapter.whole.values() if self._output_name(whole.name) == name]
+        own = [whole for whole in self.adapter.whole.values() if self.naming.output(whole.name) == name]
         if own:
             return own[0].info
         stored = self.of_base(name)
@@ -267,7 +270,11 @@ class Planner:
 
     def _is_transposed(self, name: str) -> bool:
         facts = self.facts("which weights are stored transposed (fan_in_fan_out)")
-        return self.names.modelled(name) in facts.transposed
+        return self.naming.modelled(name) in facts.transposed
+
+    def _is_in_model(self, stored: str) -> bool:
+        """Files may hold layers that the model class leaves out (multi-token prediction, fused experts)."""
+        return self.naming.modelled(stored) in self.facts("which modules the adapter should cover").shapes
 
     def _warn_of_ambiguous_alphas(self) -> None:
         """Peft sorts the patterns when it saves them, so where two match, the one used in training is not known."""

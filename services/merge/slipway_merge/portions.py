@@ -77,7 +77,8 @@ def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Itera
         elif value.update is not None:
             update = value.update
             changes.append(Change(update.module, tensor.name, rank=update.rank, scaling=update.scaling))
-            yield from _rows(tensor, reader, changes[-1], LowRank(update, reader, compute_type(tensor.dtype)))
+            wide = compute_type(tensor.dtype, value.source.dtype)
+            yield from _rows(tensor, reader, changes[-1], LowRank(update, reader, wide))
         else:
             yield from _rows(tensor, reader, Change("", value.source.name), None)
 
@@ -175,7 +176,9 @@ class Whole(Portion):
     @property
     def needs(self) -> int:
         """For the values, what making them takes, and a block."""
-        return 4 * self.tensor.value.source.numel * compute_type(self.tensor.dtype).itemsize + _block_bytes(self.tensor)
+        source = self.tensor.value.source
+        wide = compute_type(self.tensor.dtype, source.dtype)
+        return 4 * source.numel * wide.itemsize + _block_bytes(self.tensor)
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
         """Compute, then round and write."""
@@ -198,7 +201,7 @@ class Whole(Portion):
     def _values(self) -> Array:
         computed = self.tensor.value.computed
         assert computed is not None
-        values = computed.compute(compute_type(self.tensor.dtype))
+        values = computed.compute(compute_type(self.tensor.dtype, self.tensor.value.source.dtype))
         if values.shape != self.tensor.shape:
             raise ModelMergeError(
                 f"{computed.form} gave values of shape {values.shape} for {self.tensor.name!r} of shape {self.tensor.shape}",

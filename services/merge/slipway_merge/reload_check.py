@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
 from peft import PeftConfig, PeftModel
+from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.model_files import ADAPTER_WEIGHTS
+from slipway.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from slipway.safetensors_file import read_safetensors
 from slipway.stage import Context
 from slipway_merge.samples import UNIT_ROUNDOFF
@@ -34,7 +37,14 @@ _COMPUTING = 1e-5
 
 
 def reload_check(
-    folder: Path, base: Path, adapter: Path, *, dtype: str, rounded: Collection[str] | None, ctx: Context
+    folder: Path,
+    base: Path,
+    adapter: Path,
+    *,
+    names: Callable[[], Mapping[str, str]],
+    dtype: str,
+    rounded: Collection[str] | None,
+    ctx: Context,
 ) -> dict[str, Any]:
     """Load the merged model, compare its logits with those of base and adapter; answers figures for the report.
 
@@ -42,6 +52,7 @@ def reload_check(
         folder: The merged model.
         base: The base model.
         adapter: The adapter.
+        names: Tells for each of its tensors the name that peft looks for in this model.
         dtype: Safetensors name of the type that was written.
         rounded: Modules or parameters whose weights were rounded to it; None when all were.
         ctx: Warned when peft does not give logits to compare with.
@@ -54,9 +65,9 @@ def reload_check(
         return {"loaded": "not checked: transformers has no class of this model's name"}
     merged, info = _load(cls, folder, output_loading_info=True)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    for kind, names in wrong.items():
-        if names:
-            raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {names[0]}", names[0])
+    for kind, keys in wrong.items():
+        if keys:
+            raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
     size = _vocabulary(merged)
     try:
         ours = _logits(merged, size)
@@ -72,7 +83,21 @@ def reload_check(
     noise = _norm(moved - ours)
     del merged
     gc.collect()
-    return {"loaded": True, **_compare(cls, base, adapter, ours, noise=noise, size=size, ctx=ctx)}
+    with _readable_to_peft(adapter, names(), ctx) as renamed:
+        return {"loaded": True, **_compare(cls, base, renamed, ours, noise=noise, size=size, ctx=ctx)}
+
+
+@contextmanager
+def _readable_to_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> Iterator[Path]:
+    """The adapter with its tensors under the names that peft looks for: any others it leaves out without an error."""
+    if all(old == new for old, new in names.items()):
+        yield adapter
+        return
+    with TemporaryDirectory(dir=ctx.workdir) as place:
+        shutil.copy(adapter / ADAPTER_CONFIG, place)
+        tensors = {names[key]: tensor for key, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
+        save_file(tensors, Path(place) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        yield Path(place)
 
 
 def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | None) -> None:

@@ -101,7 +101,7 @@ def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReade
     if computed.error is not None:
         share = computed.error(info)
     else:  # its layer's input is unknown: what can still go wrong is the writing
-        expected = computed.compute(compute_type(tensor.dtype))
+        expected = computed.compute(compute_type(tensor.dtype, tensor.value.source.dtype))
         share = share_of_rounding(written.read(info).astype(np.float64), expected.astype(np.float64), tensor.dtype)
     if not share <= 1.0:
         raise _differs(tensor.name, f"on a random input it is off by {share:.1f} times what rounding explains")

@@ -13,6 +13,7 @@ from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter, WholeTensor
 from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
 from slipway_merge.completeness import check_rows
+from slipway_merge.naming import Naming
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import Alteration, Factor, Update, Value
 
@@ -39,14 +40,14 @@ class Ties:
         base: Tensors of the base model by stored name.
         adapter: The parsed adapter.
         form_modules: Modules that peft merges.
-        output_name: Name in the output of a weight that the adapter names.
+        naming: Translates what the adapter and the model call a weight.
         reader: Compares stored tensors.
     """
 
     base: Mapping[str, TensorInfo]
     adapter: Adapter
     form_modules: tuple[str, ...]
-    output_name: Callable[[str], str]
+    naming: Naming
     reader: TensorReader
 
     def groups(self, vocab_size: int | None, facts: Callable[[str], ModelFacts]) -> list[list[str]]:
@@ -58,7 +59,7 @@ class Ties:
         touched = self._touched()
         if not self._may_be_tied(touched, vocab_size):
             return []
-        named = [[self.output_name(name) for name in group] for group in facts("which weights are tied").groups()]
+        named = [[self.naming.of_model(name) for name in group] for group in facts("which weights are tied").groups()]
         groups = [self._really_tied(group) for group in named if touched & set(group)]
         return [group for group in groups if len(group) > 1 and touched & set(group)]
 
@@ -73,7 +74,7 @@ class Ties:
         source = self.base[written[0]]
         members = dict.fromkeys(group, Value(source))
         whole = {
-            name: tensor for tensor in self.adapter.whole.values() if (name := self.output_name(tensor.name)) in group
+            name: tensor for tensor in self.adapter.whole.values() if (name := self.naming.output(tensor.name)) in group
         }
         for name, tensor in sorted(whole.items(), key=lambda item: item[1].own):  # what all share, then a member's own
             info = replacement(name, tensor, members[name].source.shape)
@@ -101,7 +102,7 @@ class Ties:
 
     def _check_rows_alone(self, group: list[str], changes: Mapping[str, Alteration]) -> None:
         """Peft puts an embedding's rows into every weight tied to it, below whatever else is trained there."""
-        with_rows = {self.output_name(f"{module}.weight") for module in self.adapter.rows}
+        with_rows = {self.naming.output(f"{module}.weight") for module in self.adapter.rows}
         more = [name for name in group if name in changes and name not in with_rows]
         if group[0] in with_rows and more:
             raise unsupported(
@@ -142,12 +143,12 @@ class Ties:
 
     def _touched(self) -> set[str]:
         modules = [*self.adapter.pairs, *self.adapter.rows, *self.form_modules]
-        return {self.output_name(name) for name in [*(f"{module}.weight" for module in modules), *self.adapter.whole]}
+        return {self.naming.output(name) for name in [*(f"{module}.weight" for module in modules), *self.adapter.whole]}
 
     def _may_be_tied(self, touched: set[str], vocab_size: int | None) -> bool:
         """Whether any touched weight is an embedding or like one, so that the model has to be asked."""
         pairs = self.adapter.pairs.items()
-        if any(pair.embedding and self.output_name(f"{module}.weight") in touched for module, pair in pairs):
+        if any(pair.embedding and self.naming.output(f"{module}.weight") in touched for module, pair in pairs):
             return True
         infos = [self.base.get(name) for name in touched]
         return any(info is None or vocab_size is None or vocab_size in info.shape for info in infos)
@@ -161,7 +162,7 @@ class Ties:
 
     def _are_same_rows(self, names: list[str]) -> bool:
         """Whether all that happens to these weights is that the same rows of each are replaced by the same values."""
-        rows = {self.output_name(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
+        rows = {self.naming.output(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
         if not rows.keys() >= set(names):
             return False
         found = [rows[name] for name in names]

@@ -52,6 +52,27 @@ def test_rounding_of_every_kind_of_number(output):
     assert np.array_equal(rounded.reshape(-1).view(np.uint16), expected.view(torch.uint16).numpy())
 
 
+@pytest.mark.parametrize("output", ["BF16", "F16"])
+def test_doubles_are_rounded_once(output):
+    """Every 16-bit number, half-way to the next one, and beside that by less than float32 can tell."""
+    stored = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        numbers = stored.view(FLOAT_TYPES[output]).astype(np.float64)
+        numbers = np.sort(numbers[np.isfinite(numbers)])
+        ties = (numbers[1:] + numbers[:-1]) / 2
+        apart = 2.0**-40
+        values = np.concatenate([numbers, ties, ties * (1 + apart), ties * (1 - apart)]).reshape(1, -1)
+        rounded = round_block(values, source="F64", output=output, block=Block(), change=Change("", "w"), add=None)
+    found = rounded.astype(np.float64).reshape(-1)
+    down, up = numbers[:-1], numbers[1:]
+    assert np.array_equal(found[: len(numbers)], numbers)
+    even = np.where(down.astype(FLOAT_TYPES[output]).view(np.uint16) % 2 == 0, down, up)
+    tied, far, near = np.split(found[len(numbers) :], 3)
+    assert np.array_equal(tied, even)
+    assert np.array_equal(far, np.where(ties > 0, up, down))
+    assert np.array_equal(near, np.where(ties > 0, down, up))
+
+
 def test_every_half_becomes_the_float_that_it_is():
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     wide = np.empty(halves.shape, np.float32)
