@@ -22,6 +22,8 @@ class TinyParams(StageParams):
     kill: bool = False
     engine: str = ""
     unless: str = ""
+    logged_bytes: int = 0
+    printed_lines: int = 0
 
 
 def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[str, Path]:
@@ -32,6 +34,10 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
             file.seek(0)
             count = sum(line.strip() == params.text for line in file)
     ctx.log.info(f"run {count} of {params.text}")
+    if params.logged_bytes:
+        ctx.log.info(f"long{'g' * params.logged_bytes}")
+    for number in range(params.printed_lines):
+        print(number, "p" * 60_000, flush=True)
     deadline = time.monotonic() + params.sleep_seconds
     while time.monotonic() < deadline and not (params.unless and Path(params.unless).exists()):
         ctx.progress("sleeping", done=0, total=1, unit="naps")

@@ -17,7 +17,10 @@ from slipway_protos.v1 import export_pb2, worker_pb2
 
 log = logging.getLogger("slipway.worker")
 
+# A call that is larger than the coordinator takes would be refused again and again, and with it everything that runs here.
 _MAX_LOG_LINES = 500
+_LINE_START, _LINE_END = 1000, 3000  # a traceback is read from its end
+_MAX_REPORTED_BYTES = 128 << 10
 
 
 @dataclass
@@ -45,10 +48,16 @@ class LeasedTask:
     ending: bool = False
 
     def report(self) -> worker_pb2.RunningTask:
-        """That it runs and how far it is, with the log lines since the report before."""
-        lines, self.logs = self.logs, []
+        """That it runs and how far it is, with the log lines since the report before, as many as fit."""
+        lines, size = 0, 0
+        for line in self.logs:
+            size += line.ByteSize()
+            if size > _MAX_REPORTED_BYTES:
+                break
+            lines += 1
+        now, self.logs = self.logs[:lines], self.logs[lines:]
         return worker_pb2.RunningTask(
-            task=self.lease.task, lease_epoch=self.lease.lease_epoch, progress=self.progress, logs=lines
+            task=self.lease.task, lease_epoch=self.lease.lease_epoch, progress=self.progress, logs=now
         )
 
     def take_back(self, lines: Sequence[export_pb2.LogLine]) -> None:
@@ -105,7 +114,7 @@ class LeasedTask:
         def on_log(level: str, message: str) -> None:
             if level == "warning":  # it goes to those who watch; whoever runs this machine may be somebody else
                 log.info(f"{lease.task}: {message}")
-            self.logs.append(export_pb2.LogLine(level=level, message=message))
+            self.logs.append(log_line(level, message))
             del self.logs[:-_MAX_LOG_LINES]
 
         attributes = {"slipway.task": lease.task, "slipway.stage": lease.stage, "slipway.worker": self.worker}
@@ -118,6 +127,14 @@ class LeasedTask:
                 recorded.fail(result.failure.reason, result.failure.message)
         observe(lease.stage, result, seconds=time.monotonic() - began)
         return result
+
+
+def log_line(level: str, message: str) -> export_pb2.LogLine:
+    """A log line on the wire; of one that is very long, the beginning and the end."""
+    left_out = len(message) - _LINE_START - _LINE_END
+    if left_out > 0:
+        message = f"{message[:_LINE_START]} … {left_out} characters … {message[-_LINE_END:]}"
+    return export_pb2.LogLine(level=level, message=message)
 
 
 def output_message(result: TaskResult) -> worker_pb2.TaskOutput:

@@ -15,9 +15,9 @@ from slipway.rpc import stream, unary
 from slipway.runner import TaskResult, TaskSpec, check_call
 from slipway.stage import Progress
 from slipway.wire import dict_of, status_of, struct_of
-from slipway.worker.leased import output_message, progress_message
+from slipway.worker.leased import log_line, output_message, progress_message
 from slipway.worker.pull import Worker
-from slipway_protos.v1 import export_pb2, stage_pb2, stage_pb2_grpc
+from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
 
 Context = grpc.aio.ServicerContext
 
@@ -56,7 +56,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             events.put_nowait(stage_pb2.RunResponse(progress=progress_message(progress, memory_bytes)))
 
         def on_log(level: str, message: str) -> None:
-            events.put_nowait(stage_pb2.RunResponse(log=export_pb2.LogLine(level=level, message=message)))
+            events.put_nowait(stage_pb2.RunResponse(log=log_line(level, message)))
 
         with worker.slot() as threads:
             spec = TaskSpec(

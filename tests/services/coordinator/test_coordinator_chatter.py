@@ -1,0 +1,35 @@
+"""Stages that say more than a message can carry: their work counts all the same, and others read what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator_harness import Harness, state, tiny_export, tiny_task
+from slipway.rpc import MAX_REQUEST_BYTES
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    with Harness(tmp_path, options={"lease_seconds": 3600.0}) as harness:
+        yield harness
+
+
+@pytest.mark.parametrize(
+    ("chatter", "last"),
+    [({"logged_bytes": 2 * MAX_REQUEST_BYTES}, "longg"), ({"printed_lines": 450}, "449 p")],
+    ids=["one-long-line", "many-lines"],
+)
+@pytest.mark.parametrize("sleep_seconds", [0.0, 2.0], ids=["handed-in-with-the-result", "reported-while-it-runs"])
+def test_a_stage_that_says_more_than_a_message_carries(
+    harness: Harness, chatter: dict[str, int], last: str, sleep_seconds: float
+) -> None:
+    task = tiny_task("m", sleep_seconds=sleep_seconds, **chatter)
+    name = harness.submit(tiny_export("talks", task, base=harness.base()))
+    events = list(harness.client.watch_export(name))
+    assert state(events[-1].export) == "succeeded"
+    lines = [event.log.message for event in events if event.WhichOneof("event") == "log"]
+    assert any(line.startswith(last) for line in lines)
+    assert sum(event.ByteSize() for event in events) < MAX_REQUEST_BYTES
