@@ -6,12 +6,13 @@ import contextlib
 import fcntl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from slipway import metrics
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import collect
 from slipway.artifacts.faults import ABSENT, disk_full
-from slipway.artifacts.files import in_threads
+from slipway.artifacts.files import in_threads, regular_files
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.s3 import S3Store
@@ -41,12 +42,12 @@ class CachedStore:
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder that the caller gives up, here and there."""
         digest = self.local.put(folder, known=known, on_bytes=on_bytes)
-        return self._send(digest, {}, folder, on_bytes)
+        return self._send(digest, dict(regular_files(folder)), on_bytes)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
         """Commit somebody else's files, here and there."""
         digest = self.local.put_files(files, on_bytes=on_bytes)
-        return self._send(digest, files, None, on_bytes)
+        return self._send(digest, files, on_bytes)
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
         """Lay an artifact's verified files below ``target``.
@@ -110,15 +111,20 @@ class CachedStore:
         """All results recorded in the remote store."""
         return self.remote.results()
 
-    def _send(self, digest: str, files: Mapping[str, Path], folder: Path | None, on_bytes: OnBytes | None) -> str:
-        def lies_at(file: ManifestFile) -> Path:
-            """In the cache, or, evicted already, where it came from."""
-            blob = self.local.blob_path(file.digest)
-            if blob.exists():
-                return blob
-            return folder / file.path if folder is not None else Path(files[file.path])
+    def _send(self, digest: str, files: Mapping[str, Path], on_bytes: OnBytes | None) -> str:
+        def open_from(file: ManifestFile) -> BinaryIO:
+            """In the cache, or, evicted by another process already, where it came from."""
+            with contextlib.suppress(FileNotFoundError):
+                return self.local.blob_path(file.digest).open("rb", buffering=0)
+            return Path(files[file.path]).open("rb", buffering=0)
 
-        self.remote.put_blobs(self.local.manifest(digest), lies_at, on_bytes=on_bytes)
+        try:
+            manifest = self.local.manifest(digest)
+        except ArtifactError as error:
+            if error.reason not in ABSENT:
+                raise
+            return self.remote.put_files(files, on_bytes=on_bytes)
+        self.remote.put_blobs(manifest, open_from, on_bytes=on_bytes)
         self._evict()
         return digest
 

@@ -10,7 +10,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes
@@ -66,19 +68,19 @@ class S3Store:
             def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
                 name, path = item
                 entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=count)
-                self.during(count)._put_blob(entry, Path(path), pool, count)
+                self.during(count)._put_blob(entry, partial(Path(path).open, "rb", 0), pool, count)
                 return entry
 
             entries = in_threads(send, sorted(files.items()), on_bytes)
         return self.during(on_bytes).commit(Manifest.of(entries))
 
     def put_blobs(
-        self, manifest: Manifest, open_from: Callable[[ManifestFile], Path], *, on_bytes: OnBytes | None
+        self, manifest: Manifest, open_from: Callable[[ManifestFile], BinaryIO], *, on_bytes: OnBytes | None
     ) -> str:
-        """Commit an artifact whose files have been hashed; ``open_from`` says where each lies."""
+        """Commit an artifact whose files have been hashed; ``open_from`` opens each where it lies, unbuffered."""
         with workers() as pool:
             in_threads(
-                lambda entry, count: self.during(count)._put_blob(entry, open_from(entry), pool, count),
+                lambda entry, count: self.during(count)._put_blob(entry, partial(open_from, entry), pool, count),
                 manifest.files,
                 on_bytes,
             )
@@ -225,20 +227,22 @@ class S3Store:
         found = self.bucket.find(blob_name(file.digest))
         return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
 
-    def _put_blob(self, entry: ManifestFile, path: Path, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> None:
+    def _put_blob(
+        self, entry: ManifestFile, opened: Callable[[], BinaryIO], pool: ThreadPoolExecutor, on_bytes: OnBytes
+    ) -> None:
         """Store one file, unless the bucket has it."""
         if self.has_blob(entry):
             return
         name = blob_name(entry.digest)
-        with path.open("rb", buffering=0) as file:
+        with opened() as file:
             before = os.fstat(file.fileno())
             if before.st_size != entry.size_bytes:
-                raise _changed(path)
+                raise _changed(file.name)
             upload(self.bucket, name, file, entry.size_bytes, pool=pool, on_bytes=on_bytes)
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             self.bucket.delete([name])
-            raise _changed(path)
+            raise _changed(file.name)
 
     def _touch(self, name: str) -> None:
         """Note a use, when the last one noted is some time ago; credentials that only read are enough to read."""
@@ -262,7 +266,7 @@ class S3Store:
         return True
 
 
-def _changed(path: Path) -> ArtifactError:
+def _changed(path: str) -> ArtifactError:
     return ArtifactError(
         f"{path} changed while it was being stored",
         reason="FILE_ERROR",

@@ -27,6 +27,7 @@ from s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, 
 from slipway.artifacts import ActionResult, LocalStore, s3_collection
 from slipway.artifacts import s3_transfer as transfer
 from slipway.artifacts.cached import CachedStore
+from slipway.artifacts.collection import collect
 from slipway.artifacts.names import blob_name
 from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket
@@ -455,6 +456,28 @@ store = open_store(Settings.from_environment(os.environ))
 for number, digest in enumerate(sys.argv[2:]):
     store.fetch(digest, Path(sys.argv[1]) / str(number))
 """
+
+
+def test_what_another_process_evicts_on_its_way_to_the_bucket_arrives(bucket: S3Bucket, tmp_path: Path) -> None:
+    store = CachedStore(S3Store(bucket), LocalStore(tmp_path / "cache"))
+    done = threading.Event()
+
+    def evict() -> None:
+        while not done.is_set():
+            collect(store.local, max_bytes=0)
+
+    evicting = threading.Thread(target=evict)
+    evicting.start()
+    try:
+        digests = []
+        for number in range(40):
+            source = random_file(tmp_path / f"folder-{number}" / "weights", 1_000)
+            files = {"weights": source, **{str(n): random_file(source.with_name(str(n)), 10) for n in range(3)}}
+            digests.append(store.put(source.parent) if number % 2 else store.put_files(files))
+    finally:
+        done.set()
+        evicting.join()
+    assert [store.exists(digest) for digest in digests] == [True] * 40
 
 
 def test_several_processes_share_a_cache(s3: S3Server, bucket: S3Bucket, tmp_path: Path) -> None:
