@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
 from slipway_coordinator import engine, graph, history, workflow
@@ -80,6 +81,7 @@ class Coordinator:
         ledger = Ledger(database.leases, database.events)
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds)
         self._unended: set[str] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._background: set[asyncio.Task[Any]] = set()
         self._workflows: set[asyncio.Task[Any]] = set()
@@ -160,23 +162,32 @@ class Coordinator:
     async def _retry(self, record: ExportRecord) -> ExportRecord:
         again = graph.restarted(record)
         again = again.with_(revision=record.revision + 1)
-        if not await self.journal.do(lambda: self.database.save(again)):
-            raise ServiceError(
-                f"{record.name} was changed or deleted meanwhile", reason="EXPORT_STATE", remedy="look at it again"
-            )
+        async with self._turn(record.name):
+            if not await self.journal.do(lambda: self.database.save(again)):
+                raise _changed(record)
         self._unended.add(again.name)
         await self.hub.publish(again.name, again)
         self._spawn(self._start_workflow(again))
         return again
 
     async def delete(self, record: ExportRecord) -> None:
-        """Forget an ended export."""
+        """Forget an ended export; harmless to repeat.
+
+        Raises:
+            ServiceError: reason ``EXPORT_STATE`` when somebody ran it again meanwhile.
+        """
         await to_its_end(self._delete(record))
 
     async def _delete(self, record: ExportRecord) -> None:
-        await self.call(lambda: engine.forget(record))
-        await self.journal.do(lambda: self.database.delete(record.name))
-        self.hub.forget(record.name)
+        async with self._turn(record.name):
+            stored = await self.load(record.name)
+            if stored is None:
+                return
+            if stored.revision != record.revision:
+                raise _changed(record)
+            await self.call(lambda: engine.forget(record))
+            await self.journal.do(lambda: self.database.delete(record.name))
+            self.hub.forget(record.name)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a blocking call on the state, outside any workflow's context (where it would become a step).
@@ -272,10 +283,20 @@ class Coordinator:
             except Exception:  # without these looks, no lease would ever expire again
                 log.exception("leases could not be looked at")
 
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What clients do with an ended export is done in turns."""
+        return self._turns.setdefault(name, asyncio.Lock())
+
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine, context=contextvars.Context())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _changed(record: ExportRecord) -> ServiceError:
+    return ServiceError(
+        f"{record.name} was changed or deleted meanwhile", reason="EXPORT_STATE", remedy="look at it again"
+    )
 
 
 def _wanted(task: TaskRecord) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from coordinator_harness import Harness, state, tiny_export, tiny_task, wait_for
 from slipway.errors import ServiceError
+from slipway_coordinator.history import forget_old
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +100,38 @@ def test_what_was_deleted_meanwhile_is_not_retried(harness: Harness) -> None:
         harness.run(lambda: coordinator.retry(record))
     assert caught.value.reason == "EXPORT_STATE"
     assert harness.run(lambda: coordinator.load(name)) is None
+
+
+@pytest.mark.parametrize("forget", ["a client", "the history"])
+def test_what_was_run_again_meanwhile_is_not_deleted(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: str
+) -> None:
+    """Whoever deletes it saw it ended; it runs by the time its turn comes."""
+    go_on = tmp_path / "go on"
+    task = tiny_task(
+        "m",
+        fail="CONFIGURATION_INVALID",
+        fail_times=1,
+        runs=str(tmp_path / "runs"),
+        sleep_seconds=600,
+        unless=str(go_on),
+    )
+    go_on.touch()
+    name = harness.submit(
+        tiny_export("again-" + forget.replace(" ", "-"), task, base=harness.base(), recovery={"max_attempts": 1})
+    )
+    assert state(harness.finished(name)) == "failed"
+    go_on.unlink()
+    coordinator = harness.server.coordinator
+    seen = harness.run(lambda: coordinator.load(name))
+    harness.run(lambda: coordinator.retry(seen))
+    if forget == "a client":
+        with pytest.raises(ServiceError) as caught:
+            harness.run(lambda: coordinator.delete(seen))
+        assert caught.value.reason == "EXPORT_STATE"
+    else:
+        looks = iter([[seen], []])  # what the history read just before it was run again
+        monkeypatch.setattr(coordinator.database, "ended_before", lambda *_, **__: next(looks))
+        assert harness.run(lambda: forget_old(coordinator, days=0)) == 0
+    go_on.touch()
+    assert state(harness.finished(name)) == "succeeded"
