@@ -15,13 +15,13 @@ from slipway.safetensors_file import INDEX_SUFFIX, read_index
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+#: What a model's processor does with images, sound and video; a tokenizer is saved with or without it.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Files of a tokenizer (or processor), as transformers' tokenizers of all families save them.
 TOKENIZER_FILES = (
     "added_tokens.json",
     "merges.txt",
     "normalizer.json",
-    "preprocessor_config.json",
-    "processor_config.json",
     "sentencepiece.bpe.model",
     "source.spm",
     "special_tokens_map.json",
@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
+    *PROCESSOR_FILES,
     *CHAT_TEMPLATES,
 )
 #: Folder of named chat templates beside the default one.

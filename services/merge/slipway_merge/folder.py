@@ -15,6 +15,7 @@ from slipway.model_files import (
     CHAT_TEMPLATES,
     CONFIG,
     GENERATION_CONFIG,
+    PROCESSOR_FILES,
     tokenizer_files,
 )
 
@@ -76,10 +77,10 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool) -> list[str]:
-    """Copy generation settings and tokenizer, the checkpoint's own where it has them.
+    """Copy generation settings, tokenizer and processor, the checkpoint's own where it has them.
 
     Tokenizer files are taken from one place, never mixed, except that the base's chat template serves a checkpoint whose
-    tokenizer brings none.
+    tokenizer brings none. So are a processor's, which a run that was given the tokenizer alone does not save.
 
     Returns:
         Names of the copied files, sorted.
@@ -90,7 +91,8 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
         chosen[GENERATION_CONFIG] = generation
     if tokenizer:
         owner = adapter if _has_tokenizer(adapter) else base
-        chosen.update(_relative(owner))
+        chosen.update({name: path for name, path in _relative(owner).items() if name not in PROCESSOR_FILES})
+        chosen.update(_processor(adapter) or _processor(base))
         if owner is adapter and not _has_template(adapter):
             templates = _relative(base).items()
             chosen.update({name: path for name, path in templates if _is_template(name)})
@@ -112,8 +114,12 @@ def _is_template(name: str) -> bool:
     return name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
 
 
+def _processor(folder: Path) -> dict[str, Path]:
+    return {name: path for name, path in _relative(folder).items() if name in PROCESSOR_FILES}
+
+
 def _has_tokenizer(folder: Path) -> bool:
-    return any(not _is_template(name) for name in _relative(folder))
+    return any(not _is_template(name) and name not in PROCESSOR_FILES for name in _relative(folder))
 
 
 def _has_template(folder: Path) -> bool:

@@ -54,6 +54,29 @@ def test_tokenizer_of_the_checkpoint_wins_and_is_not_mixed(make_case):
     assert "tokenizer.json" in ctx.facts["small_files"]
 
 
+def test_base_processor_serves_a_checkpoint_that_saved_the_tokenizer_alone(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}")
+    (case.base / "video_preprocessor_config.json").write_text("video")
+    write(case.adapter, tokenizer_DOT_json='{"model": {}}')
+    (case.base / "preprocessor_config.json").write_text("images")
+    out, _ = case.merge()
+    assert (out / "tokenizer.json").read_text() == '{"model": {}}'
+    assert (out / "preprocessor_config.json").read_text() == "images"
+    assert (out / "video_preprocessor_config.json").read_text() == "video"
+
+
+def test_a_processor_of_the_checkpoint_is_not_mixed_and_is_no_tokenizer(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}")
+    (case.base / "video_preprocessor_config.json").write_text("video")
+    (case.adapter / "processor_config.json").write_text("tuned")
+    out, _ = case.merge()
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert (out / "processor_config.json").read_text() == "tuned"
+    assert not (out / "video_preprocessor_config.json").exists()
+
+
 def test_base_tokenizer_serves_a_checkpoint_without(make_case):
     case = make_case("llama", target_modules=["q_proj"])
     write(case.base, tokenizer_DOT_json="{}", chat_template_DOT_jinja="base template")
