@@ -68,7 +68,7 @@ class S3Store:
             def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
                 name, path = item
                 entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=count)
-                self.during(count)._put_blob(entry, partial(Path(path).open, "rb", 0), pool, count)
+                self.during(count)._put_blob(entry, partial(_opened, Path(path)), pool, count)
                 return entry
 
             entries = in_threads(send, sorted(files.items()), on_bytes)
@@ -264,6 +264,10 @@ class S3Store:
                 raise
             return False
         return True
+
+
+def _opened(path: Path) -> BinaryIO:
+    return path.open("rb", buffering=0)
 
 
 def _changed(path: str) -> ArtifactError:

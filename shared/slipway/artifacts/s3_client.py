@@ -189,7 +189,7 @@ class S3Bucket:
                 if entry.object_name and not entry.is_dir
             ]
 
-        return sorted(self.call(f"listing {below}", request), key=lambda entry: entry.key)
+        return sorted(self.call(f"listing {below or 'everything'}", request), key=lambda entry: entry.key)
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; those that are not there are no error."""

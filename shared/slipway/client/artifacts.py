@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import grpc
 
@@ -23,6 +23,8 @@ from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
 from slipway.wire import RETRY_AFTER, failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS = 120.0
 _ROUNDS = 3
@@ -70,14 +72,19 @@ class ProjectArtifacts:
         paths = {file.digest: Path(files[file.path]) for file in manifest.files}
         contents = {file.digest: file for file in manifest.files}
         sent: set[str] = set()
+        answer = self.create(manifest)  # what never answered is not waited for
         for _ in range(_ROUNDS):
-            answer = self.create(manifest)
             for digest in sorted(set(contents) - set(answer.missing) - sent):
                 tell(contents[digest].size_bytes)
             sent |= set(contents)
             if not answer.missing:
-                return answer.digest
+                break
             in_threads(lambda digest, count: self._send(contents[digest], paths[digest], count), answer.missing, tell)
+            answer = self._patiently(
+                lambda _: self._calls.send(self._calls.artifacts.CreateArtifact, self._request(manifest))
+            )
+        if not answer.missing:
+            return answer.digest
         raise ArtifactError(
             f"what was brought to {self.where} was taken away again, first {answer.missing[0]}",
             reason="STORE_UNAVAILABLE",
@@ -86,9 +93,11 @@ class ProjectArtifacts:
 
     def create(self, manifest: Manifest) -> pb.CreateArtifactResponse:
         """Make an artifact of content that was brought, or learn what is missing; :meth:`put_files` does all of it."""
+        return self._calls.call(self._calls.artifacts.CreateArtifact, self._request(manifest))
+
+    def _request(self, manifest: Manifest) -> pb.CreateArtifactRequest:
         files = [pb.ArtifactFile(**asdict(file)) for file in manifest.files]
-        request = pb.CreateArtifactRequest(parent=f"projects/{self._project}", files=files)
-        return self._calls.call(self._calls.artifacts.CreateArtifact, request)
+        return pb.CreateArtifactRequest(parent=f"projects/{self._project}", files=files)
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
         """Write an artifact's files below ``target``, which must not exist.
@@ -191,7 +200,7 @@ class ProjectArtifacts:
                     break
         raise corrupt(artifact, file.path)
 
-    def _patiently(self, attempt: Callable[[Callable[[], None]], None]) -> None:
+    def _patiently(self, attempt: Callable[[Callable[[], None]], T]) -> T:
         """Try again while the coordinator is away; an attempt says whenever it gets on.
 
         Raises:

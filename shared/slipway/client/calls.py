@@ -63,6 +63,10 @@ class BlockingCalls:
         """What every call carries."""
         return with_trace(self._channel.identity.metadata())
 
+    def send(self, method: Callable[..., T], request: object) -> T:
+        """The answer of a method, or gRPC's own error."""
+        return method(request, timeout=self._timeout, metadata=self.metadata())
+
     def call(self, method: Callable[..., T], request: object) -> T:
         """The answer of a method.
 
@@ -70,6 +74,6 @@ class BlockingCalls:
             ModelExportError: With the reason the coordinator gave.
         """
         try:
-            return method(request, timeout=self._timeout, metadata=self.metadata())
+            return self.send(method, request)
         except grpc.RpcError as error:
             raise failure_of_call(error, address=self.address).error() from error

@@ -13,9 +13,11 @@ import pytest
 
 from artifact_places import Place, content, create, listed, some_files, write
 from coordinator_harness import CONFIGURATION, wait_for
-from slipway.artifacts import LocalStore, ManifestFile
+from slipway.artifacts import LocalStore, Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import AsyncClient, Client
+from slipway.client.artifacts import ProjectArtifacts
+from slipway.client.calls import BlockingCalls
 from slipway.errors import ModelExportError
 from slipway_coordinator import transfers
 from slipway_protos.v1 import artifact_pb2 as pb
@@ -303,3 +305,31 @@ def test_a_transfer_goes_on_when_the_connection_is_lost(place: Place, folder: Pa
             client.pull_artifact(digest, tmp_path / "pulled", on_bytes=cutting("pull"))
     assert cuts == {"push": 1, "pull": 1}
     assert content(tmp_path / "pulled") == content(folder)
+
+
+def test_a_coordinator_that_is_away_after_the_content_was_brought_is_waited_for(place: Place, folder: Path) -> None:
+    host, _, port = place.address.partition(":")
+    there = threading.Event()
+    there.set()
+
+    class Interrupted(ProjectArtifacts):
+        """Nobody answers any more when the artifact of what was brought is to be made; somebody does a little later."""
+
+        requests = 0
+
+        def _request(self, manifest: Manifest) -> pb.CreateArtifactRequest:
+            self.requests += 1
+            if self.requests == 2:
+                there.clear()
+                proxy.cut()
+                threading.Timer(0.5, there.set).start()
+            return super()._request(manifest)
+
+    with (
+        TcpProxy(lambda: (host, int(port)) if there.is_set() else None) as proxy,
+        BlockingCalls(proxy.address, security=place.security_of("submitter")) as calls,
+    ):
+        artifacts = Interrupted(calls, "red")
+        digest = artifacts.put(folder)
+        assert artifacts.requests >= 2
+        assert artifacts.exists(digest)

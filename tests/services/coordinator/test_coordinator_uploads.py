@@ -21,7 +21,7 @@ from slipway.errors import ModelExportError
 from slipway.wire import failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
 
-OPEN, LARGEST = 3, 4_000_000
+OPEN, LARGEST = 4, 4_000_000  # as many as one client sends at a time: some_files are four contents
 REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
