@@ -15,6 +15,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from slipway.errors import CheckpointValidationError
+from slipway.foreign_adapters import foreign_adapter
 from slipway.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PICKLE,
@@ -107,7 +108,7 @@ def find_checkpoint(
     if not auto_detect_latest:
         found = [checkpoint for checkpoint in found if checkpoint.path == folder]
     if not found:
-        raise _not_found(folder, auto_detect_latest)
+        raise no_checkpoint(folder, searched=auto_detect_latest)
     if select == "best":
         return _best(folder, found)
     skipped: list[str] = []
@@ -199,7 +200,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     try:
         config = read_adapter_config(folder)
     except CheckpointValidationError as error:
-        problems.append(Problem(error.reason, error.message))
+        problems.append(Problem(error.reason, error.message, error.remedy))
     try:
         problems.extend(_weight_problems(folder))
     except OSError as error:
@@ -242,8 +243,12 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def _config_error(what: str, folder: Path, reason: str = "ADAPTER_CONFIG_INVALID") -> CheckpointValidationError:
+    foreign = foreign_adapter(folder)
     return CheckpointValidationError(
-        what, reason=reason, remedy=_REMEDIES[reason], about={"file": folder / ADAPTER_CONFIG}
+        f"{what}; {foreign.message}" if foreign else what,
+        reason=reason,
+        remedy=foreign.remedy if foreign else _REMEDIES[reason],
+        about={"file": folder / ADAPTER_CONFIG},
     )
 
 
@@ -296,11 +301,15 @@ def _number(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _not_found(folder: Path, auto_detect_latest: bool) -> CheckpointValidationError:
-    hint = "name a run's folder with checkpoint-<step> folders, or a folder with adapter_config.json"
+def no_checkpoint(folder: Path, *, searched: bool = True) -> CheckpointValidationError:
+    """The error for a folder with no checkpoint in it nor, where that was ``searched``, below it."""
+    foreign = foreign_adapter(folder) if searched else None
+    remedy = "name a run's folder with checkpoint-<step> folders, or a folder with adapter_config.json"
+    if not searched:
+        remedy = "name the checkpoint's own folder, or set checkpoint.auto_detect_latest"
     return CheckpointValidationError(
-        f"no checkpoint in {folder}",
+        f"no checkpoint in {folder}" + (f"; {foreign.message}" if foreign else ""),
         reason="CHECKPOINT_NOT_FOUND",
-        remedy=hint if auto_detect_latest else "name the checkpoint's own folder, or set checkpoint.auto_detect_latest",
+        remedy=foreign.remedy if foreign else remedy,
         about={"checkpoint": folder},
     )

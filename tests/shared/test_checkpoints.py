@@ -119,6 +119,43 @@ def test_broken_only_one_fails_with_its_own_reason(tmp_path, case, inside):
     assert error.remedy
 
 
+@pytest.mark.parametrize("place", ["run", "run/checkpoint-5"])
+def test_adapters_with_names_are_in_folders_of_their_own(tmp_path, place):
+    """peft puts an adapter that is not called ``default`` into a folder of its name."""
+    make(tmp_path / place / "sql")
+    make(tmp_path / place / "chat")
+    error = failure(tmp_path / place)
+    assert "chat, sql" in str(error)
+    assert error.remedy == f"name {tmp_path / place / 'chat'}"
+    assert find_checkpoint(tmp_path / place / "sql").healthy
+
+
+MLX = {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}}
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "words", "remedy"),
+    [
+        (("adapters.safetensors", "adapter_config.json"), "ADAPTER_CONFIG_INVALID", "an adapter of MLX", "mlx_lm.fuse"),
+        (
+            ("adapter_0.pt",),
+            "CHECKPOINT_NOT_FOUND",
+            "adapter_0.pt is an adapter of torchtune",
+            "FullModelHFCheckpointer",
+        ),
+        (("megatron_lora.nemo",), "CHECKPOINT_NOT_FOUND", "megatron_lora.nemo is an adapter of NeMo", "NeMo"),
+    ],
+    ids=["mlx", "torchtune", "nemo"],
+)
+def test_adapters_of_other_tools_are_named(tmp_path, files, reason, words, remedy):
+    for name in files:
+        (tmp_path / name).write_text(json.dumps(MLX))
+    error = failure(tmp_path)
+    assert error.reason == reason
+    assert words in str(error)
+    assert remedy in error.remedy
+
+
 def test_several_broken_ones_are_all_named(tmp_path):
     cut(make(tmp_path / "run/checkpoint-100", 100))
     pickle_only(make(tmp_path / "run/checkpoint-200", 200))

@@ -42,10 +42,10 @@ def checkpoints(
     """List the checkpoints of a training run, newest first, and say which can be used."""
     import contextlib
 
-    from slipway.checkpoints import list_checkpoints
+    from slipway.checkpoints import list_checkpoints, no_checkpoint
     from slipway.cli.checkpoints_view import checkpoints_table
     from slipway.cli.console import answers, print_json
-    from slipway.errors import CheckpointValidationError, ModelExportError
+    from slipway.errors import ModelExportError
     from slipway.sources import SourceFolders
 
     settings = connection.settings()
@@ -54,16 +54,12 @@ def checkpoints(
         store = stack.enter_context(artifacts_at(connection.coordinator, settings)) if stored else None
         folders = stack.enter_context(SourceFolders(settings, store))
         try:
-            found = list_checkpoints(folders.find(directory))
+            folder = folders.find(directory)
+            found = list_checkpoints(folder)
+            if not found:
+                raise no_checkpoint(folder)
         except ModelExportError as error:
             raise folders.named(error) from error
-        if not found:
-            raise CheckpointValidationError(
-                f"no checkpoint in {directory}",
-                reason="CHECKPOINT_NOT_FOUND",
-                remedy="name a folder with checkpoint-<step> folders, or one with adapter_config.json",
-                about={"checkpoint": directory},
-            )
         latest = next((checkpoint for checkpoint in found if checkpoint.healthy), None)
         document = {
             "directory": directory,
