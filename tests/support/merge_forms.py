@@ -16,7 +16,6 @@ import torch
 from merge_cases import Case
 from merge_models import make_family
 
-
 #: Options of LoRA that are configurations themselves, and their classes.
 _CONFIGS = {"kasa_config": "KasaConfig", "monteclora_config": "MontecloraConfig", "velora_config": "VeloraConfig",
             "use_bdlora": "BdLoraConfig"}  # fmt: skip
