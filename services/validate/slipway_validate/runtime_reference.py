@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import torch
 
+from slipway_validate.adapter_names import take_all
 from slipway_validate.folders import stored_dtype
 from slipway_validate.model import Unusable
 from slipway_validate.runtime_transformers import TransformersModel, from_pretrained
@@ -42,6 +43,7 @@ def load(base: Path, adapter: Path, *, threads: int) -> ReferenceModel:
     module = from_pretrained(base, dtype=torch.float32)
     try:
         module = peft.PeftModel.from_pretrained(module, str(adapter), is_trainable=False)
+        take_all(module, adapter)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
     _name_replicated_layers(module)
