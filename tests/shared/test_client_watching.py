@@ -17,6 +17,7 @@ import slipway
 from coordinator_harness import CONFIGURATION, DIGEST, coordinator_process, wait_for
 from free_ports import free_port
 from slipway.client import AsyncClient, Client
+from slipway.client.calls import BlockingCalls
 from slipway.client.resumption import Resumption
 from slipway.errors import ModelExportError, ServiceError
 from slipway_protos.v1 import export_pb2 as pb
@@ -206,3 +207,32 @@ def test_a_client_that_is_closed_says_so(coordinator: Restarting, tmp_path: Path
         await client.close()
 
     asyncio.run(watch())
+
+
+def test_a_client_that_is_closed_between_a_stub_and_its_call_says_so() -> None:
+    calls = BlockingCalls(f"127.0.0.1:{free_port()}")
+    method = calls.exports.GetExport
+    calls.close()
+    with pytest.raises(ServiceError, match="was closed") as raised:
+        calls.call(method, pb.GetExportRequest(name="projects/default/exports/x"))
+    assert raised.value.reason == "CANCELLED"
+
+
+def test_what_is_done_when_a_call_ends_may_use_a_client_that_is_being_closed() -> None:
+    calls = BlockingCalls(f"127.0.0.1:{free_port()}")
+    told: list[str] = []
+
+    def done(_: object) -> None:
+        try:
+            assert calls.exports
+        except ServiceError as error:
+            told.append(error.reason)
+
+    request = pb.GetExportRequest(name="projects/default/exports/x")
+    for _ in range(8):  # nobody answers them
+        calls.exports.GetExport.future(request, wait_for_ready=True).add_done_callback(done)
+    closing = threading.Thread(target=calls.close, daemon=True)
+    closing.start()
+    wait_for(lambda: told == ["CANCELLED"] * 8)
+    closing.join(60)
+    assert not closing.is_alive()

@@ -162,7 +162,8 @@ class ProjectArtifacts:
 
                 requests = _Requests(self._project, file, source, on)
                 try:
-                    self._calls.artifacts.WriteBlob(iter(requests), metadata=self._calls.metadata())
+                    with self._calls.calling():
+                        self._calls.artifacts.WriteBlob(iter(requests), metadata=self._calls.metadata())
                 except grpc.RpcError:
                     if requests.error is not None:
                         raise requests.error from None
@@ -183,7 +184,8 @@ class ProjectArtifacts:
                     offset = target.tell()
                     resumed += offset > 0
                     request = pb.ReadBlobRequest(name=name, digest=file.digest, offset=offset)
-                    call = self._calls.artifacts.ReadBlob(request, metadata=self._calls.metadata())
+                    with self._calls.calling():
+                        call = self._calls.artifacts.ReadBlob(request, metadata=self._calls.metadata())
                     try:
                         for answer in call:
                             write_all(target, answer.data)

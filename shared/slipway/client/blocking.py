@@ -172,7 +172,8 @@ class Client:
     def _connected(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
         """New events over one connection; last, why it ended before the export did."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
-        call = self._calls.exports.WatchExport(request, metadata=self._calls.metadata())
+        with self._calls.calling():
+            call = self._calls.exports.WatchExport(request, metadata=self._calls.metadata())
         try:
             yield from (event for event in call if watch.is_new(event))
         except grpc.RpcError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -63,9 +64,14 @@ class BlockingCalls:
         """What every call carries."""
         return with_trace(self._channel.identity.metadata())
 
+    def calling(self) -> AbstractContextManager[None]:
+        """Around every call."""
+        return self._channel.calling()
+
     def send(self, method: Callable[..., T], request: object) -> T:
         """The answer of a method, or gRPC's own error."""
-        return method(request, timeout=self._timeout, metadata=self.metadata())
+        with self.calling():
+            return method(request, timeout=self._timeout, metadata=self.metadata())
 
     def call(self, method: Callable[..., T], request: object) -> T:
         """The answer of a method.

@@ -114,7 +114,17 @@ class BlockingChannel:
         """Close the connection; calls under way end."""
         with self._lock:
             self._closed = True
-            self._channel.close()
+        self._channel.close()  # waits for what is done when a call ends, and that may ask for a stub
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around a call: to gRPC it is a wrong value when the channel was closed since the stub was made."""
+        try:
+            yield
+        except ValueError as error:
+            if self._closed:
+                raise _was_closed(self._address) from error
+            raise
 
     def _open(self) -> grpc.Channel:
         credentials = self.identity.credentials()
