@@ -6,13 +6,14 @@ saved from the bare model (``layers.0.q_proj``) or the other way round. One pref
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from slipway.errors import ModelMergeError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NameMap:
     """Names as the trained model has them ↔ names in the base's files. ``strip`` goes first; one of the two is empty.
 
@@ -22,7 +23,7 @@ class NameMap:
     names: frozenset[str]
     strip: str = ""
     add: str = ""
-    renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
+    renamed: dict[str, str] = field(default_factory=dict, hash=False)
 
     def stored(self, name: str) -> str | None:
         """The base tensor a name of the trained model stands for, or None."""
@@ -37,12 +38,16 @@ class NameMap:
 
     def modelled(self, stored: str) -> str:
         """The name of the trained model for a base tensor (the stored name where no prefix differs)."""
-        for name, original in self.renamed.items():
-            if original == stored:
-                return name
+        if stored in self._originals:
+            return self._originals[stored]
         if self.strip or (self.add and stored.startswith(self.add)):
             return self.strip + stored.removeprefix(self.add)
         return stored
+
+    @cached_property
+    def _originals(self) -> dict[str, str]:
+        """Of several names for a stored tensor the first, which is today's."""
+        return {stored: name for name, stored in reversed(self.renamed.items())}
 
 
 def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
