@@ -20,6 +20,8 @@ _SECRETS = re.compile(r"(?<=:)[^:@/\s]+(?=@)|(?<=password=)('[^']*'|\S+)", re.IG
 
 # SQLSTATE: of a connection that is refused, of a database that is not there, of a missing privilege, of a read-only replica.
 _DENIED = re.compile("28...|3D000|42501|25006")
+# Of a server without a connection left, which passes; one that says so in another language is taken to refuse.
+_FULL = re.compile("too many (clients|connections)|connection slots")
 _DENIED_BY_SQLITE = {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"}
 
 
@@ -75,7 +77,7 @@ def _postgres_fault(error: sa.exc.DBAPIError, state: PostgresState) -> ServiceEr
             "migrate with a role that owns the database, and serve with one that may read and change all tables "
             "in the schemas public and dbos of the primary"
         )
-    elif code or _takes_connections(state):
+    elif code or (_FULL.search(words(error)) is None and _takes_connections(state)):
         remedy = "check user, password and database in the state's URL, and that both were made on the server"
     else:
         return _silent(error, state)

@@ -82,7 +82,18 @@ def state_at(place: str) -> State:
         raise _unusable(f"the state's URL is of the kind {address.drivername}")
     if "@" in (address.host or ""):  # the rest of a password, which would be shown and logged as the host
         raise _unusable("the state's URL has more than one @: write %40 for one in a password")
+    _check_parameters(address)
     return PostgresState(address.set(drivername="postgresql+psycopg"))
+
+
+def _check_parameters(address: sa.URL) -> None:
+    """Of a misspelt one nothing would be heard but that the database does not answer."""
+    from psycopg import ProgrammingError, conninfo
+
+    try:
+        conninfo.conninfo_to_dict(address.set(drivername="postgresql").render_as_string(hide_password=False))
+    except ProgrammingError as error:
+        raise _unusable(f"the state's URL cannot be used: {str(error).strip()}") from None
 
 
 def _database_file(path: Path) -> Path:

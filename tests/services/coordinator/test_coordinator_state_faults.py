@@ -105,6 +105,16 @@ def test_a_role_that_may_not_see_the_tables_of_the_workflows(server: PostgresSer
     assert "dbos" in said
 
 
+def test_a_server_without_a_connection_left_is_no_refusal(server: PostgresServer) -> None:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+    state = state_at(place(server, "crowded", "good"))
+    enter(state)  # a coordinator waits for it
+    with pytest.raises(ModelExportError, match="too many connections") as caught:
+        migrate(state)
+    assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
+
+
 def test_a_port_where_nobody_listens_is_no_refusal() -> None:
     state = state_at(f"postgresql://slipway@127.0.0.1:{free_port()}/good")
     enter(state)  # a coordinator waits for it
@@ -161,4 +171,11 @@ def test_a_password_is_not_shown_wherever_it_stands_in_the_url() -> None:
     assert shown == "postgresql://me@h/d?sslmode=require"
     with pytest.raises(ModelExportError, match="%40") as caught:
         state_at(f"postgresql://me:half@{PASSWORD}@h/d")
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_parameter_that_is_none_is_named() -> None:
+    with pytest.raises(ModelExportError, match='"sslmod"') as caught:
+        state_at(f"postgresql://me:{PASSWORD}@h/d?sslmod=require")
+    assert caught.value.reason == "REQUEST_INVALID"
     assert PASSWORD not in str(caught.value)
