@@ -91,13 +91,13 @@ def folder_files(folder: Path) -> dict[str, Path]:
     """All files below somebody's folder, by their path inside the artifact; links are followed to files.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; ``ARTIFACT_INVALID`` for what would be left out: links
-            to folders or to nothing, and special files.
+        ArtifactError: ``FILE_ERROR`` when it is no folder, has no files or has folders that cannot be read; ``ARTIFACT_INVALID`` for
+            what would be left out: links to folders or to nothing, and special files.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
     files = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(_below(folder)):
         if path.is_file():
             files[path.relative_to(folder).as_posix()] = path
         elif path.is_symlink() or not path.is_dir():
@@ -110,6 +110,18 @@ def folder_files(folder: Path) -> dict[str, Path]:
     if not files:
         raise ArtifactError(f"{folder} has no files", reason="FILE_ERROR", about={"folder": folder})
     return files
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Everything below a folder; unlike ``rglob`` this does not leave out what is in folders that cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise ArtifactError(
+            f"{error.filename} cannot be read: {error.strerror}", reason="FILE_ERROR", about={"folder": error.filename}
+        ) from error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        yield from (Path(place, name) for name in (*folders, *files))
 
 
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:

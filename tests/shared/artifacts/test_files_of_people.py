@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,6 +34,25 @@ def test_what_no_artifact_holds_is_not_left_out_silently(tmp_path: Path, make: C
     with pytest.raises(ArtifactError, match="odd") as raised:
         folder_files(tmp_path)
     assert raised.value.reason == "ARTIFACT_INVALID"
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out_silently() -> None:
+    nobody = 65534  # root may read everything
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "weights").write_text("w")
+        (folder / "closed").mkdir(0)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(nobody)
+            with pytest.raises(ArtifactError, match=r"closed cannot be read: Permission denied") as raised:
+                folder_files(folder)
+        finally:
+            os.seteuid(user)
+            (folder / "closed").chmod(0o700)
+    assert raised.value.reason == "FILE_ERROR"
 
 
 def test_links_to_files_are_followed_as_in_the_hubs_cache(tmp_path: Path) -> None:
