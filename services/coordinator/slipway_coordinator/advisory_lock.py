@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from slipway.errors import REASONS, ServiceError
 from slipway_coordinator.database_faults import words
+from slipway_coordinator.state import PostgresState
 
 log = logging.getLogger("slipway.coordinator.lock")
 
@@ -88,7 +89,7 @@ class AdvisoryLock:
         return ServiceError(self._problem, reason="COORDINATOR_LOCKED", remedy="wait for it, or end the other one")
 
     def __str__(self) -> str:
-        return self._address.render_as_string(hide_password=True)
+        return str(PostgresState(self._address))
 
     def _connect(self) -> psycopg.Connection:
         address = self._address.render_as_string(hide_password=False)
