@@ -38,16 +38,21 @@ MAX_TEXT = 2000
 MAX_METADATA = 4000
 
 
+def sendable(text: str) -> str:
+    """A text as a message takes it: halves of characters, from a file's name or somebody's JSON, become question marks."""
+    return text.encode(errors="replace").decode()
+
+
 def status_of(failure: Failure) -> status_pb2.Status:
     """A failure as a status: code by category, reason and everything else in an ``ErrorInfo``."""
     category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
-    info.metadata.update(failure.about)
+    info.metadata.update({sendable(key): sendable(value) for key, value in failure.about.items()})
     info.metadata["error_type"] = failure.error_type
     info.metadata["retryable"] = str(failure.retryable).lower()
     if failure.remedy:
-        info.metadata["remedy"] = failure.remedy
-    status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=failure.message)
+        info.metadata["remedy"] = sendable(failure.remedy)
+    status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=sendable(failure.message))
     status.details.add().Pack(info)
     if RETRY_AFTER in failure.about:
         retry = error_details_pb2.RetryInfo()

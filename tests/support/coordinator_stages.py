@@ -24,6 +24,7 @@ class TinyParams(StageParams):
     unless: str = ""
     logged_bytes: int = 0
     printed_lines: int = 0
+    half_a_character: bool = False
 
 
 def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[str, Path]:
@@ -38,6 +39,9 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
         ctx.log.info(f"long{'g' * params.logged_bytes}")
     for number in range(params.printed_lines):
         print(number, "p" * 60_000, flush=True)
+    if params.half_a_character:  # as names of files and escapes in JSON may have it
+        ctx.log.warning("half \ud83d")
+        raise StageError("half \ud83d", reason="UNSUPPORTED", about={"value": "\ud83d"})
     deadline = time.monotonic() + params.sleep_seconds
     while time.monotonic() < deadline and not (params.unless and Path(params.unless).exists()):
         ctx.progress("sleeping", done=0, total=1, unit="naps")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from slipway.runner import TaskResult, TaskRunner, TaskSpec
 from slipway.stage import Progress
 from slipway.telemetry import span
-from slipway.wire import dict_of, status_of, struct_of
+from slipway.wire import dict_of, sendable, status_of, struct_of
 from slipway.worker.observation import observe
 from slipway_protos.v1 import export_pb2, worker_pb2
 
@@ -134,7 +134,7 @@ def log_line(level: str, message: str) -> export_pb2.LogLine:
     left_out = len(message) - _LINE_START - _LINE_END
     if left_out > 0:
         message = f"{message[:_LINE_START]} … {left_out} characters … {message[-_LINE_END:]}"
-    return export_pb2.LogLine(level=level, message=message)
+    return export_pb2.LogLine(level=level, message=sendable(message))
 
 
 def output_message(result: TaskResult) -> worker_pb2.TaskOutput:

@@ -33,3 +33,11 @@ def test_a_stage_that_says_more_than_a_message_carries(
     lines = [event.log.message for event in events if event.WhichOneof("event") == "log"]
     assert any(line.startswith(last) for line in lines)
     assert sum(event.ByteSize() for event in events) < MAX_REQUEST_BYTES
+
+
+def test_a_stage_that_says_what_no_message_can_carry(harness: Harness) -> None:
+    name = harness.submit(tiny_export("halves", tiny_task("m", half_a_character=True), base=harness.base()))
+    events = list(harness.client.watch_export(name))
+    assert state(events[-1].export) == "failed"
+    assert events[-1].export.tasks[0].attempts[-1].error.message == "half ?"
+    assert "half ?" in [event.log.message for event in events]
