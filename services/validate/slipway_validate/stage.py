@@ -51,7 +51,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=2,
+    version=3,
     inputs=("base", "adapter"),
     outputs=("validation",),
     params=ValidateParams,
