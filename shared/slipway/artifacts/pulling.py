@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from slipway.artifacts.store import Artifacts, OnBytes
 from slipway.errors import ArtifactError
-from slipway.unfinished import publish, unfinished
+from slipway.unfinished import unfinished
 
 
 def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | None = None) -> Path:
@@ -17,8 +18,18 @@ def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | Non
         ArtifactError: ``OUTPUT_EXISTS``, and as the store's ``fetch``.
     """
     if os.path.lexists(folder):
-        raise ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")
+        raise _exists(folder)
     store.manifest(digest)  # before any folder is made
     with unfinished(folder) as scratch:
-        publish(store.fetch(digest, scratch / "files", on_bytes=on_bytes), folder)
+        files = store.fetch(digest, scratch / "files", on_bytes=on_bytes)
+        try:
+            files.rename(folder)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+                raise
+            raise _exists(folder) from error  # since then
     return folder
+
+
+def _exists(folder: Path) -> ArtifactError:
+    return ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")

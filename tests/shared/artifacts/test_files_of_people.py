@@ -16,6 +16,7 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.files import folder_files, in_threads
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import ManifestFile
+from slipway.artifacts.pulling import pull
 from slipway.errors import ArtifactError, StageError
 
 
@@ -60,6 +61,22 @@ def test_links_to_files_are_followed_as_in_the_hubs_cache(tmp_path: Path) -> Non
     (tmp_path / "snapshot" / "deep").mkdir(parents=True)
     (tmp_path / "snapshot" / "deep" / "weights").symlink_to("../../blob")
     assert sorted(folder_files(tmp_path / "snapshot")) == ["deep/weights"]
+
+
+def test_what_somebody_puts_where_an_artifact_is_being_pulled_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("w")
+    store, target = LocalStore(tmp_path / "store"), tmp_path / "pulled"
+    digest = store.put_files({"weights": tmp_path / "weights"})
+
+    def meanwhile(_: int) -> None:
+        target.mkdir(exist_ok=True)
+        (target / "mine").write_text("m")
+
+    with pytest.raises(ArtifactError) as raised:
+        pull(LocalStore(store.root), digest, target, on_bytes=meanwhile)  # another, which reads the file again
+    assert raised.value.reason == "OUTPUT_EXISTS"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pulled", "store", "weights"]
+    assert (target / "mine").read_text() == "m"
 
 
 def test_the_first_failure_ends_work_that_began_earlier() -> None:
