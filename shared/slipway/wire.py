@@ -37,6 +37,9 @@ _PARTS = ("error_type", "remedy", "retryable")
 MAX_TEXT = 2000
 MAX_METADATA = 4000
 
+MAX_FILES = 10_000
+"""Files of an artifact that one message lists, and so of one that goes through the coordinator."""
+
 
 def sendable(text: str) -> str:
     """A text as a message takes it: halves of characters, from a file's name or somebody's JSON, become question marks."""

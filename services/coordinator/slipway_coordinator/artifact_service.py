@@ -21,6 +21,7 @@ from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
+from slipway.wire import MAX_FILES
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import page_start, page_token
 from slipway_coordinator.transfers import Transfers, counting_refusals
@@ -30,7 +31,6 @@ from slipway_protos.v1 import artifact_pb2_grpc
 _PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 _PARENT = re.compile(rf"projects/({_PROJECT})")
 _NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
-_MOST_FILES = 10_000
 _MEDIA_TYPE_BYTES = 256
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 
@@ -204,8 +204,8 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
 
 
 def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
-    if len(request.files) > _MOST_FILES:
-        raise exceeded(f"files has {len(request.files)} entries, {_MOST_FILES} are allowed", field="files")
+    if len(request.files) > MAX_FILES:
+        raise exceeded(f"files has {len(request.files)} entries, {MAX_FILES} are allowed", field="files")
     for file in request.files:
         if len(file.media_type.encode()) > _MEDIA_TYPE_BYTES:
             raise exceeded(f"a media_type has over {_MEDIA_TYPE_BYTES} bytes", field="files.media_type")

@@ -21,7 +21,7 @@ from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
-from slipway.wire import RETRY_AFTER, failure_of_call
+from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
@@ -60,9 +60,16 @@ class ProjectArtifacts:
         """Bring files, by their path inside the artifact; answers the artifact's digest. Only what the project lacks is sent.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID``, or ``FILE_ERROR`` when one cannot be read or changes meanwhile.
+            ArtifactError: ``ARTIFACT_INVALID``, ``LIMIT_EXCEEDED`` for more files than a message lists, or ``FILE_ERROR`` when one
+                cannot be read or changes meanwhile.
             ModelExportError: What the coordinator answers.
         """
+        if len(files) > MAX_FILES:  # before hours of hashing
+            raise ArtifactError(
+                f"{len(files)} files are too many for one artifact of {self.where}: {MAX_FILES} are allowed",
+                reason="LIMIT_EXCEEDED",
+                remedy="bring the folder of one checkpoint, or write to the artifact store itself",
+            )
         tell = on_bytes or _ignore
 
         def describe(item: tuple[str, Path], count: OnBytes) -> ManifestFile:

@@ -170,7 +170,7 @@ class AsyncClient:
             call.cancel()
 
     async def push_artifact(
-        self, source: Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
+        self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:
         """Bring files; see :meth:`slipway.client.Client.push_artifact`."""
         return await self._in_thread(
@@ -178,7 +178,7 @@ class AsyncClient:
         )
 
     async def pull_artifact(
-        self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None
+        self, digest: str, folder: str | Path, *, project: str = "", on_bytes: OnBytes | None = None
     ) -> Path:
         """Write an artifact's verified files into a new folder, all or none; answers the folder."""
         return await self._in_thread(

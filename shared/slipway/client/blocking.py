@@ -186,7 +186,7 @@ class Client:
             call.cancel()
 
     def push_artifact(
-        self, source: Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
+        self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:
         """Bring a folder, or files by their path inside the artifact; answers the digest, which an export may start from.
 
@@ -195,12 +195,14 @@ class Client:
             project: Who it belongs to; the client's project when empty.
             on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
         """
-        files = folder_files(source) if isinstance(source, Path) else source
+        files = source if isinstance(source, Mapping) else folder_files(Path(source))
         return self._artifacts(project).put_files(files, on_bytes=on_bytes)
 
-    def pull_artifact(self, digest: str, folder: Path, *, project: str = "", on_bytes: OnBytes | None = None) -> Path:
+    def pull_artifact(
+        self, digest: str, folder: str | Path, *, project: str = "", on_bytes: OnBytes | None = None
+    ) -> Path:
         """Write an artifact's verified files into a new folder, all or none; answers the folder."""
-        return pull(self._artifacts(project), digest, folder, on_bytes=on_bytes)
+        return pull(self._artifacts(project), digest, Path(folder), on_bytes=on_bytes)
 
     def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
         """The files of an artifact."""

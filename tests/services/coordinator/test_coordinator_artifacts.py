@@ -62,7 +62,8 @@ def test_a_folder_goes_through_and_comes_back(place: Place, folder: Path, tmp_pa
         digest = client.push_artifact(folder, on_bytes=brought.append)
         assert digest == LocalStore(tmp_path / "other").put_files({n: folder / n for n in content(folder)})
         assert sum(brought) == 3_200_000 + 5 + len(str(tmp_path))
-        client.pull_artifact(digest, tmp_path / "pulled")
+        assert client.push_artifact(str(folder)) == digest
+        client.pull_artifact(digest, str(tmp_path / "pulled"))
         files = client.get_artifact(digest).files
         assert digest in set(client.list_artifacts(page_size=1))
     assert content(tmp_path / "pulled") == content(folder)

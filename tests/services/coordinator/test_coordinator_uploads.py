@@ -18,7 +18,7 @@ from slipway.artifacts import ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.wire import failure_of_call
+from slipway.wire import MAX_FILES, failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
 
 OPEN, LARGEST = 4, 4_000_000  # as many as one client sends at a time: some_files are four contents
@@ -114,6 +114,13 @@ def test_a_file_has_as_many_bytes_as_are_allowed(place: Place, port: int, tmp_pa
     assert caught.value.reason == "LIMIT_EXCEEDED"
     assert "SLIPWAY_UPLOAD_SIZE" in caught.value.remedy
     assert grown(port, before) == {("received",): LARGEST, ("received", "LIMIT_EXCEEDED"): 1}
+
+
+def test_too_many_files_are_not_read(place: Place, tmp_path: Path) -> None:
+    files = {f"file-{n}": tmp_path / "is not there" for n in range(MAX_FILES + 1)}
+    with place.client_of("submitter") as client, pytest.raises(ModelExportError, match="10001 files") as caught:
+        client.push_artifact(files)
+    assert caught.value.reason == "LIMIT_EXCEEDED"
 
 
 def test_what_passes_is_counted(place: Place, port: int, tmp_path: Path) -> None:
