@@ -30,7 +30,7 @@ from slipway_coordinator.schema import exports, labels
 from slipway_coordinator.states import ExportState
 
 _CONDITION = re.compile(
-    r'\s*(?P<field>[a-z_]+(?:\.[A-Za-z0-9_.-]+)?)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))'
+    r'\s*(?P<field>[a-z_]+(?:\.[A-Za-z0-9_./-]+)?)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))'
 )
 _AND = re.compile(r"\s+AND\s+")
 _MAX_CONDITIONS = 16

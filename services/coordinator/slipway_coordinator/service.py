@@ -15,6 +15,7 @@ import grpc
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
+from slipway.security.limits import exceeded
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require
@@ -34,6 +35,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PAGE_SIZE = 50
 _MAX_PAGE_SIZE = 1000
 _MAX_PRIORITY = 100
+_LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
 _RETRY_SECONDS = 5
 _CANCEL_WAIT_SECONDS = 2.0
 
@@ -192,7 +194,7 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
     """The export a request asks for, planned but not stored.
 
     Raises:
-        ModelExportError: reason ``REQUEST_INVALID`` or ``CONFIGURATION_INVALID``.
+        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED`` or ``CONFIGURATION_INVALID``.
     """
     project = _project_of(request.parent)
     export_id = request.export_id or uuid.uuid4().hex
@@ -205,6 +207,8 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
         raise _invalid("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
     if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
         raise _invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
+    for name, value in sorted(request.labels.items()):
+        _check_label(name, value)
     configuration = configuration_of(request.configuration)
     sources = dict(sorted(request.sources.items()))
     formats = {name: stored for name, stored in sorted(request.source_formats.items()) if stored}
@@ -231,6 +235,16 @@ def request_hash(
     if source_formats:
         asked["source_formats"] = dict(source_formats)
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _check_label(name: str, value: str) -> None:
+    if len(name) > _LABEL_LENGTH:
+        raise exceeded(
+            f"the label {name[:20]}… has {len(name)} characters, {_LABEL_LENGTH} are allowed", field="labels"
+        )
+    size = len(value.encode())
+    if size > _LABEL_BYTES:
+        raise exceeded(f"labels[{name}] has {size} bytes, {_LABEL_BYTES} are allowed", field="labels")
 
 
 def _project_of(parent: str) -> str:

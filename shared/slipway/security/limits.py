@@ -40,10 +40,10 @@ _FEW = frozenset({"labels", "sources", "inputs"})
 
 
 def check_request(request: Any, limits: Limits) -> None:
-    """Refuse texts and lists that are longer than anything sensible.
+    """Refuse texts and lists that are longer than anything sensible, and texts that no database takes.
 
     Raises:
-        ServiceError: reason ``LIMIT_EXCEEDED``, naming the field.
+        ServiceError: reason ``LIMIT_EXCEEDED`` or ``REQUEST_INVALID``, naming the field.
     """
     if isinstance(request, Message):
         _check(request, limits, path="")
@@ -92,6 +92,10 @@ def _check_text(text: str, most: int, *, name: str) -> None:
     size = len(text.encode())
     if size > most:
         raise exceeded(f"{name} has {size} bytes, {most} are allowed", field=name)
+    if "\0" in text:  # PostgreSQL has no way to store it, or to compare with it
+        raise ServiceError(
+            f"{name!r} has a NUL character", reason="REQUEST_INVALID", remedy="leave it out", about={"field": name}
+        )
 
 
 def exceeded(what: str, *, field: str) -> ServiceError:

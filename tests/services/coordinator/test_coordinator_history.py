@@ -61,7 +61,7 @@ def test_a_request_id_for_something_else_is_refused(client: Client) -> None:
 def listed(harness: Harness) -> list[str]:
     names = []
     for number in range(9):
-        labels = {"team": "speech" if number % 2 else 'the "other"', "n": str(number)}
+        labels = {"team": "speech" if number % 2 else 'the "other"', "n": str(number), "a.org/odd": str(number % 2)}
         made = harness.client.create_export(DEFAULTS, sources=SOURCES, project="lists", labels=labels)
         names.append(made.name)
     harness.client.cancel_export(names[0])
@@ -77,6 +77,7 @@ def listed(harness: Harness) -> list[str]:
         ("label.team=speech", [1, 3, 5, 7]),
         (r'label.team = "the \"other\"" AND state != cancelled', [2, 4, 6, 8]),
         ("label.absent != x AND label.n=3", [3]),
+        ("label.a.org/odd=0 AND state!=cancelled", [2, 4, 6, 8]),
         ("create_time > 2020-01-01T00:00:00Z AND end_time>2020-01-01", [0]),
         ("create_time < 2020-01-01T00:00:00Z", []),
     ],
@@ -93,6 +94,17 @@ def test_filters(client: Client, listed: list[str], text: str, expected: Any) ->
 )  # fmt: skip
 def test_filters_that_are_not_understood(client: Client, text: str) -> None:
     assert reason(lambda: list(client.list_exports(filter=text))) == "REQUEST_INVALID"
+
+
+def test_nul_is_in_no_filter_and_no_label(client: Client) -> None:
+    assert reason(lambda: list(client.list_exports(filter="label.a='\0'"))) == "REQUEST_INVALID"
+    for labels in ({"a": "\0"}, {"\0": "a"}):
+        assert reason(client.create_export, DEFAULTS, sources=SOURCES, labels=labels) == "REQUEST_INVALID"
+
+
+def test_labels_are_no_longer_than_what_can_be_stored(client: Client) -> None:
+    for labels in ({"n" * 101: ""}, {"ü" * 101: ""}, {"n": "v" * 2049}, {"n": "ü" * 1025}):
+        assert reason(client.create_export, DEFAULTS, sources=SOURCES, labels=labels) == "LIMIT_EXCEEDED"
 
 
 def test_all_projects_can_be_listed(client: Client, listed: list[str]) -> None:

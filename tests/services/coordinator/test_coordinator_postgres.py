@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -10,14 +11,18 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from coordinator_harness import tiny_export, tiny_task
+from coordinator_harness import DIGEST, tiny_export, tiny_task
 from postgres_server import PostgresServer, postgres_server
+from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
+from slipway.wire import configuration_message
 from slipway_coordinator.advisory_lock import AdvisoryLock
 from slipway_coordinator.database import Database
 from slipway_coordinator.leases import LeaseState
 from slipway_coordinator.records import ExportRecord
+from slipway_coordinator.service import new_record
 from slipway_coordinator.state import PostgresState, state_at
+from slipway_protos.v1 import export_pb2
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,20 @@ def test_an_export_and_its_revisions(database: Database) -> None:
     assert database.reserve_sequences(first.name) == 10_000
     database.delete(first.name)
     assert database.get(first.name) is None
+
+
+def test_the_longest_labels_can_be_stored(database: Database) -> None:
+    """Of random characters: what repeats itself is compressed, and fits anywhere."""
+    value = "".join(random.Random(1).choices([chr(code) for code in range(0x10000, 0x20000)], k=512))
+    request = export_pb2.CreateExportRequest(
+        parent="projects/default",
+        configuration=configuration_message(ExportConfiguration()),
+        sources={"base": DIGEST, "adapter": DIGEST},
+        labels={value[:100]: value},
+    )
+    record = new_record(request)
+    assert database.insert(record)
+    assert database.get(record.name) == record
 
 
 def test_leases_have_growing_epochs(database: Database) -> None:
