@@ -23,6 +23,10 @@ from slipway_coordinator.schema import labels as _labels
 
 SEQUENCE_BLOCK = 10_000
 
+# What a transaction has changed nobody else can change before it ends, and of a coordinator that froze, or whose network
+# failed, PostgreSQL would wait for hours. No transaction does anything beside its statements.
+IDLE_SECONDS = 10
+
 # As text, like all that is carried out for every export: building an expression takes longer than carrying it out.
 _INSERT = sa.text("""
     INSERT INTO slipway_exports
@@ -54,6 +58,8 @@ class Database:
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
+        else:
+            sa.event.listen(self._engine, "connect", _prepare_postgres)
         self.transactions = Transactions(self._engine)
         self.leases = Leases(self.transactions)
         self.events = Events(self.transactions)
@@ -194,7 +200,8 @@ class Database:
 
     def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
         with self._engine.connect() as connection:
-            return [ExportRecord.model_validate_json(text) for text in connection.execute(query).scalars()]
+            texts = connection.execute(query).scalars().all()
+        return [ExportRecord.model_validate_json(text) for text in texts]
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -202,6 +209,11 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA busy_timeout=30000")
     connection.execute("PRAGMA synchronous=FULL")
+
+
+def _prepare_postgres(connection: Any, _record: Any) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _change_nothing(connection: sa.Connection, table: sa.Table) -> None:

@@ -10,6 +10,7 @@ from dbos import error as engine_errors
 
 from slipway.errors import ServiceError
 from slipway_coordinator import workflow
+from slipway_coordinator.database import IDLE_SECONDS
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.state import State
 
@@ -36,6 +37,7 @@ def launch(state: State) -> None:
         executor_id=EXECUTOR_ID,
         application_version=WORKFLOW_VERSION,
         serializer=DBOSPortableJSONSerializer(),
+        sys_db_idle_transaction_timeout_sec=IDLE_SECONDS,
         log_level="CRITICAL",  # what matters reaches the export's record; DBOS prints to stderr by itself
         enable_otlp=False,
         notification_listener_polling_interval_sec=_LOOK_SECONDS,

@@ -176,7 +176,9 @@ def answering(function: Callable[[], T]) -> T:
     """
     try:
         return function()
-    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+    except sa.exc.DBAPIError as error:
+        if not (isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError) or error.connection_invalidated):
+            raise
         _complaints.about(error)
         raise ServiceError(
             "the coordinator's database does not answer", remedy="try again; the coordinator's log says why"

@@ -14,10 +14,12 @@ import pytest
 from coordinator_harness import DIGEST, tiny_export, tiny_task
 from postgres_server import PostgresServer, postgres_server
 from slipway.configuration import ExportConfiguration
-from slipway.errors import ModelExportError
+from slipway.errors import ModelExportError, ServiceError
 from slipway.wire import configuration_message
+from slipway_coordinator import database as database_module
 from slipway_coordinator.advisory_lock import AdvisoryLock
 from slipway_coordinator.database import Database
+from slipway_coordinator.journal import answering
 from slipway_coordinator.leases import LeaseState
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.service import new_record
@@ -70,6 +72,29 @@ def test_an_export_and_its_revisions(database: Database) -> None:
     assert database.reserve_sequences(first.name) == 10_000
     database.delete(first.name)
     assert database.get(first.name) is None
+
+
+def test_a_transaction_of_a_coordinator_that_froze_holds_nobody_up(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections may live for hours after its lock was given to another one."""
+    monkeypatch.setattr(database_module, "IDLE_SECONDS", 1)
+    url = state_at(server.create(f"d{time.monotonic_ns()}")).url
+    frozen, active = Database(url), Database(url)
+    frozen.migrate()
+    record = export("x")
+    assert frozen.insert(record)
+
+    def freeze() -> None:
+        with frozen.transactions.begin():
+            assert frozen.save(record.with_(revision=2))
+            assert active.save(record.with_(revision=3)), "it waited for the other one's transaction"
+
+    with pytest.raises(ServiceError, match="does not answer"):
+        answering(freeze)
+    assert not frozen.save(record.with_(revision=2)), "awake again, it is too late"
+    for database in (frozen, active):
+        database.close()
 
 
 def test_the_longest_labels_can_be_stored(database: Database) -> None:
