@@ -114,12 +114,31 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 class FaultyProxy:
-    """An HTTP proxy that passes requests on, but refuses some with 503 and cuts some answers short, chosen by a seed."""
+    """An HTTP proxy that passes requests on, but refuses some and cuts some answers short, chosen by a seed.
 
-    def __init__(self, endpoint: str, *, refuse: float = 0.0, truncate: float = 0.0, seed: int = 0) -> None:
+    Args:
+        endpoint: Where to.
+        refuse: Share of calls.
+        status: What refused ones are answered with.
+        truncate: Share of answers that break off in the middle.
+        shorten: How many answers, the first ones, are half of themselves, and say that this is all.
+        seed: Of the choices.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        refuse: float = 0.0,
+        status: int = 503,
+        truncate: float = 0.0,
+        shorten: int = 0,
+        seed: int = 0,
+    ) -> None:
         chance, lock = random.Random(seed), threading.Lock()
         upstream = endpoint.removeprefix("http://")
         self.refused = self.truncated = self.passed = 0
+        self.shorten = shorten
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -131,7 +150,7 @@ class FaultyProxy:
                     refused, cut = chance.random() < refuse, chance.random() < truncate
                     proxy.refused += refused
                 if refused:
-                    self.send_response(503)
+                    self.send_response(status)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return
@@ -142,6 +161,10 @@ class FaultyProxy:
                 connection.endheaders(body)
                 found = connection.getresponse()
                 data = found.read()
+                with lock:
+                    if proxy.shorten and self.command == "GET" and data:
+                        proxy.shorten -= 1
+                        data = data[: len(data) // 2]
                 self.send_response(found.status)
                 for name, value in found.getheaders():
                     if name.lower() not in {"transfer-encoding", "content-length", "connection", "date", "server"}:

@@ -138,22 +138,23 @@ class S3Store:
         raise corrupt(artifact, file.path)
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact.
+        """The files of an artifact. Before a manifest is called corrupt it is read a second time.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``, and as :meth:`S3Bucket.call`.
         """
         name = manifest_name(digest)
-        try:
-            data = self.bucket.get(name)
-        except ArtifactError as error:
-            if error.reason == "ARTIFACT_NOT_FOUND":
-                raise not_found(digest) from error
-            raise
-        if digest_bytes(data) != digest:
-            self.bucket.delete([name])
-            raise corrupt(digest, "its manifest")
-        return Manifest.from_bytes(data)
+        for _ in range(2):
+            try:
+                data = self.bucket.get(name)
+            except ArtifactError as error:
+                if error.reason == "ARTIFACT_NOT_FOUND":
+                    raise not_found(digest) from error
+                raise
+            if digest_bytes(data) == digest:
+                return Manifest.from_bytes(data)
+        self.bucket.delete([name])
+        raise corrupt(digest, "its manifest")
 
     def exists(self, digest: str) -> bool:
         """Whether the manifest and every blob of an artifact are there, with their sizes."""

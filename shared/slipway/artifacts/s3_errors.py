@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+from xml.etree.ElementTree import ParseError
+
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
 
 from slipway.errors import ArtifactError
 
-#: Everything a call of the SDK raises when the service, or the way to it, is at fault.
-S3_EXCEPTIONS = (MinioException, HTTPError, ConnectionError, TimeoutError)
+#: Everything a call of the SDK raises when the service, or the way to it, is at fault; what is no XML was cut short on that way.
+S3_EXCEPTIONS = (MinioException, HTTPError, ConnectionError, TimeoutError, ParseError)
 MISSING = frozenset({"NoSuchKey", "NoSuchObject", "ResourceNotFound", "NoSuchVersion", "NoSuchUpload"})
 _BUSY = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown", "XMinioServerNotInitialized"}
 )  # fmt: skip
+_BUSY_STATUS = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _DENIED = frozenset(
     {"AccessDenied", "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
      "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
@@ -29,16 +33,20 @@ def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed a little later."""
     match error:
         case S3Error():
-            return error.code in _BUSY or error.response.status >= 500
+            return error.code in _BUSY or _is_passing_status(error.response.status)
         case ServerError():
-            return error.status_code >= 500
+            return _is_passing_status(error.status_code)
         case InvalidResponseError():
-            return error._code >= 500
+            return _is_passing_status(error._code)
         case MaxRetryError():
             return not isinstance(error.reason, SSLError)
         case SSLError():
             return False
-    return isinstance(error, HTTPError | ConnectionError | TimeoutError)
+    return isinstance(error, HTTPError | ConnectionError | TimeoutError | ParseError)
+
+
+def _is_passing_status(status: int) -> bool:
+    return status in _BUSY_STATUS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def store_error(error: BaseException, doing: str, where: str) -> ArtifactError:

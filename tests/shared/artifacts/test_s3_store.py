@@ -119,8 +119,24 @@ def test_a_fifth_of_calls_refused_and_answers_cut_short(s3: S3Server, tmp_path: 
         assert proxy.truncated > 2
 
 
-def test_a_service_that_stays_away_is_unavailable(s3: S3Server, tmp_path: Path) -> None:
-    with FaultyProxy(s3.endpoint, refuse=1.0) as proxy:
+def test_an_answer_that_is_less_than_all_takes_nothing_from_the_bucket(
+    s3: S3Server, bucket: S3Bucket, tmp_path: Path
+) -> None:
+    """Neither a manifest, nor what says that there is none."""
+    store = S3Store(bucket)
+    digest = store.put_files({"weights": random_file(tmp_path / "weights", 1000)})
+    with FaultyProxy(s3.endpoint) as proxy:
+        behind = S3Store(S3Bucket(s3.options(endpoint=proxy.endpoint), BUCKET, prefix=bucket.prefix))
+        proxy.shorten = 1
+        assert behind.manifest(digest) == store.manifest(digest)
+        proxy.shorten = 1
+        assert not behind.exists("sha256:" + "0" * 64)
+        assert proxy.shorten == 0
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_service_that_stays_away_is_unavailable(s3: S3Server, tmp_path: Path, status: int) -> None:
+    with FaultyProxy(s3.endpoint, refuse=1.0, status=status) as proxy:
         store = through(proxy, s3, patience=0.5)
         with pytest.raises(ArtifactError) as raised:
             store.put_files({"x": random_file(tmp_path / "x", 10)})
