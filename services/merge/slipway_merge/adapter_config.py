@@ -153,9 +153,10 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
         return True
     init = raw.get("init_lora_weights", True)
     known = init.lower() if isinstance(init, str) else init  # peft takes "OLoRA" and "MiCA" too
-    if known in _REPEATED_INITS:
-        return True
-    if not any(known is plain or (isinstance(plain, str) and known == plain) for plain in _PLAIN_INITS):
+    repeated = known in _REPEATED_INITS
+    if not repeated and not any(
+        known is plain or (isinstance(plain, str) and known == plain) for plain in _PLAIN_INITS
+    ):
         raise unsupported(
             "init_lora_weights",
             init,
@@ -164,7 +165,8 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
             "conversion, or merge it (merge_and_unload) and export that as a base model; peft cannot do it later",
         )
     # An empty map is a configuration of defaults to peft, and turns its variant on.
-    more = [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key] or raw[key] == {}]
+    more = ["init_lora_weights"] if repeated else []
+    more += [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key] or raw[key] == {}]
     if more and raw.get("layer_replication"):
         raise unsupported("layer_replication", raw["layer_replication"], f"it cannot be merged together with {more[0]}")
     return bool(more)

@@ -46,7 +46,7 @@ def checked_replacement(
 
 
 def fitted_update(
-    pair: Pair, name: str, shape: tuple[int, ...], *, fan_in_fan_out: bool, is_transposed: Callable[[], bool]
+    pair: Pair, name: str, shape: tuple[int, ...], *, may_be_transposed: bool, is_transposed: Callable[[], bool]
 ) -> Update:
     """The product of a pair as it is added to the weight.
 
@@ -54,14 +54,14 @@ def fitted_update(
         pair: The pair.
         name: The weight.
         shape: The weight's.
-        fan_in_fan_out: Whether the adapter says that weights may be stored as (in, out); peft's flag alone cannot tell.
+        may_be_transposed: Whether some of the model's weights may be stored as (in, out).
         is_transposed: Asks the model whether this one is; called only when that cannot be seen by the shapes.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.
     """
     direct = Update(pair.module, Factor(pair.b, False), Factor(pair.a, False), pair.rank, pair.scaling)
-    square = fan_in_fan_out and direct.shape == direct.shape[::-1]
+    square = may_be_transposed and direct.shape == direct.shape[::-1]
     suspicious = direct.shape != shape and direct.shape[::-1] == shape
     update = direct
     if pair.embedding or ((suspicious or square) and is_transposed()):
@@ -70,6 +70,19 @@ def fitted_update(
         what = f"together with {pair.b.name!r} {pair.b.shape} updates {name!r} by a matrix of shape {update.shape} that"
         raise _mismatch(what, pair.a, pair.a.shape, shape)
     return update
+
+
+def has_transposed(base: Mapping[str, TensorInfo]) -> bool:
+    """Whether any weight is stored as (in, out), by its bias; a square one does not show it, and the model has to be asked.
+
+    The adapter's ``fan_in_fan_out`` does not tell: peft leaves it at what the last layer it met was, be that a linear head among
+    ``Conv1D``.
+    """
+    for name, info in base.items():
+        bias = base.get(f"{name.removesuffix('weight')}bias") if name.endswith(".weight") else None
+        if bias and len(info.shape) == 2 and info.shape[0] != info.shape[1] and bias.shape == info.shape[1:]:
+            return True
+    return False
 
 
 def new_vocab_size(values: Mapping[str, Value], base: Mapping[str, TensorInfo]) -> int | None:

@@ -20,7 +20,7 @@ from slipway_merge.kept_shards import Written
 from slipway_merge.layout import FLOATS, Layout, plan_layout
 from slipway_merge.model_facts import facts_for
 from slipway_merge.plan import Planner
-from slipway_merge.replication import deeper_config
+from slipway_merge.replication import check_deeper, deeper_config
 from slipway_merge.spot_check import spot_check
 from slipway_merge.stage import MergeParams
 from slipway_merge.tensor_io import TensorReader
@@ -66,6 +66,10 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
         if plan.vocab_size is not None or plan.untied:
             _check_against_model(output, layout, plan, planner.naming.modelled)
+        if plan.layers:
+            check_deeper(
+                facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers
+            )
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
@@ -145,8 +149,8 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
                 remedy="save the adapter again with save_embedding_layers=True",
                 about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
             )
-    written = {modelled(name) for name in plan.values}
-    still = [group for group in facts.groups() if len(written & set(group)) > 1]
+    written = {modelled(name): value for name, value in plan.values.items()}
+    still = [group for group in facts.groups() if len({id(written[name]) for name in group if name in written}) > 1]
     if plan.untied and still:
         raise ModelMergeError(
             f"the adapter changes {', '.join(still[0])} differently, but this architecture always ties them",

@@ -143,6 +143,12 @@ class PeftForms:
                 about={"tensor": unused[0]},
             )
 
+    def alters(self, module: str, parameter: str) -> bool:
+        """Whether the form changes a weight as soon as it is put on it, before any training."""
+        with through_peft(f"module {module!r}"):
+            weight = self._holder(module).base_layer(module).get_parameter(parameter)
+        return not torch.equal(weight.float(), mapped(self.sources[module][parameter]).float())
+
     def changed(self, module: str) -> frozenset[str]:
         """Which of a module's parameters the merge changes, found out once per kind of layer.
 

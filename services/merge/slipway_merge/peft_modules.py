@@ -162,6 +162,8 @@ class Holder:
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` when peft leaves one unused.
         """
+        if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
+            self._widen()  # for a base in 16 bit peft may have made room for 16
         result = peft.set_peft_model_state_dict(self.model, dict(tensors))
         if result.unexpected_keys:
             raise ModelMergeError(
@@ -171,6 +173,21 @@ class Holder:
                 remedy="use the adapter_config.json that was saved with these weights",
                 about={"tensor": result.unexpected_keys[0]},
             )
+
+    def _widen(self) -> None:
+        """Make all that is the adapter's own float32."""
+        narrow = (torch.float16, torch.bfloat16)
+        for path, module in self.tuner.named_modules():
+            if "base_layer" not in path.split("."):
+                for name, value in module._buffers.items():
+                    module._buffers[name] = value.float() if value is not None and value.dtype in narrow else value
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.float() if parameter.dtype in narrow else parameter.data
+
+    def base_layer(self, name: str) -> nn.Module:
+        """A layer without its adapter, as the adapter left it."""
+        base: nn.Module = self.tuner.model.get_submodule(name).get_base_layer()
+        return base
 
     def departure(self, name: str, merged: Mapping[str, torch.Tensor], layer: nn.Module) -> float | None:
         """How far a merged layer's output is from that of the layer with its adapter, on random input, relative to the latter.

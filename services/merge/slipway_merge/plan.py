@@ -15,12 +15,13 @@ from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import PREFIX, Adapter, Pair, WholeTensor
 from slipway_merge.completeness import check_complete, check_rows
-from slipway_merge.fitting import checked_replacement, fitted_update, new_vocab_size
+from slipway_merge.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
+from slipway_merge.initial_weights import start_where_the_training_did
 from slipway_merge.naming import Naming, under_current_names
 from slipway_merge.replication import replicated, source_layers
-from slipway_merge.rows import replaced_rows
+from slipway_merge.rows import check_no_bias, replaced_rows
 from slipway_merge.tensor_io import TensorReader
-from slipway_merge.ties import Ties
+from slipway_merge.ties import Ties, give_each_its_own
 from slipway_merge.values import Alteration, MergePlan, Value
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Planner:
             if name not in grouped:
                 values[name] = change(values[name].source)
         untied = [group for group in self.groups if self._plan_group(values, group, changes)]
+        if untied:
+            give_each_its_own(values, self.facts("which weights are tied").groups(), self.naming)
         self._warn_of_ambiguous_alphas()
         check_complete(self.base, self.adapter, self.naming.names, self._is_in_model)
         of_base = {id(info) for info in self.base.values()}
@@ -191,6 +194,7 @@ class Planner:
         for module, info in self.adapter.rows.items():
             name = self.naming.output(f"{module}.weight")
             self._stored_or_tied(name, info)
+            self._check_no_bias(name)
             found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
         if self.adapter.experts or self.adapter.config.parameters:
             found += self._expert_changes()
@@ -208,6 +212,14 @@ class Planner:
             )
         return changes
 
+    def _check_no_bias(self, name: str) -> None:
+        """The rows of an embedding are those of a tied head, too."""
+        for member in next((group for group in self.groups if group[0] == name), [name]):
+            bias = self.naming.modelled(f"{member.removesuffix('weight')}bias")
+            tied = next((names for names in self.facts("which layers have a bias").groups() if bias in names), [bias])
+            stored = next((self.base[other] for other in map(self.naming.of_model, tied) if other in self.base), None)
+            check_no_bias(self.adapter.config, member, stored, self.reader)
+
     def _form_changes(self, forms: PeftForms) -> list[tuple[str, Alteration]]:
         for module in forms.layers:
             sources = {}
@@ -217,6 +229,9 @@ class Planner:
                 sources[path] = self._stored_or_tied(name, first)
             forms.sources[module] = sources
         forms.check()
+        start_where_the_training_did(
+            forms, self.base, self.naming, tied={member for group in self.groups for member in group}
+        )
         return [
             (self.naming.output(f"{module}.{path}"), partial(_computed, forms, module, path))
             for module in forms.layers
@@ -240,8 +255,9 @@ class Planner:
         return found
 
     def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
-        flag, transposed = self.adapter.config.fan_in_fan_out, partial(self._is_transposed, name)
-        update = fitted_update(pair, name, source.shape, fan_in_fan_out=flag, is_transposed=transposed)
+        maybe = self.adapter.config.fan_in_fan_out or self._has_transposed
+        transposed = partial(self._is_transposed, name)
+        update = fitted_update(pair, name, source.shape, may_be_transposed=maybe, is_transposed=transposed)
         return Value(source, update=update)
 
     def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
@@ -267,6 +283,10 @@ class Planner:
 
     def _checked_replacement(self, name: str, whole: WholeTensor, shape: tuple[int, ...]) -> TensorInfo:
         return checked_replacement(name, whole, shape, vocab_size=self.vocab_size, same=self.reader.same)
+
+    @cached_property
+    def _has_transposed(self) -> bool:
+        return has_transposed(self.base)
 
     def _is_transposed(self, name: str) -> bool:
         facts = self.facts("which weights are stored transposed (fan_in_fan_out)")

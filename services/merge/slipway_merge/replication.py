@@ -7,16 +7,21 @@ update. Source: ``replicate_layers`` in ``peft/tuners/tuners_utils.py``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter_config import unsupported
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _LAYER = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|encoder\.layer|h))\.(?P<number>\d+)\.(?P<rest>.+)")
 #: Lists of ``config.json`` with one entry per layer.
 _PER_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
+#: Lists of numbers of layers.
+_OF_LAYERS = ("mlp_only_layers",)
 
 
 def source_layers(ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -57,6 +62,30 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
     return deeper
 
 
+def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Sequence[int]) -> None:
+    """The deeper model has at each place the kind of layer that was copied there.
+
+    Args:
+        model: The deeper model, without weights.
+        written: Names of the tensors that are to be written.
+        layers: As :func:`source_layers` gives them.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model whose layers differ by their places.
+    """
+    from slipway_merge.conversions import conversions
+
+    loaded = conversions(model, written)
+    known = {name for name, _ in model.named_parameters() if _LAYER.fullmatch(name)}
+    without = sorted(known - loaded.renamed.keys() - loaded.stacks.keys())
+    if without:
+        raise unsupported(
+            "layer_replication",
+            list(layers),
+            f"this model's layers differ by their places, and no layer that is copied there has {without[0]!r}",
+        )
+
+
 def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     """The configuration with the new number of layers, and the lists of one entry per layer repeated as the layers are."""
     changed = dict(config)
@@ -65,6 +94,9 @@ def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str,
         value = config.get(key)
         if isinstance(value, list) and len(value) == before:
             changed[key] = [value[number] for number in layers]
+    for key in _OF_LAYERS:
+        if isinstance(value := config.get(key), list):
+            changed[key] = [place for place, number in enumerate(layers) if number in value]
     if isinstance(before, int):
         changed["num_hidden_layers"] = len(layers)
     if isinstance(changed.get("text_config"), dict):

@@ -6,9 +6,25 @@ import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
+from slipway_merge.adapter_config import UNMERGED_REMEDY, AdapterConfig, unsupported
 from slipway_merge.samples import SAMPLE_ROWS, read_rows, sampled_rows, share_of_rounding
 from slipway_merge.tensor_io import TensorReader
 from slipway_merge.values import Computed, Value
+
+
+def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
+    """A head that has such rows has no bias: peft computes it without in training, and with it again once the rows are merged.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED``.
+    """
+    if bias is not None and reader.read(bias).any():
+        raise unsupported(
+            "trainable_token_indices",
+            config.tokens,
+            f"they are rows of {name!r} too, and peft trains those without the layer's bias {bias.name!r}",
+            remedy=UNMERGED_REMEDY,
+        )
 
 
 def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:

@@ -51,7 +51,7 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
 
 STAGE = Stage(
     name="merge",
-    version=3,
+    version=4,
     inputs=("base", "adapter"),
     outputs=("pytorch",),
     params=MergeParams,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,7 @@ class Ties:
             group[0] in changed and same and self._are_same_rows(changed)
         ):  # peft gives an embedding's rows to all its ties
             return Settled(dict.fromkeys(written, members[group[0]]), untied=False)
+        self._check_rows_there(group)
         if self.adapter.config.ensure_weight_tying:
             self._check_all_trained(group, whole, changes)
         if self._all_same(list(members.values())):
@@ -111,6 +112,20 @@ class Ties:
                 f"{more[0]!r} is tied to {group[0]!r}, so it has these rows too, and more is trained on top of them",
                 remedy=UNMERGED_REMEDY,
             )
+
+    def _check_rows_there(self, group: list[str]) -> None:
+        """Of tied weights with rows that are not the same, each that the configuration names has its own in the checkpoint."""
+        tokens = self.adapter.config.tokens
+        with_rows = {self.naming.output(f"{module}.weight") for module in self.adapter.rows}
+        for name in group if isinstance(tokens, Mapping) and with_rows & set(group) else ():
+            module = self.naming.modelled(name).removesuffix(".weight")
+            if name not in with_rows and any(f".{module}".endswith(f".{key}") for key in tokens):
+                raise unsupported(
+                    "trainable_token_indices",
+                    self.adapter.config.raw.get("trainable_token_indices"),
+                    f"the checkpoint has no rows for {module!r}, which is tied to weights whose rows differ",
+                    remedy=UNMERGED_REMEDY,
+                )
 
     def _check_all_trained(
         self, group: list[str], whole: Mapping[str, WholeTensor], changes: Mapping[str, Alteration]
@@ -191,3 +206,18 @@ class Ties:
         if first.transposed == second.transposed:
             return self.reader.same(first.info, second.info)
         return np.array_equal(self.reader.read(first.info), self.reader.read(second.info).T)
+
+
+def give_each_its_own(values: dict[str, Value], groups: Iterable[list[str]], naming: Naming) -> None:
+    """What else was tied is not in an untied model, so it is written under every name (the bias of BERT's head).
+
+    Args:
+        values: What is written, by output name; added to.
+        groups: Names that share a storage in the base model.
+        naming: Translates them.
+    """
+    for group in groups:
+        names = [naming.of_model(name) for name in group]
+        shared = next((values[name] for name in names if name in values), None)
+        if shared is not None:
+            values.update({name: shared for name in names if name not in values})

@@ -51,7 +51,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=3,
+    version=4,
     inputs=("base", "adapter"),
     outputs=("validation",),
     params=ValidateParams,

@@ -50,3 +50,43 @@ def test_the_reference_computes_the_same_with_its_cache(base: Path, tmp_path: Pa
     with model.without_adapter():
         (_, plain), *_ = run_segments(model, ids, mask, (10,))
     assert np.abs(whole - plain)[real].max() > 1e-3
+
+
+def trained(model: peft.PeftModel) -> np.ndarray:
+    """Logits of the model in memory, in float32."""
+    with torch.no_grad():
+        return model.float().eval()(input_ids=torch.arange(1, 11)[None]).logits.numpy()
+
+
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [3]}], ids=str)
+@pytest.mark.parametrize("change", [5, -3])
+def test_a_vocabulary_that_was_resized(
+    base: Path, tmp_path: Path, options: dict[str, list[object]], change: int
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.resize_token_embeddings(model.get_input_embeddings().num_embeddings + change, mean_resizing=False)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, **TASK, **options)
+    tuned = peft.get_peft_model(model, config)
+    tuned.save_pretrained(tmp_path / "adapter")
+    ids, mask = left_padded([np.arange(1, 11)])
+    (_, logits), *_ = run_segments(load(base, tmp_path / "adapter", threads=1), ids, mask, (10,))
+    assert np.allclose(logits, trained(tuned), atol=1e-5)
+
+
+def test_tied_factors_that_came_apart_are_each_their_own(base: Path, tmp_path: Path) -> None:
+    """A bfloat16 base makes peft train them apart; loaded in float32 it would give the head those of the embedding."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    config = peft.LoraConfig(
+        r=4, target_modules=["embed_tokens"], ensure_weight_tying=True, init_lora_weights=False, **TASK
+    )
+    tuned = peft.get_peft_model(model, config)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    tuned.save_pretrained(tmp_path / "adapter")
+    ids, mask = left_padded([np.arange(1, 11)])
+    (_, logits), *_ = run_segments(load(base, tmp_path / "adapter", threads=1), ids, mask, (10,))
+    expected = trained(tuned)
+    assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()

@@ -1,0 +1,40 @@
+"""The weights that a form of peft began with, where it takes a part out of them at once (PiSSA, OLoRA)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from slipway.safetensors_file import TensorInfo
+from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
+from slipway_merge.naming import Naming
+
+if TYPE_CHECKING:
+    from slipway_merge.peft_forms import PeftForms
+
+
+def start_where_the_training_did(
+    forms: PeftForms, base: Mapping[str, TensorInfo], naming: Naming, *, tied: Collection[str]
+) -> None:
+    """Give such a form the base's weight where the adapter was saved with one: of that the part is gone already.
+
+    Args:
+        forms: What is left to peft; its sources are corrected.
+        base: Tensors of the base model by stored name.
+        naming: Translates names.
+        tied: Weights that share a storage with others, which lost that part too.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` where other weights changed, too, or the base's does not fit.
+    """
+    for module in forms.layers:
+        for path, source in forms.sources[module].items():
+            name = naming.output(f"{module}.{path}")
+            first = base.get(name)
+            if (source is first and name not in tied) or not forms.alters(module, path):
+                continue
+            if first is None or name in tied or first.shape != source.shape:
+                key = "init_lora_weights" if "init_lora_weights" in forms.raw else "peft_type"
+                why = f"it changed {name!r} when the training began, which was resized or shares its values with another weight"
+                raise unsupported(key, forms.raw[key], why, remedy=UNMERGED_REMEDY)
+            forms.sources[module][path] = first
