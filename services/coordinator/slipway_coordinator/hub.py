@@ -142,6 +142,8 @@ class Hub:
                 first = await self._reserve(name)
                 channel = self._channels[name] = _Channel(last=first, limit=first + SEQUENCE_BLOCK)
                 channel.keep(record)
+                if channel.ended:
+                    self._drop_old()
             return channel
 
     def _turn(self, name: str) -> asyncio.Lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from coordinator_harness import tiny_export, tiny_task
-from slipway_coordinator.hub import Happening, Hub
+from slipway_coordinator.hub import ENDED_CHANNELS_KEPT, Happening, Hub
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.states import ExportState
 from slipway_protos.v1 import export_pb2
@@ -91,6 +91,24 @@ def test_a_channel_that_opens_while_a_record_is_published_has_it() -> None:
         async with asyncio.timeout(60):
             await publishing
             assert (await reading)[-1].payload == ENDED
+
+    asyncio.run(story())
+
+
+def test_looking_at_all_that_ended_keeps_little_of_it() -> None:
+    async def story() -> None:
+        names = [f"projects/default/exports/{number}" for number in range(3 * ENDED_CHANNELS_KEPT)]
+
+        async def load(name: str) -> ExportRecord | None:
+            return ENDED.with_(name=name)
+
+        async def reserve(_: str) -> int:
+            return 0
+
+        events = Hub(reserve, load)
+        for name in names:
+            assert len([happening async for happening in events.watch(name, after=0)]) == 1
+        assert len(events._channels) == ENDED_CHANNELS_KEPT
 
     asyncio.run(story())
 
