@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -70,12 +68,13 @@ class S3Server:
                  "filer.port", "filer.port.grpc")  # fmt: skip
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [WEED, "-logtostderr", "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+                ["setpriv", "--pdeathsig=KILL",  # no server outlives tests that were killed
+                 WEED, "-logtostderr", "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
                  "-filer", "-s3", f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0",
                  "-master.telemetry=false", "-master.electionTimeout=1s",
                  "-master.volumeSizeLimitMB=1024", "-volume.max=100", "-volume.preStopSeconds=0",
                  *(f"-{name}={port}" for name, port in zip(names, self.ports, strict=True))],
-                stdout=log, stderr=log, preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call
+                stdout=log, stderr=log,
             )  # fmt: skip
         self._wait_until_ready()
 
@@ -199,11 +198,6 @@ class FaultyProxy:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def _die_with_parent() -> None:
-    """No server outlives tests that were killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _identity(name: str, access_key: str, secret_key: str, actions: list[str]) -> dict[str, object]:
