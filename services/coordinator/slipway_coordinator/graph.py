@@ -11,10 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slipway.errors import Failure
+from slipway.errors import Failure, StageError
 from slipway_coordinator.records import AttemptRecord, ExportRecord, Resources, TaskRecord
 from slipway_coordinator.recovery import NextAttempt
 from slipway_coordinator.states import ExportState, TaskState
+
+MOST_LOSSES = 5
+"""Leases of one attempt that may end in silence; more than a worker's bad day, fewer than it takes to wear out a cluster."""
 
 
 class EventKind(StrEnum):
@@ -61,15 +64,17 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     match event.kind:
         case EventKind.LEASED:
             last = task.attempt
+            adopted = event.epoch == last.epoch  # its worker was not gone, only not heard of
             changed = task.moved(TaskState.RUNNING).with_attempt(
                 state=TaskState.RUNNING,
                 worker=event.worker,
                 epoch=event.epoch,
-                lost_epoch=last.lost_epoch if event.epoch == last.epoch else last.epoch,  # the same when it is adopted
+                lost_epoch=last.epoch if not adopted else last.lost_epoch,
+                losses=max(last.losses - adopted, 0),
                 start_time=event.time,
             )
         case EventKind.LEASE_LOST:
-            changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
+            changed = _left(task, event)
         case EventKind.SUCCEEDED:
             changed = _succeeded(task, event)
             record = record.with_(warnings=_joined(record.warnings, event.facts.get("warnings", ())))
@@ -87,6 +92,22 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     if record.state is ExportState.CANCELLING and changed.state is TaskState.QUEUED:
         changed = changed.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
     return advance(record.replacing(changed), now=event.time)
+
+
+def _left(task: TaskRecord, event: Event) -> TaskRecord:
+    """The task for another worker; what no worker survives, as some containers end with the first of their processes, has failed."""
+    last = task.attempt
+    losses = last.losses + (last.state is TaskState.RUNNING)
+    if losses < MOST_LOSSES:
+        return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, losses=losses)
+    failure = StageError(
+        f"{losses} workers in a row fell silent while they ran {task.stage}, the last one {last.worker}",
+        reason="STAGE_KILLED",
+        about={"worker": last.worker, "losses": losses},
+    ).failure()
+    return task.moved(TaskState.RUNNING).with_attempt(
+        state=TaskState.FAILED, failure=failure, losses=losses, end_time=event.time
+    )
 
 
 def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:

@@ -42,7 +42,7 @@ class Resources(_Record):
 
 class AttemptRecord(_Record):
     """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
-    lease it runs, ``lost_epoch`` under which it ran before that. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
+    lease it runs, ``lost_epoch`` under which it ran before that, ``losses`` how many of its workers fell silent. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
     """
 
     number: int
@@ -54,6 +54,7 @@ class AttemptRecord(_Record):
     worker: str = ""
     epoch: int = 0
     lost_epoch: int = 0
+    losses: int = 0
     failure: Failure | None = None
     rule: str = ""
     note: str = ""

@@ -144,6 +144,34 @@ def test_a_worker_that_shuts_down_hands_its_task_back() -> None:
     assert record.task("m").state is TaskState.QUEUED
 
 
+def lose(record: ExportRecord, *, epoch: int) -> ExportRecord:
+    leased = happens(record, EventKind.LEASED, "m", worker=f"w{epoch}", epoch=epoch)
+    return happens(leased, EventKind.LEASE_LOST, "m")
+
+
+def test_what_takes_every_worker_with_it_has_failed() -> None:
+    record = diamond()
+    for epoch in range(1, graph.MOST_LOSSES):
+        record = lose(record, epoch=epoch)
+        assert record.task("m").attempt.state is TaskState.QUEUED
+        assert happens(record, EventKind.LEASE_LOST, "m") == record  # told again by the next coordinator
+    record = lose(record, epoch=graph.MOST_LOSSES)
+    (failed,) = graph.undecided(record)
+    assert failed.attempt.failure is not None
+    assert failed.attempt.failure.reason == "STAGE_KILLED"
+    assert f"the last one w{graph.MOST_LOSSES}" in failed.attempt.failure.message
+    again = graph.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)
+    assert again.task("m").attempt.losses == 0
+
+
+def test_a_worker_that_comes_back_to_its_task_was_not_lost() -> None:
+    record = happens(diamond(), EventKind.LEASED, "m", worker="w", epoch=1)
+    for _ in range(2 * graph.MOST_LOSSES):
+        record = happens(record, EventKind.LEASE_LOST, "m")
+        record = happens(record, EventKind.LEASED, "m", worker="w", epoch=1)
+        assert record.task("m").attempt.state is TaskState.RUNNING
+
+
 def test_a_lost_input_is_made_again_and_its_reader_goes_on() -> None:
     lost = Failure(reason="ARTIFACT_NOT_FOUND", message="gone", about={"digest": "sha256:m"})
     record = happens(succeed(diamond(), "m"), EventKind.FAILED, "a", failure=lost)
