@@ -40,10 +40,10 @@ def unheld(parent: Path, pattern: str) -> Iterator[Path]:
             os.close(lock)
 
 
-def is_at(lock: int, folder: Path) -> bool:
-    """Whether a descriptor's folder is the one that has this name now."""
+def is_at(lock: int, path: Path) -> bool:
+    """Whether a descriptor's folder or file is the one that has this name now."""
     try:
-        return os.path.samestat(os.fstat(lock), folder.stat())
+        return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:
         return False
 

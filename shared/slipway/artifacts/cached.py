@@ -19,6 +19,7 @@ from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
+from slipway.folder_locks import is_at
 
 _TRIES = 3
 
@@ -157,17 +158,27 @@ class CachedStore:
     @contextlib.contextmanager
     def _alone(self, digest: str) -> Iterator[Path]:
         """Where a blob may be written while no other process writes it."""
-        name = self._arriving / digest.removeprefix("sha256:")
-        with name.with_suffix(".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield name.with_suffix(".part")
+        part = self._arriving / f"{digest.removeprefix('sha256:')}.part"
+        path = part.with_suffix(".lock")
+        while True:
+            with path.open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not is_at(lock.fileno(), path):  # removed by who held it
+                    continue
+                try:
+                    yield part
+                finally:
+                    path.unlink(missing_ok=True)
+                return
 
     def _remove_abandoned(self) -> None:
         """Remove what processes that were killed left on its way in; what somebody writes is locked."""
-        for part in sorted(self._arriving.glob("*.part")):
-            with contextlib.suppress(OSError), part.with_suffix(".lock").open("ab") as lock:
+        for path in sorted({path.with_suffix(".lock") for path in self._arriving.iterdir()}):
+            with contextlib.suppress(OSError), path.open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink(missing_ok=True)
+                if is_at(lock.fileno(), path):
+                    path.with_suffix(".part").unlink(missing_ok=True)
+                    path.unlink()
         with contextlib.suppress(OSError), self.local.lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
             for path in (self.local.root / "uploads").iterdir():
                 path.unlink(missing_ok=True)

@@ -296,14 +296,36 @@ def test_connections_notice_that_the_other_side_is_gone(bucket: S3Bucket, s3: S3
 def test_a_cache_is_rid_of_what_killed_processes_left(bucket: S3Bucket, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     CachedStore(S3Store(bucket), LocalStore(cache))
-    left = [cache / "uploads" / "1", cache / "arriving" / "2.part"]
+    left = [cache / "uploads" / "1", cache / "arriving" / "2.part", cache / "arriving" / "4.lock"]
     written = cache / "arriving" / "3.part"
     for path in [*left, written]:
         path.write_bytes(b"half")
     with written.with_suffix(".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         CachedStore(S3Store(bucket), LocalStore(cache))
-        assert [path.exists() for path in [*left, written]] == [False, False, True]
+        assert [path.exists() for path in [*left, written]] == [False, False, False, True]
+
+
+def test_one_at_a_time_brings_a_blob_and_leaves_no_lock(bucket: S3Bucket, tmp_path: Path) -> None:
+    store = CachedStore(S3Store(bucket), LocalStore(tmp_path / "cache"))
+    inside: list[int] = []
+    together = []
+
+    def bring(number: int) -> None:
+        for _ in range(100):
+            with store._alone("sha256:" + "0" * 64):
+                inside.append(number)
+                together.append(len(inside))
+                time.sleep(0)
+                inside.remove(number)
+
+    threads = [threading.Thread(target=bring, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == [1] * 600
+    assert list((tmp_path / "cache" / "arriving").iterdir()) == []
 
 
 def test_a_full_disk_is_said(bucket: S3Bucket, small_disk: Path, tmp_path: Path) -> None:
@@ -514,7 +536,7 @@ def test_several_processes_share_a_cache(s3: S3Server, bucket: S3Bucket, tmp_pat
             assert digest_of(tmp_path / f"out-{number}" / str(index) / "weights") == digest_of(source)
     cache = LocalStore(tmp_path / "home" / "cache")
     assert cache.size_bytes() <= 1_000_000
-    assert [path for path in (cache.root / "arriving").iterdir() if path.suffix != ".lock"] == []
+    assert list((cache.root / "arriving").iterdir()) == []
 
 
 @pytest.mark.cluster
