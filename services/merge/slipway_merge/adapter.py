@@ -15,11 +15,14 @@ from slipway.errors import ModelMergeError
 from slipway.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
 from slipway.safetensors_file import TensorInfo, read_safetensors
 from slipway_merge.adapter_config import AdapterConfig, parse_adapter_config
+from slipway_merge.tensor_io import TensorReader
 
 PREFIX = "base_model.model."
 #: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
+#: The prefix with what a model may be wrapped in around it.
+_WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
 #: Rows of an embedding, of an adapter that also has other parts or of one that is nothing else.
 _ROWS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
 
@@ -153,17 +156,28 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
     """Tensors by the names peft saves them under.
 
     In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too, and before them
-    what the model was wrapped in (``module``, ``_orig_mod``).
+    what the model was wrapped in (``module``, ``_orig_mod``), be that before or after it was given the adapter.
     """
     saved: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
-        name = key[max(key.find(f".{PREFIX}") + 1, 0) :]
+        name = unwrapped(key)
         if _ROWS.search(key) or _is_of_form(key, config):
             name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
             name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
-        if saved.setdefault(name, info) is not info:
+        if saved.setdefault(name, info) is not info and not _are_same(saved[name], info):
             raise _broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
     return saved
+
+
+def unwrapped(key: str) -> str:
+    """A tensor's name without what the model was wrapped in."""
+    return _WRAPPED.sub(PREFIX, key)
+
+
+def _are_same(first: TensorInfo, second: TensorInfo) -> bool:
+    """With ``save_embedding_layers`` peft saves all that is in an embedding, and what is DoRA's under both of its names."""
+    with TensorReader() as reader:
+        return reader.same(first, second)
 
 
 #: Module and whether it is an embedding → the halves of its pair.

@@ -34,6 +34,8 @@ _USED = frozenset(
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
 #: Initialisations that change them in a way that follows from the base weights alone, so that peft can repeat it.
 _REPEATED_INITS = ("pissa", "olora")
+#: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
+_EMBEDDINGS = ("embed_tokens", "lm_head")
 #: What to do about an adapter that peft may take and this version does not.
 PEFT_REMEDY = "merge it with peft (merge_and_unload) and export the result as a base model"
 #: What to do about an adapter that nobody can merge.
@@ -69,6 +71,14 @@ class AdapterConfig:
     def has_form(self) -> bool:
         """Whether there must be tensors for peft to merge (an adapter of embedding rows alone has none)."""
         return self.through_peft and self.raw.get("peft_type") != "TRAINABLE_TOKENS"
+
+    @property
+    def ties_embeddings(self) -> bool:
+        """Whether peft trained tied weights as one: it does when asked to, and an embedding is named as it knows them."""
+        names = [*self.modules_to_save, *(self.target_modules if isinstance(self.target_modules, tuple) else ())]
+        return self.ensure_weight_tying and (
+            any(name.rpartition(".")[2] in _EMBEDDINGS for name in names) or any(map(self.names, _EMBEDDINGS))
+        )
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by the first pattern that matches it (peft's ``get_pattern_key``)."""
@@ -167,6 +177,7 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
     # An empty map is a configuration of defaults to peft, and turns its variant on.
     more = ["init_lora_weights"] if repeated else []
     more += [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key] or raw[key] == {}]
+    more += ["target_parameters"] if raw.get("target_parameters") and raw.get("layer_replication") else []
     if more and raw.get("layer_replication"):
         raise unsupported("layer_replication", raw["layer_replication"], f"it cannot be merged together with {more[0]}")
     return bool(more)

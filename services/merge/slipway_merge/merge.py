@@ -143,7 +143,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
         expected = facts.shapes.get(modelled(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(
-                f"after resizing the vocabulary to {plan.vocab_size}, {tensor.name!r} should be {expected} but is "
+                f"after the vocabulary was resized, {tensor.name!r} should be {expected} but is "
                 f"{tensor.shape}: the adapter does not bring all resized weights",
                 reason="ADAPTER_BASE_MISMATCH",
                 remedy="save the adapter again with save_embedding_layers=True",

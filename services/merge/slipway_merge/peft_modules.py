@@ -200,7 +200,7 @@ class Holder:
         Returns:
             None for a layer whose input only its model can make.
         """
-        inputs = _inputs(layer)
+        inputs = _tokens(layer) if isinstance(layer, nn.Embedding) else _inputs(layer)  # scaled embeddings, too
         if inputs is None:
             return None
         trained = copy.deepcopy(self.tuner.model.get_submodule(name)).to(torch.float32).eval()
@@ -273,7 +273,7 @@ def takes_known_inputs(layer: nn.Module) -> bool:
 def _inputs(layer: nn.Module) -> torch.Tensor | None:
     generator = torch.Generator().manual_seed(0)
     if type(layer) is nn.Embedding:
-        return torch.randint(0, layer.num_embeddings, (64,), generator=generator)
+        return _tokens(layer)
     if isinstance(layer, nn.Linear):
         return torch.randn(8, layer.in_features, generator=generator)
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -281,3 +281,7 @@ def _inputs(layer: nn.Module) -> torch.Tensor | None:
     if isinstance(layer, Conv1D):
         return torch.randn(8, layer.nx, generator=generator)
     return None
+
+
+def _tokens(layer: nn.Embedding) -> torch.Tensor:
+    return torch.randint(0, layer.num_embeddings, (64,), generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
-from slipway_merge.adapter import PREFIX, Adapter, Pair, WholeTensor
+from slipway_merge.adapter import PREFIX, Adapter, Pair, WholeTensor, unwrapped
 from slipway_merge.completeness import check_complete, check_rows
 from slipway_merge.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
 from slipway_merge.initial_weights import start_where_the_training_did
@@ -66,7 +66,9 @@ class Planner:
         for whole in self.adapter.whole.values():
             if (name := self.naming.output(whole.name)) not in grouped:
                 self._stored(name, whole.info)
-                values[name] = Value(self._checked_replacement(name, whole, self.base[name].shape))
+                value = Value(self._checked_replacement(name, whole, self.base[name].shape))
+                copies = [name] if whole.own or not self.layers else self._copies(name)
+                values.update(dict.fromkeys(copies, value))
         self._check_once()
         changes = self._changes()
         for name, change in changes.items():
@@ -92,9 +94,14 @@ class Planner:
         """What weights are called by the adapter, in the base's files and in the model."""
         modules = [*self.adapter.pairs, *self.adapter.rows]
         wanted = [f"{module}.weight" for module in modules] + list(self.adapter.whole)
-        if self.forms is not None:
-            wanted += [f"{module}.{path}" for module in self.forms.layers for path in self.forms.parameters(module)]
-        return Naming(self.base, wanted, lambda: self._conversions)
+        return Naming(self.base, [*wanted, *self._form_weights], lambda: self._conversions)
+
+    @property
+    def _form_weights(self) -> tuple[str, ...]:
+        forms = self.forms
+        return (
+            tuple(f"{module}.{path}" for module in forms.layers for path in forms.parameters(module)) if forms else ()
+        )
 
     @cached_property
     def _conversions(self) -> Conversions:
@@ -105,7 +112,9 @@ class Planner:
     def names_in_peft(self) -> dict[str, str]:
         """For every tensor of the adapter's file the name it has where peft puts it on the model as transformers loads it."""
         found = {info.name: key for key, info in self.adapter.forms.items()}
-        found |= {info.name: info.name for pair in self.adapter.experts.values() for info in (pair.a, pair.b)}
+        found |= {
+            info.name: unwrapped(info.name) for pair in self.adapter.experts.values() for info in (pair.a, pair.b)
+        }
         for module, info in self.adapter.by_module():
             name = self.naming.in_model(module)
             found[info.name] = PREFIX + info.name[info.name.index(module) :].replace(module, name, 1)
@@ -143,8 +152,11 @@ class Planner:
     @cached_property
     def ties(self) -> Ties:
         """The weights that share a storage."""
-        modules = tuple(self.forms.layers) if self.forms is not None else ()
-        return Ties(self.base, self.adapter, modules, self.naming, self.reader)
+        return Ties(self.base, self.adapter, self._form_weights, self.naming, self.reader)
+
+    def _copies(self, name: str) -> list[str]:
+        """The tensors of repeated layers that are one in training, so that what is trained of one (a bias) is trained of all."""
+        return [other for other, info in self.base.items() if info is self.base[name]]
 
     def _weight(self, pair: Pair) -> str:
         return self.naming.output(f"{pair.module}.weight")

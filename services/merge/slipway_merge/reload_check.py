@@ -95,7 +95,7 @@ def _readable_to_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> 
         return
     with TemporaryDirectory(dir=ctx.workdir) as place:
         shutil.copy(adapter / ADAPTER_CONFIG, place)
-        tensors = {names[key]: tensor for key, tensor in load_file(adapter / ADAPTER_WEIGHTS).items()}
+        tensors = {names[key]: tensor for key, tensor in load_file(adapter / ADAPTER_WEIGHTS).items() if key in names}
         save_file(tensors, Path(place) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         yield Path(place)
 

@@ -39,14 +39,14 @@ class Ties:
     Args:
         base: Tensors of the base model by stored name.
         adapter: The parsed adapter.
-        form_modules: Modules that peft merges.
+        form_weights: Parameters of the modules that peft merges.
         naming: Translates what the adapter and the model call a weight.
         reader: Compares stored tensors.
     """
 
     base: Mapping[str, TensorInfo]
     adapter: Adapter
-    form_modules: tuple[str, ...]
+    form_weights: tuple[str, ...]
     naming: Naming
     reader: TensorReader
 
@@ -95,7 +95,7 @@ class Ties:
         ):  # peft gives an embedding's rows to all its ties
             return Settled(dict.fromkeys(written, members[group[0]]), untied=False)
         self._check_rows_there(group)
-        if self.adapter.config.ensure_weight_tying:
+        if self.adapter.config.ties_embeddings:
             self._check_all_trained(group, whole, changes)
         if self._all_same(list(members.values())):
             return Settled(dict.fromkeys(written, members[written[0]]), untied=False)
@@ -157,8 +157,8 @@ class Ties:
             )
 
     def _touched(self) -> set[str]:
-        modules = [*self.adapter.pairs, *self.adapter.rows, *self.form_modules]
-        return {self.naming.output(name) for name in [*(f"{module}.weight" for module in modules), *self.adapter.whole]}
+        weights = (f"{module}.weight" for module in [*self.adapter.pairs, *self.adapter.rows])
+        return {self.naming.output(name) for name in [*weights, *self.form_weights, *self.adapter.whole]}
 
     def _may_be_tied(self, touched: set[str], vocab_size: int | None) -> bool:
         """Whether any touched weight is an embedding or like one, so that the model has to be asked."""

@@ -34,10 +34,12 @@ def take_all(module: Any, adapter: Path) -> None:
     if not set_peft_model_state_dict(module, dict(saved)).unexpected_keys:
         return
     wanted = get_peft_model_state_dict(module, save_embedding_layers=False)
-    left_out = {name: tuple(saved[name].shape) for name in sorted(set(saved) - set(wanted))}
-    empty = {name: tuple(wanted[name].shape) for name in sorted(set(wanted) - set(saved))}
-    found = match(left_out, empty)
-    if set(found.values()) != set(empty):
+    whole = get_peft_model_state_dict(module, save_embedding_layers=True)  # those of embeddings may be saved, or not
+    places = {name: tuple(tensor.shape) for name, tensor in sorted({**whole, **wanted}.items()) if name not in saved}
+    left_out = {name: tuple(saved[name].shape) for name in sorted(set(saved) - set(wanted) - set(whole))}
+    empty = sorted(set(wanted) - set(saved))
+    found = match(left_out, places)
+    if not set(empty) <= set(found.values()):
         raise Unusable(
             f"peft leaves out {len(left_out)} tensors of the adapter {adapter.name!r}, first {min(left_out)!r}: "
             f"their names do not say where they belong; it looks for {min(set(empty) - set(found.values()))!r}"

@@ -133,6 +133,13 @@ def test_a_tied_head_that_began_with_a_part_of_it_taken_out(tmp_path):
     refused(case, "init_lora_weights", "'lm_head.weight'")
 
 
+def test_a_bias_that_repeated_layers_share(tmp_path):
+    """It is trained with the one layer that has an adapter, and the others have it, too."""
+    config = tf.LlamaConfig(**SMALL, attention_bias=True)
+    options = {"layer_replication": [[0, 1], [0, 2]], "layers_to_transform": [1], "bias": "lora_only"}
+    check(*train(tmp_path, moved(tf.LlamaForCausalLM(config)), lora("k_proj", **options)))
+
+
 def test_repeated_layers_of_two_kinds(tmp_path):
     config = tf.Qwen3MoeConfig(**SMALL, **MOE, mlp_only_layers=[0])
     case, trained = train(
@@ -165,3 +172,66 @@ def test_what_was_trained_in_float32_is_not_rounded_to_the_type_of_the_base(tmp_
     merged = load_file(case.merge(verify="spot", dtype="float32")[0] / "model.safetensors")
     layer = "model.layers.0.input_layernorm"
     assert torch.equal(merged[f"{layer}.weight"], weights[f"{layer}.ln_tuning_layers.default.weight"])
+
+
+@pytest.mark.parametrize("form", ["dora", "road"])
+def test_a_form_on_a_tied_head_whose_bias_is_tied_too(tmp_path, form):
+    config = lora("query", "cls.predictions.decoder", use_dora=True)
+    if form == "road":
+        config = peft.RoadConfig(target_modules=["query", "cls.predictions.decoder"], group_size=8)
+    weights = check(*train(tmp_path, bert(), config), verify="full")
+    same = torch.equal(weights["cls.predictions.decoder.bias"], weights["cls.predictions.bias"])
+    assert same == (form == "dora")  # RoAd turns the bias, too
+
+
+def test_what_peft_saves_under_two_names(tmp_path):
+    """An embedding that it does not know by its name is saved with all that is in it."""
+    case, trained = train(tmp_path, make_model("qwen3"), lora("q_proj", "model.embed_tokens", use_dora=True))
+    peft.PeftModel.from_pretrained(tf.AutoModelForCausalLM.from_pretrained(case.base), case.adapter).save_pretrained(
+        case.adapter, save_embedding_layers=True
+    )
+    names = load_file(case.adapter / "adapter_model.safetensors").keys()
+    assert len([name for name in names if "embed_tokens.lora_magnitude_vector" in name]) == 2
+    check(case, trained, verify="full")
+
+
+def test_an_embedding_that_peft_does_not_tie_whatever_it_is_asked(tmp_path):
+    """It looks for embed_tokens and lm_head alone."""
+    check(
+        *train(tmp_path, make_model("gpt2"), lora("c_attn", "wte", ensure_weight_tying=True, fan_in_fan_out=True)),
+        verify="full",
+    )
+
+
+@pytest.mark.parametrize("options", [{"modules_to_save": ["lm_head"]}, {"use_dora": True}], ids=["saved", "dora"])
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module."])
+def test_a_tied_head_of_a_model_that_was_wrapped(tmp_path, wrapper, options):
+    """A tied weight is not among the base's tensors, so its name cannot be found there."""
+    targets = ["q_proj"] if "modules_to_save" in options else ["q_proj", "lm_head"]
+    case, trained = train(tmp_path, make_model("qwen3-tied"), lora(*targets, **options))
+    path = case.adapter / "adapter_model.safetensors"
+    prefix = "base_model.model."
+    tensors = {name.replace(prefix, prefix + wrapper, 1): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    check(case, trained, verify="full")
+
+
+def test_repeated_layers_of_targeted_parameters(tmp_path):
+    config = tf.Qwen3MoeConfig(**SMALL, **MOE)
+    more = {"target_parameters": ["experts.down_proj"], "layer_replication": [[0, 2], [0, 2]]}
+    case, _ = train(tmp_path, moved(tf.Qwen3MoeForCausalLM(config)), lora("q_proj", **more))
+    refused(case, "layer_replication", "target_parameters")
+
+
+@pytest.mark.parametrize("config", [peft.HiraConfig, peft.TinyLoraConfig])
+@pytest.mark.parametrize("kind", ["gemma3", "bart"])
+def test_an_embedding_that_scales_its_output(tmp_path, kind, config):
+    """These add to what the embedding puts out, and peft merges them into what it scales."""
+    bart = tf.BartConfig(**PAIR, scale_embedding=True, tie_word_embeddings=False)
+    model = make_model(kind) if kind == "gemma3" else moved(tf.BartForConditionalGeneration(bart))
+    case, _ = train(tmp_path, model, config(r=4, target_modules=["embed_tokens"]))
+    refused(case, "is not what was trained")
+
+
+def test_dora_on_an_embedding_that_scales_its_output(tmp_path):
+    check(*train(tmp_path, make_model("gemma3"), lora("q_proj", "embed_tokens", use_dora=True)))

@@ -87,3 +87,14 @@ def test_layers_of_the_same_number_are_told_apart() -> None:
     assert match({"language_model.model.layers.0.q.lora_A.weight": shape}, new) == {}
     # Another shape is another tensor.
     assert match(old, dict.fromkeys(new, (8, 8))) == {}
+
+
+def test_resized_embeddings_under_other_names_are_taken_too(base: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.resize_token_embeddings(model.get_input_embeddings().num_embeddings + 3, mean_resizing=False)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    torch.nn.init.normal_(model.get_input_embeddings().weight)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    expected = logits(base, tmp_path / "adapter")
+    rename(tmp_path / "adapter", NAMES["wrapped"])
+    assert np.array_equal(logits(base, tmp_path / "adapter"), expected)
