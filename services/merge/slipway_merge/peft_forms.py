@@ -159,8 +159,14 @@ class PeftForms:
             ModelMergeError: ``ADAPTER_UNSUPPORTED`` when peft cannot merge this form or layer.
         """
         layer = self.layers[module]
-        suffixes = tuple(sorted(key.removeprefix(PREFIX + module) for key in self.own_tensors(module)))
-        kind = (type(layer), tuple(self.parameters(module)), suffixes)
+        own = self.own_tensors(
+            module
+        ).items()  # their shapes tell what IA³ does: to the input, or to the output and its bias
+        kind = (
+            type(layer),
+            tuple(self.parameters(module)),
+            tuple(sorted((key.removeprefix(PREFIX + module), info.shape) for key, info in own)),
+        )
         if kind not in self._changed:
             with through_peft(f"module {module!r}"):
                 holder = self._holder(module)

@@ -235,3 +235,9 @@ def test_an_embedding_that_scales_its_output(tmp_path, kind, config):
 
 def test_dora_on_an_embedding_that_scales_its_output(tmp_path):
     check(*train(tmp_path, make_model("gemma3"), lora("q_proj", "embed_tokens", use_dora=True)))
+
+
+def test_layers_of_one_kind_that_a_form_takes_in_two_ways(tmp_path):
+    """IA³ scales the input of feed-forward layers and the output of others, their bias included."""
+    config = peft.IA3Config(target_modules=["key", "output.dense"], feedforward_modules=["key"])
+    check(*train(tmp_path, bert(), config))
