@@ -33,7 +33,7 @@ _USED = frozenset(
 #: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
 #: Initialisations that change them in a way that follows from the base weights alone, so that peft can repeat it.
-_REPEATED_INITS = ("pissa", "olora")
+REPEATED_INITS = ("pissa", "olora")
 #: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
 _EMBEDDINGS = ("embed_tokens", "lm_head")
 #: What to do about an adapter that peft may take and this version does not.
@@ -163,7 +163,7 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
         return True
     init = raw.get("init_lora_weights", True)
     known = init.lower() if isinstance(init, str) else init  # peft takes "OLoRA" and "MiCA" too
-    repeated = known in _REPEATED_INITS
+    repeated = known in REPEATED_INITS
     if not repeated and not any(
         known is plain or (isinstance(plain, str) and known == plain) for plain in _PLAIN_INITS
     ):

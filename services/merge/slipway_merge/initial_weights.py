@@ -1,4 +1,4 @@
-"""The weights that a form of peft began with, where it takes a part out of them at once (PiSSA, OLoRA)."""
+"""The weights that a form of peft began with, where it takes them apart (PiSSA, OLoRA, FRoD)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from slipway.safetensors_file import TensorInfo
-from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
+from slipway_merge.adapter_config import REPEATED_INITS, UNMERGED_REMEDY, unsupported
 from slipway_merge.naming import Naming
 
 if TYPE_CHECKING:
     from slipway_merge.peft_forms import PeftForms
+
+#: Forms that take the base's weights apart; LoRA does with the initialisations that are repeated.
+_TAKING_APART = frozenset({"frod", "osf"})
+_SIXTEEN_BITS = frozenset({"F16", "BF16"})
+
+
+def unknown_start(forms: PeftForms) -> str | None:
+    """A warning where the result depends on how precise the weights were that training took apart; None elsewhere."""
+    init = str(forms.raw.get("init_lora_weights")).lower()
+    narrow = {info.dtype for sources in forms.sources.values() for info in sources.values()} & _SIXTEEN_BITS
+    if not narrow or (forms.form not in _TAKING_APART and init not in REPEATED_INITS):
+        return None
+    name = init if init in REPEATED_INITS else forms.form
+    return (
+        f"{name} takes the base's weights apart when training starts, and the checkpoint does not tell in which type they were "
+        f"then: it is merged as if in {min(narrow)}, in which they are stored; trained in another one, the model is not the same"
+    )
 
 
 def start_where_the_training_did(

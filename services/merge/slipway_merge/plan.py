@@ -16,7 +16,7 @@ from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import PREFIX, Adapter, Pair, WholeTensor, unwrapped
 from slipway_merge.completeness import check_complete, check_rows
 from slipway_merge.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
-from slipway_merge.initial_weights import start_where_the_training_did
+from slipway_merge.initial_weights import start_where_the_training_did, unknown_start
 from slipway_merge.naming import Naming, under_current_names
 from slipway_merge.replication import replicated, source_layers
 from slipway_merge.rows import check_no_bias, replaced_rows
@@ -244,6 +244,8 @@ class Planner:
         start_where_the_training_did(
             forms, self.base, self.naming, tied={member for group in self.groups for member in group}
         )
+        if warning := unknown_start(forms):
+            self.warnings.append(warning)
         return [
             (self.naming.output(f"{module}.{path}"), partial(_computed, forms, module, path))
             for module in forms.layers

@@ -5,6 +5,7 @@ The reference is the trained model in memory, so neither what peft saves nor how
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,20 @@ def test_layers_of_one_kind_that_a_form_takes_in_two_ways(tmp_path):
     """IA³ scales the input of feed-forward layers and the output of others, their bias included."""
     config = peft.IA3Config(target_modules=["key", "output.dense"], feedforward_modules=["key"])
     check(*train(tmp_path, bert(), config))
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (peft.FrodConfig(target_modules=["q_proj"]), "frod"),
+        (lora("q_proj", init_lora_weights="pissa"), "pissa"),
+        (lora("q_proj", use_dora=True), None),
+    ],
+    ids=["frod", "pissa", "dora"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_start_that_depends_on_an_unknown_type_is_warned_of(tmp_path, config, name, dtype):
+    case, _ = train(tmp_path, make_model("qwen3").to(dtype), copy.deepcopy(config))
+    _, ctx = case.merge(verify="spot")
+    said = [warning for warning in ctx.facts.get("warnings", []) if "takes the base's weights apart" in warning]
+    assert [warning.partition(" ")[0] for warning in said] == ([name] if name and dtype is torch.bfloat16 else [])
