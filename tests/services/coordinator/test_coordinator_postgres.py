@@ -78,12 +78,12 @@ def test_a_transaction_of_a_coordinator_that_froze_holds_nobody_up(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connections may live for hours after its lock was given to another one."""
-    monkeypatch.setattr(database_module, "IDLE_SECONDS", 1)
     url = state_at(server.create(f"d{time.monotonic_ns()}")).url
-    frozen, active = Database(url), Database(url)
-    frozen.migrate()
-    record = export("x")
-    assert frozen.insert(record)
+    active, record = Database(url), export("x")
+    active.migrate()
+    assert active.insert(record)
+    monkeypatch.setattr(database_module, "IDLE_SECONDS", 1)  # from here on: the tables take a slow machine longer
+    frozen = Database(url)
 
     def freeze() -> None:
         with frozen.transactions.begin():
