@@ -42,25 +42,41 @@ class PlannedFile:
 def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) -> list[PlannedFile]:
     """One ``model.safetensors``, or shards of at most ``max_shard_bytes`` of data (a larger group has one of its own).
 
+    There are as few as that takes, and of about the same size: who writes or reads several at once is done with all together.
+
     Args:
         groups: What to write; the tensors of a group stay in one file. The order is kept, but for wider types coming first.
         max_shard_bytes: Limit per file.
     """
+    sized = [(sum(tensor.nbytes for tensor in group), group) for group in groups]
+    shards = _filled(sized, max_shard_bytes)
+    count = len(shards)
+    if count == 1:
+        return [_file("model.safetensors", shards[0])]
+    low, high = sum(size for size, _ in sized) // count, max_shard_bytes
+    while high - low > max(high // 100, 1):
+        middle = (low + high) // 2
+        smaller = _filled(sized, middle)
+        if len(smaller) == count:
+            shards, high = smaller, middle
+        else:
+            low = middle
+    return [
+        _file(f"model-{number:05d}-of-{count:05d}.safetensors", shard) for number, shard in enumerate(shards, start=1)
+    ]
+
+
+def _filled(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) -> list[list[TensorSpec]]:
+    """Groups file by file, each filled up to the limit."""
     shards: list[list[TensorSpec]] = [[]]
     filled = 0
-    for group in groups:
-        size = sum(tensor.nbytes for tensor in group)
-        if shards[-1] and filled + size > max_shard_bytes:
+    for size, group in sized:
+        if shards[-1] and filled + size > limit:
             shards.append([])
             filled = 0
         shards[-1] += group
         filled += size
-    count = len(shards)
-    if count == 1:
-        return [_file("model.safetensors", shards[0])]
-    return [
-        _file(f"model-{number:05d}-of-{count:05d}.safetensors", shard) for number, shard in enumerate(shards, start=1)
-    ]
+    return shards
 
 
 def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str, str] | None:

@@ -73,3 +73,12 @@ def test_a_single_file_has_no_index_and_shards_are_numbered() -> None:
     name, text = index_file({"b": shards[1], "a": shards[0]}, total_bytes=48) or ("", "")
     assert name == "model.safetensors.index.json"
     assert json.loads(text) == {"metadata": {"total_size": 48}, "weight_map": {"a": shards[0], "b": shards[1]}}
+
+
+def test_shards_are_of_about_the_same_size() -> None:
+    tensors = [[TensorSpec(f"{number:02}", "U8", (10 + number % 3,))] for number in range(60)]
+    files = plan_files(tensors, max_shard_bytes=500)
+    sizes = [sum(tensor.nbytes for tensor in file.tensors) for file in files]
+    assert len(sizes) == 2
+    assert max(sizes) - min(sizes) <= 24, "of 500 and 160 bytes"
+    assert [tensor.name for file in files for tensor in file.tensors] == [f"{number:02}" for number in range(60)]

@@ -40,7 +40,7 @@ def run(inputs: Mapping[str, Path], params: PrepareParams, ctx: Context) -> dict
 
 STAGE = Stage(
     name="prepare",
-    version=1,
+    version=2,
     inputs=("base",),
     outputs=("base",),
     params=PrepareParams,

@@ -53,7 +53,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=2,
+    version=3,
     inputs=("model",),
     outputs=("model",),
     params=QuantizeParams,
