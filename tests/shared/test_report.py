@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slipway.report import usage_examples, write_report
+from slipway.report import figures, usage_examples, write_report
+from slipway.report.plots import Bar, bar_chart
 from slipway.result import AttemptResult, ExportResult, FormatResult
 from slipway.validation import (
     Check,
@@ -204,18 +205,40 @@ def test_the_page_shows_what_was_found(written: Path) -> None:
     assert "OPSET_UNSUPPORTED" in page.text
 
 
+def chart_of(text: str, title: str) -> str:
+    found = re.search(rf'<ul class="chart"[^>]*aria-label="{title}">.*?</ul>', text, re.DOTALL)
+    assert found, title
+    return found.group()
+
+
+def shapes(chart: str, kind: str) -> list[dict[str, str | None]]:
+    return [attributes for _, attributes in Page(chart).seen if kind in (attributes.get("class") or "").split()]
+
+
+def percent(value: str | None) -> float:
+    assert value is not None
+    assert value.endswith("%")
+    return float(value.removesuffix("%"))
+
+
 def test_a_bar_is_long_in_proportion_and_its_limit_is_marked(written: Path) -> None:
-    text = (written / "report.html").read_text()
-    chart = re.search(r'<svg[^>]*aria-label="Mean KL divergence">.*?</svg>', text, re.DOTALL)
-    assert chart
-    bars = [attributes for tag, attributes in Page(chart.group()).seen if tag == "rect"]
-    limits = [a for tag, a in Page(chart.group()).seen if tag == "line" and a["class"] == "limit"]
+    chart = chart_of((written / "report.html").read_text(), "Mean KL divergence")
+    bars, limits = shapes(chart, "bar"), shapes(chart, "limit")
     assert len(bars) == 3  # the engine was not run: no bar, but a row that says so
     assert len(limits) == 3
-    small, large = float(bars[0]["width"] or 0), float(bars[1]["width"] or 0)
-    end = float(bars[1]["x"] or 0) + large
-    assert small < large < end < float(limits[1]["x1"] or 0)  # 0.004 < 0.019 < its limit of 0.02
-    assert "not run here" in chart.group()
+    small, large = (percent(bar["width"]) for bar in bars[:2])
+    assert small < large < percent(limits[1]["x"])  # 0.004 < 0.019 < its limit of 0.02
+    assert "not run here" in chart
+    assert Page(chart).text.count("limit 0.02") == 3
+
+
+def test_a_spread_is_drawn_and_written() -> None:
+    bars = [Bar("a", 50.0, low=40.0, high=100.0), Bar("b", 25.0, low=20.0)]
+    chart = str(bar_chart("Speed", bars, show=figures.rate))
+    whiskers = [shape for shape in shapes(chart, "whisker") if "x2" in shape]
+    assert [(percent(line["x1"]), percent(line["x2"])) for line in whiskers] == [(40.0, 100.0)]  # one end is no spread
+    assert [percent(bar["width"]) for bar in shapes(chart, "bar")] == [50.0, 25.0]
+    assert "40 tok/s – 100 tok/s" in Page(chart).text
 
 
 def test_every_chart_has_the_formats_in_the_same_order(tmp_path: Path) -> None:
@@ -223,7 +246,9 @@ def test_every_chart_has_the_formats_in_the_same_order(tmp_path: Path) -> None:
     found = validation(*(output(name) for name in sorted(names)))
     write_report(tmp_path, result=result(found, names), validation=found)
     text = (tmp_path / "report.html").read_text()
-    charts = [re.findall(r'class="label"[^>]*>([^<]+)<', svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    charts = [
+        re.findall(r"<bdi>([^<]+)<", chart) for chart in re.findall(r'<ul class="chart".*?</ul>', text, re.DOTALL)
+    ]
     shown = [tuple(labels) for labels in charts if "pytorch" in labels]
     assert len(shown) >= 3
     assert set(shown) == {names}

@@ -31,7 +31,7 @@ class Chart:
 
     heading: str
     caption: str
-    svg: Markup
+    bars: Markup
 
 
 def page(report: Report) -> str:

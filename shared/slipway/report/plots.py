@@ -1,4 +1,8 @@
-"""Bar charts as inline SVG: no script, no font, no file of their own; colours come from the page's style."""
+"""Bar charts as lists whose bars are inline SVG: no script, no font, no file of their own.
+
+Text is HTML and every horizontal position a percentage, so that a chart takes any width with letters of the page's size.
+Colours and the layout, wide or narrow, come from the page's style.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-_WIDTH = 760
-_LABEL = 150
-_VALUE = 120
-_ROW = 26
 _BAR = 14
-_AXIS = 22
+_CAP = 8
+_MARK = 22
+"""Heights in CSS pixels: of a bar, of a whisker's ends, of a limit's mark."""
+_MOST_STEPS = 6
+"""Between the labels of an axis, so that they have room on a phone."""
 _LOWEST = 1e-9
 """Logarithmic axes start here: what is smaller is rounding noise, and zero has no logarithm."""
 
@@ -26,7 +30,9 @@ class Bar:
         label: Name at the left.
         value: Length of the bar; None draws none.
         tone: Style class: ``good``, ``bad``, ``plain`` or ``muted``.
-        limit: Drawn as a mark across the row.
+        limit: Drawn as a mark across the row and written beside the figure.
+        low: Lower end of the value's spread, such as the least of several measurements.
+        high: Upper end. Where both are given, they are drawn as a whisker and written beside the figure.
         note: Shown instead of the figure when there is no value.
     """
 
@@ -34,6 +40,8 @@ class Bar:
     value: float | None
     tone: str = "plain"
     limit: float | None = None
+    low: float | None = None
+    high: float | None = None
     note: str = ""
 
 
@@ -47,16 +55,11 @@ def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None],
         log: Logarithmic axis with a line per decade; otherwise linear from zero.
     """
     scale = _log_scale(bars) if log else _linear_scale(bars)
-    height = _ROW * len(bars) + (_AXIS if log else 6)
-    parts = [
-        Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}"><title>{}</title>').format(
-            _WIDTH, height, title, title
-        )
-    ]
-    if log:
-        parts.append(_decades(scale, height))
-    parts += [_row(bar, _ROW * index, scale=scale, show=show) for index, bar in enumerate(bars)]
-    return Markup("").join([*parts, Markup("</svg>")])
+    ticks = _decades(scale) if log else []
+    rows = [_row(bar, scale=scale, ticks=ticks, show=show) for bar in bars]
+    if ticks:
+        rows.append(_axis(scale, ticks))
+    return Markup('<ul class="chart" role="list" aria-label="{}">{}</ul>').format(title, Markup("").join(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,16 @@ class _Scale:
     log: bool
 
     def x(self, value: float) -> float:
-        """Horizontal position of a value."""
-        room = _WIDTH - _LABEL - _VALUE
+        """Horizontal position of a value, percent of the axis."""
         if self.log:
             part = (math.log10(max(value, 10**self.low)) - self.low) / (self.high - self.low)
         else:
             part = value / self.high
-        return _LABEL + room * min(1.0, max(0.0, part))
+        return 100 * min(1.0, max(0.0, part))
 
 
 def _finite(bars: Sequence[Bar]) -> list[float]:
-    values = [value for bar in bars for value in (bar.value, bar.limit) if value is not None]
+    values = [value for bar in bars for value in (bar.value, bar.limit, bar.low, bar.high) if value is not None]
     return [value for value in values if math.isfinite(value)]
 
 
@@ -90,38 +92,50 @@ def _linear_scale(bars: Sequence[Bar]) -> _Scale:
     return _Scale(low=0.0, high=max([*_finite(bars), 0.0]) or 1.0, log=False)
 
 
-def _decades(scale: _Scale, height: int) -> Markup:
-    line = Markup('<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1}"/>')
-    text = Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>')
-    step = max(1, round((scale.high - scale.low) / 8))
-    marks = []
-    for exponent in range(int(scale.low), int(scale.high) + 1, step):
-        x = scale.x(10.0**exponent)
-        marks += [line.format(x, height - _AXIS + 4), text.format(x, height - 4, f"1e{exponent}")]
-    return Markup("").join(marks)
+def _decades(scale: _Scale) -> list[int]:
+    """Exponents of the powers of ten that are labelled."""
+    step = max(1, math.ceil((scale.high - scale.low) / _MOST_STEPS))
+    return list(range(int(scale.low), int(scale.high) + 1, step))
 
 
-def _row(bar: Bar, top: int, *, scale: _Scale, show: Callable[[float | None], str]) -> Markup:
-    middle = top + _ROW / 2
-    parts = [
-        Markup('<text class="label" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            _LABEL - 8, middle + 4, bar.label
-        )
-    ]
+def _axis(scale: _Scale, ticks: Sequence[int]) -> Markup:
+    label = Markup('<text x="{:.2f}%" y="12" text-anchor="middle">1e{}</text>')
+    labels = Markup("").join(label.format(scale.x(10.0**exponent), exponent) for exponent in ticks)
+    return Markup('<li class="axis" aria-hidden="true"><svg class="track">{}</svg></li>').format(labels)
+
+
+def _row(bar: Bar, *, scale: _Scale, ticks: Sequence[int], show: Callable[[float | None], str]) -> Markup:
+    grid = Markup('<line class="grid" x1="{0:.2f}%" x2="{0:.2f}%" y1="0" y2="100%"/>')
+    drawn = [grid.format(scale.x(10.0**exponent)) for exponent in ticks]
     if bar.value is not None and math.isfinite(bar.value):
-        parts.append(
-            Markup('<rect class="bar {}" x="{}" y="{:.1f}" width="{:.1f}" height="{}" rx="2"/>').format(
-                bar.tone, _LABEL, middle - _BAR / 2, max(1.0, scale.x(bar.value) - _LABEL), _BAR
-            )
-        )
+        shape = Markup('<rect class="bar {}" y="50%" width="{:.2f}%" height="{}" rx="2" transform="translate(0 {})"/>')
+        drawn.append(shape.format(bar.tone, max(0.2, scale.x(bar.value)), _BAR, -_BAR / 2))
+    if bar.low is not None and bar.high is not None:
+        drawn.append(_whisker(scale.x(bar.low), scale.x(bar.high)))
     if bar.limit is not None:
-        parts.append(
-            Markup('<line class="limit" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>').format(
-                scale.x(bar.limit), middle - _BAR / 2 - 4, middle + _BAR / 2 + 4
-            )
-        )
-    figure = bar.note if bar.value is None and bar.note else show(bar.value)
-    parts.append(
-        Markup('<text class="figure" x="{}" y="{:.1f}">{}</text>').format(_WIDTH - _VALUE + 8, middle + 4, figure)
-    )
-    return Markup("").join(parts)
+        drawn.append(_upright("limit", scale.x(bar.limit), _MARK))
+    row = Markup('<li><span class="label"><bdi>{}</bdi></span> <svg class="track" aria-hidden="true">{}</svg> {}</li>')
+    return row.format(bar.label, Markup("").join(drawn), _figure(bar, show))
+
+
+def _whisker(low: float, high: float) -> Markup:
+    line = Markup('<line class="whisker" x1="{:.2f}%" x2="{:.2f}%" y1="50%" y2="50%"/>').format(low, high)
+    return Markup("").join([line, _upright("whisker", low, _CAP), _upright("whisker", high, _CAP)])
+
+
+def _upright(kind: str, x: float, height: float) -> Markup:
+    """A vertical mark around the middle of a row."""
+    mark = Markup('<rect class="{}" x="{:.2f}%" y="50%" width="2" height="{}" transform="translate(-1 {})"/>')
+    return mark.format(kind, x, height, -height / 2)
+
+
+def _figure(bar: Bar, show: Callable[[float | None], str]) -> Markup:
+    """The figure as text, with what the marks say beside it."""
+    text = bar.note if bar.value is None and bar.note else show(bar.value)
+    asides = []
+    if bar.low is not None and bar.high is not None:
+        asides.append(f"{show(bar.low)} – {show(bar.high)}")
+    if bar.limit is not None:
+        asides.append(f"limit {show(bar.limit)}")
+    beside = Markup("").join(Markup(' <span class="aside">{}</span>').format(aside) for aside in asides)
+    return Markup('<span class="figure">{}{}</span>').format(text, beside)
