@@ -101,7 +101,7 @@ def _decades(scale: _Scale) -> list[int]:
 def _axis(scale: _Scale, ticks: Sequence[int]) -> Markup:
     label = Markup('<text x="{:.2f}%" y="12" text-anchor="middle">1e{}</text>')
     labels = Markup("").join(label.format(scale.x(10.0**exponent), exponent) for exponent in ticks)
-    return Markup('<li class="axis" aria-hidden="true"><svg class="track">{}</svg></li>').format(labels)
+    return Markup('<li class="axis" aria-hidden="true"><span class="track"><svg>{}</svg></span></li>').format(labels)
 
 
 def _row(bar: Bar, *, scale: _Scale, ticks: Sequence[int], show: Callable[[float | None], str]) -> Markup:
@@ -114,8 +114,9 @@ def _row(bar: Bar, *, scale: _Scale, ticks: Sequence[int], show: Callable[[float
         drawn.append(_whisker(scale.x(bar.low), scale.x(bar.high)))
     if bar.limit is not None:
         drawn.append(_upright("limit", scale.x(bar.limit), _MARK))
-    row = Markup('<li><span class="label"><bdi>{}</bdi></span> <svg class="track" aria-hidden="true">{}</svg> {}</li>')
-    return row.format(bar.label, Markup("").join(drawn), _figure(bar, show))
+    track = Markup('<span class="track" aria-hidden="true"><svg>{}</svg></span>').format(Markup("").join(drawn))
+    row = Markup('<li><span class="label"><bdi>{}</bdi></span> {} {}</li>')
+    return row.format(bar.label, track, _figure(bar, show))
 
 
 def _whisker(low: float, high: float) -> Markup:
