@@ -6,6 +6,7 @@ import re
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from slipway.counts import counted
 from slipway.report import figures
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#|!~])")
@@ -39,5 +40,5 @@ def _loader() -> PackageLoader:
 
 
 def _with_filters(environment: Environment) -> Environment:
-    environment.filters.update({name: getattr(figures, name) for name in _FIGURES})
+    environment.filters.update({name: getattr(figures, name) for name in _FIGURES}, counted=counted)
     return environment

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from slipway.counts import counted
 from slipway.report import figures
 from slipway.report.document import Report
 from slipway.report.environment import html_environment
@@ -22,6 +23,7 @@ VERDICTS = {
     "failed": "failed",
     "not_run": "not run here",
     "not_validated": "not validated",
+    "not_made": "not made",
 }
 
 
@@ -119,7 +121,7 @@ def _speed_charts(outputs: Iterable[OutputValidation]) -> list[Chart]:
         ),
         (
             "Prompt",
-            f"Time of one pass over a prompt of {prompt} tokens, batch 1; shorter is better.",
+            f"Time of one pass over a prompt of {counted(prompt, 'token')}, batch 1; shorter is better.",
             lambda output: output.speed.prefill_ms if output.speed else None,
             figures.milliseconds,
         ),

@@ -1,0 +1,158 @@
+"""A headless Chromium, driven through a pipe by the DevTools protocol, so that pages are measured as people see them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_PATIENCE = 120.0
+"""Seconds to wait for any answer: a machine that does much else starts a browser slowly."""
+
+
+def find_browser() -> str | None:
+    """Path of an installed Chromium or Chrome; None when there is none."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One page in a running browser."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._received = b""
+        self._number = 0
+        self._session: str | None = None
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._call("Page.enable")
+
+    def open(self, page: Path, *, width: int, dark: bool = False, media: str = "screen") -> None:
+        """Load a file into a window of this width in CSS pixels; a narrow window is a phone's."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        self._send("Page.navigate", url=page.resolve().as_uri())
+        while self._receive().get("method") != "Page.loadEventFired":
+            pass
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page, as JSON holds it.
+
+        Raises:
+            AssertionError: It throws.
+        """
+        found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """Press and release a key, such as ``Tab``."""
+        for kind in ("keyDown", "keyUp"):
+            codes = {"Tab": 9, "ArrowRight": 39}
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+
+    def tree(self) -> list[tuple[str, str]]:
+        """Role and name of everything in the page, as a screen reader is told."""
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (node["role"]["value"], str(node.get("name", {}).get("value", ""))) for node in nodes if not node["ignored"]
+        ]
+
+    def picture(self, path: Path) -> None:
+        """Write the whole page as a PNG, to look at."""
+        found = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def close(self) -> None:
+        """Ask the browser to end."""
+        with contextlib.suppress(OSError):
+            self._session = None
+            self._send("Browser.close")
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        number = self._send(method, **params)
+        while True:
+            message = self._receive()
+            if message.get("id") == number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                result: dict[str, Any] = message["result"]
+                return result
+
+    def _send(self, method: str, **params: Any) -> int:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        rest = memoryview(json.dumps(message).encode() + b"\0")
+        while rest:
+            rest = rest[os.write(self._commands, rest) :]
+        return self._number
+
+    def _receive(self) -> dict[str, Any]:
+        end = time.monotonic() + _PATIENCE
+        while b"\0" not in self._received:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"the browser did not answer within {_PATIENCE:.0f} s")
+            data = os.read(self._answers, 1 << 16)
+            if not data:
+                raise ConnectionError("the browser ended")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+@contextlib.contextmanager
+def running_browser(executable: str, folder: Path) -> Iterator[Browser]:
+    """Start a browser with its profile and its log in a folder, and end it with all its processes."""
+    flags = ["--headless=new", "--remote-debugging-pipe", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")  # its sandbox refuses to be started by root
+    flags.append(f"--user-data-dir={folder / 'profile'}")
+    pipes = [*os.pipe(), *os.pipe()]
+    # Above the numbers 3 and 4, at which the browser expects them.
+    theirs_in, ours_out, ours_in, theirs_out = (fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 10) for pipe in pipes)
+    for pipe in pipes:
+        os.close(pipe)
+    log = os.open(folder / "browser.log", os.O_WRONLY | os.O_CREAT, 0o644)
+    actions = [(os.POSIX_SPAWN_DUP2, theirs_in, 3), (os.POSIX_SPAWN_DUP2, theirs_out, 4)]
+    actions += [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    environment = {**os.environ, "HOME": str(folder)}  # it keeps caches of its own there
+    pid = os.posix_spawn(executable, [executable, *flags], environment, file_actions=actions, setpgroup=0)
+    for descriptor in (theirs_in, theirs_out, log):
+        os.close(descriptor)
+    try:
+        browser = Browser(ours_out, ours_in)
+        yield browser
+        browser.close()
+    finally:
+        os.close(ours_out)
+        _end(pid)
+        os.close(ours_in)
+
+
+def _end(pid: int) -> None:
+    """Wait for the browser to end by itself, then kill what is left of its group of processes."""
+    end = time.monotonic() + 5
+    ended = False
+    while not ended and time.monotonic() < end:
+        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if not ended:
+        os.waitpid(pid, 0)
