@@ -6,6 +6,7 @@ states and pickles never travel.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def tokenizer_files(folder: Path) -> list[Path]:
     """Tokenizer and chat-template files of a folder, sorted."""
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     return sorted([*found, *(folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja")])
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a folder has a chat template that applies without naming one."""
+    if (folder / CHAT_TEMPLATES[0]).is_file():
+        return True
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    template = settings.get("chat_template") if isinstance(settings, dict) else None
+    named = template if isinstance(template, list) else []  # as older tokenizers hold several of them
+    return isinstance(template, str) or any(isinstance(one, dict) and one.get("name") == "default" for one in named)
 
 
 def companion_files(folder: Path) -> list[Path]:

@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from report_parts import LINEAGE, not_run, output, result, validation
 from slipway.report import figures, usage_examples, write_report
+from slipway.report.environment import markdown_text
 from slipway.report.plots import Bar, bar_chart
-from slipway.result import ExportResult
+from slipway.result import ExportResult, FailedFormat
 from slipway.validation import ValidationReport
 
 HOSTILE = '<script>alert("1")</script>|`x` & </title>\n# [a](javascript:b)'
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
@@ -146,6 +152,36 @@ def test_figures_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
     json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
 
 
+def kinds(tokens: list[Token]) -> set[str]:
+    """Kinds of everything in a parsed Markdown text, inside of lines too."""
+    return {token.type for token in tokens} | {one.type for token in tokens for one in token.children or ()}
+
+
+def shown(tokens: list[Token]) -> str:
+    """What a reader sees of a parsed Markdown text, a line per paragraph or cell."""
+    lines = (token.children for token in tokens if token.children is not None)
+    return "\n".join("".join(one.content for one in line) for line in lines)
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Z", "M"]), min_size=1))
+@example("held-out text, 1 file(s)")
+@example("1. a_b __c__ *d* `e` [f](g) <h> &amp; i|j ~~k~~ $l$ \\(m\\) \\")
+@example("- a")
+@example("C:\\_x")
+def test_text_is_shown_as_it_is(text: str) -> None:
+    expected = " ".join(text.split())
+    rendered = MARKDOWN.parse(markdown_text(text))
+    assert shown(rendered) == expected
+    assert kinds(rendered) <= {"paragraph_open", "inline", "paragraph_close", "text", "text_special"}
+    cell = MARKDOWN.parse(f"| a | b |\n|---|---|\n| {markdown_text(text)} | c |\n")
+    assert shown(cell).split("\n") == ["a", "b", expected, "c"]
+
+
+@pytest.mark.parametrize("text", ["held-out text, 1 file(s)", "pytorch-int4", "a_b (c) #1 {d} 50 % e! R&D", "x > 0.5"])
+def test_text_that_is_no_markup_has_no_escapes(text: str) -> None:
+    assert markdown_text(text) == text
+
+
 def test_names_cannot_break_out(tmp_path: Path) -> None:
     found = validation(output("onnx").model_copy(update={"notes": (HOSTILE,)}))
     lineage = {
@@ -162,9 +198,11 @@ def test_names_cannot_break_out(tmp_path: Path) -> None:
     card = (tmp_path / "README.md").read_text()
     front, body = card.removeprefix("---\n").split("\n---\n", 1)
     assert yaml.safe_load(front)["base_model"] == HOSTILE
-    assert "<script" not in body
-    assert "](javascript" not in body
-    assert [line for line in body.splitlines() if line.startswith("# ")][1:] == []
+    tokens = MARKDOWN.parse(body)
+    assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+    assert "link_open" not in kinds(tokens)
+    assert [token.content for token in tokens if token.type == "html_block"] == ["<!-- example: onnx -->\n"]
+    assert shown(tokens).count(" ".join(HOSTILE.split())) >= 4
     assert list(usage_examples(card)) == ["onnx"]
 
 
@@ -179,12 +217,48 @@ def test_the_card_says_what_it_is(written: Path) -> None:
     assert len(rows) == 5
 
 
-def test_every_format_has_an_example_that_compiles(written: Path) -> None:
-    examples = usage_examples((written / "README.md").read_text())
+def test_every_folder_has_an_example_that_compiles_and_every_kind_shows_one(written: Path) -> None:
+    card = (written / "README.md").read_text()
+    examples = usage_examples(card)
     assert list(examples) == ["onnx", "onnx-int4", "pytorch", "tensorrt"]
     for name, code in examples.items():
         compile(code, name, "exec")
-        assert f'folder = "{name}"' in code
+        assert f'folder = "{name}"\n' in code
+    assert card.count("```python") == 3
+    assert 'folder = "onnx"  # or onnx-int4\n' in card
+    assert {examples["onnx"].replace('"onnx"', '"onnx-int4"')} == {examples["onnx-int4"]}
+
+
+def test_a_format_that_was_not_made_keeps_its_row(tmp_path: Path) -> None:
+    found = validation(output("pytorch"))
+    failed = FailedFormat(
+        task="quantize-onnx-int4", state="failed", reason="QUANTIZATION_FAILED", error_message="it is_so"
+    )
+    waited = FailedFormat(task="tensorrt_build", state="skipped", error_message="onnx, which it needs, failed")
+    missing = {"onnx-int4": failed, "tensorrt": waited}
+    order = ("tensorrt", "pytorch", "onnx-int4")
+    parts = result(found, ("pytorch",), success=False, requested=order, failed=missing)
+    write_report(tmp_path, result=parts, validation=found)
+    page = (tmp_path / "report.html").read_text()
+    rows = re.findall(r'<th role="rowheader".*?<bdi>([^<]+)</bdi>', page.split("</table>")[0])
+    assert tuple(rows) == order
+    card = shown(MARKDOWN.parse((tmp_path / "README.md").read_text().split("\n---\n", 1)[1]))
+    for text in (Page(page).text, card):
+        assert text.count("not made") >= 2
+        for part in ("it is_so", "QUANTIZATION_FAILED", "onnx, which it needs, failed"):
+            assert part in text
+    assert list(usage_examples((tmp_path / "README.md").read_text())) == ["pytorch"]
+
+
+def test_one_is_not_written_as_many(tmp_path: Path) -> None:
+    found = validation(output("onnx"))
+    one = {"samples": 1, "sequence_length": 1, "tokens": 1, "prompts": 1, "new_tokens": 1, "text_source": "text"}
+    found = found.model_copy(update={"inputs": found.inputs.model_copy(update=one)})
+    write_report(tmp_path, result=result(found, ("onnx",)), validation=found)
+    for text in (Page((tmp_path / "report.html").read_text()).text, (tmp_path / "README.md").read_text()):
+        assert "1 token" in text
+        assert not re.search(r"\b1 (windows|tokens|prompts|checks|files)\b", text)
+        assert "(s)" not in text
 
 
 def test_the_data_is_complete_and_the_same_parts_give_the_same_bytes(written: Path, tmp_path: Path) -> None:

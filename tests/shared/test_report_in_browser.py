@@ -11,7 +11,7 @@ import pytest
 from browser import Browser, find_browser, running_browser
 from report_parts import LINEAGE, not_run, output, result, validation
 from slipway.report import write_report
-from slipway.result import AttemptResult
+from slipway.result import AttemptResult, FailedFormat
 
 SIX = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4", "tensorrt")
 WIDTHS = (320, 400, 1280)
@@ -112,8 +112,19 @@ def failed(folder: Path) -> None:
         )
         for level in ("int4", "fp16") for number in (1, 2)
     )  # fmt: skip
+    missing = {
+        f"onnx-{level}": FailedFormat(
+            task=f"quantize-onnx-{level}",
+            state="failed",
+            reason="QUANTIZATION_UNSUPPORTED",
+            error_message=f"weight {PATH} is not finite",
+        )
+        for level in ("int4", "fp16")
+    }
     failure = {"success": False, "reason": "VALIDATION_FAILED", "error_message": f"cannot read {PATH} " * 3}
-    made = result(found, ("pytorch", "onnx-int8", "tensorrt"), attempts=attempts, warnings=(PATH,), **failure)
+    made = result(
+        found, ("pytorch", "onnx-int8", "tensorrt"), attempts=attempts, failed=missing, warnings=(PATH,), **failure
+    )
     write_report(folder, result=made, validation=found, lineage=LINEAGE)
 
 

@@ -95,7 +95,7 @@ def validation(*outputs: OutputValidation) -> ValidationReport:
             seed=0,
             prompts=4,
             new_tokens=16,
-            text_source="held-out text, 1 file(s)",
+            text_source="held-out text, 1 file",
             held_out=True,
         ),
         outputs=outputs,

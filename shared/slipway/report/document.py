@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.result import AttemptResult, ExportResult
+from slipway.result import ExportResult
 from slipway.validation import OutputValidation, ValidationReport
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """An output that was asked for and could not be made.
-
-    Attributes:
-        name: As it would have been delivered, such as ``onnx-int4``.
-        reason: Stable reason of the last failure.
-        message: What went wrong, with the remedy.
-    """
-
-    name: str
-    reason: str
-    message: str
 
 
 class Report(BaseModel):
@@ -72,25 +56,8 @@ class Report(BaseModel):
         return next((output for output in self.outputs if output.name == name), None)
 
     @property
-    def missing(self) -> tuple[Missing, ...]:
-        """Outputs whose last attempt failed, in the order of the plan."""
-        last = {attempt.task: attempt for attempt in self.result.attempts}
-        failed = [attempt for attempt in last.values() if attempt.outcome == "failed"]
-        named = [(_output_of(attempt), attempt) for attempt in failed]
-        return tuple(
-            Missing(name, attempt.reason, attempt.error_message)
-            for name, attempt in named
-            if name and name not in self.result.formats
-        )
-
-
-def _output_of(attempt: AttemptResult) -> str:
-    """Name of the output that a task makes; empty for a task whose results are not delivered under one name."""
-    match attempt.stage:
-        case "quantize":
-            return f"{attempt.params.get('format', '')}-{attempt.params.get('level', '')}".strip("-")
-        case "tensorrt_build":
-            return "tensorrt"
-        case "onnx_export":
-            return "tensorrt" if attempt.task.endswith("-tensorrt") else "onnx"
-    return ""
+    def names(self) -> tuple[str, ...]:
+        """Formats that were made and formats that were not, in the plan's order."""
+        order = {name: number for number, name in enumerate(self.result.requested)}
+        found = (*self.result.formats, *self.result.failed)
+        return tuple(sorted(found, key=lambda name: order.get(name, len(order))))

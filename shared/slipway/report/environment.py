@@ -9,7 +9,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from slipway.counts import counted
 from slipway.report import figures
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#|!~])")
+# What begins markup wherever it stands: code, emphasis, a table's cell, strikethrough, a link, mathematics, an escape.
+_MARKUP = re.compile(r"[`*|~\[$]|\\(?=[!-/:-@\[-`{-~]|$)|(?<![^\W_])_+|_+(?![^\W_])")
+# What begins a heading, a list or a quotation at the start of a line.
+_BLOCK = re.compile(r"^(?=[#+=>-])|^(\d{1,9})(?=[.)])")
+_ENTITY = re.compile(r"&(?=#?\w+;)")
 _SPACE = re.compile(r"\s+")
 _FIGURES = ("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration")
 
@@ -27,12 +31,24 @@ def markdown_environment() -> Environment:
         loader=_loader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters["text"] = markdown_text
+    environment.filters["code"] = markdown_code
     return _with_filters(environment)
 
 
 def markdown_text(value: object) -> str:
-    """Any text as one line of Markdown that shows it and nothing else: no markup, no HTML, no table cell of its own."""
-    return _MARKDOWN.sub(r"\\\1", _SPACE.sub(" ", str(value)).strip()).replace("&", "&amp;").replace("\\<", "&lt;")
+    """Any text as one line of Markdown that shows it and nothing else: no markup, no HTML, no table cell of its own.
+
+    Only what would be markup is escaped, because the file is also read as it is.
+    """
+    text = _SPACE.sub(" ", str(value)).strip()
+    text = _MARKUP.sub(lambda found: "".join(f"\\{letter}" for letter in found.group()), text)
+    text = _BLOCK.sub(r"\g<0>\\", text)
+    return _ENTITY.sub("&amp;", text).replace("<", "&lt;")
+
+
+def markdown_code(name: str) -> str:
+    """A plain name as code."""
+    return f"`{name}`"
 
 
 def _loader() -> PackageLoader:

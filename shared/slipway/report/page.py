@@ -23,8 +23,9 @@ VERDICTS = {
     "failed": "failed",
     "not_run": "not run here",
     "not_validated": "not validated",
-    "not_made": "not made",
 }
+NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled"}
+"""What is shown in the place of a verdict, by state of the task that should have made an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def page(report: Report) -> str:
         result=report.result,
         validation=report.validation,
         verdicts=VERDICTS,
+        not_made=NOT_MADE,
         verdict=_verdict(report),
         charts=_charts(report),
         durations=_durations(report.result.attempts),

@@ -25,7 +25,8 @@ def write_report(
     """Write ``report.json``, ``report.html`` and ``README.md``; the same parts always give the same bytes.
 
     Args:
-        folder: The output directory, with a folder per format. Only the three files are written.
+        folder: The output directory, with a folder per format, where it is looked which have a chat template. Only the
+            three files are written.
         result: The answer of the export.
         validation: What validation found; None when nothing was validated.
         lineage: What ``lineage.json`` says.
@@ -36,4 +37,4 @@ def write_report(
     report = Report.of(result, validation=validation, lineage=lineage)
     (folder / JSON).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     (folder / HTML).write_text(page(report), encoding="utf-8")
-    (folder / CARD).write_text(model_card(report), encoding="utf-8")
+    (folder / CARD).write_text(model_card(report, folder), encoding="utf-8")
