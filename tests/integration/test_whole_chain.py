@@ -158,16 +158,25 @@ def test_an_engine_that_cannot_run_here_is_not_called_passed(result: dict[str, A
 
 
 def test_the_model_card_s_examples_run(folder: Path) -> None:
+    import torch
+
     from slipway.report import usage_examples
 
-    examples = usage_examples((folder / "README.md").read_text())
+    card = (folder / "README.md").read_text()
+    examples = usage_examples(card)
     assert set(examples) == FORMATS
+    assert card.count("```python") == 3  # one for all levels of a format
     for name in sorted(FORMATS - {"tensorrt"}):
+        assert "apply_chat_template" in examples[name]
         run = subprocess.run(
             [sys.executable, "-c", examples[name]], cwd=folder, capture_output=True, text=True, timeout=600
         )
         assert run.returncode == 0, run.stderr
         assert run.stdout.strip()
+    if not torch.cuda.is_available():
+        run = subprocess.run([sys.executable, "-c", examples["tensorrt"]], cwd=folder, capture_output=True, text=True)
+        assert run.returncode == 1
+        assert run.stderr.count("\n") == 1, run.stderr
 
 
 def test_the_same_command_again_reuses_everything(sample: Path, home: Path, out: Path, result: dict[str, Any]) -> None:

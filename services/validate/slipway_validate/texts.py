@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.counts import counted
 from slipway.errors import ValidationError
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
@@ -53,9 +54,8 @@ def held_out(folder: Path) -> HeldOutText:
             remedy="put text that the model was not trained on into .txt files there, or leave held-out text away",
         )
     names = tuple(path.relative_to(folder).as_posix() for path in paths)
-    return HeldOutText(
-        "\n\n".join(parts)[:MAX_CHARACTERS], f"held-out text, {len(names)} file(s)", names, held_out=True
-    )
+    source = f"held-out text, {counted(len(names), 'file')}"
+    return HeldOutText("\n\n".join(parts)[:MAX_CHARACTERS], source, names, held_out=True)
 
 
 def built_in() -> HeldOutText:
