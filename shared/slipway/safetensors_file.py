@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 
 #: Bits per element. https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs, enum Dtype.
@@ -201,7 +202,7 @@ def read_index(path: Path) -> dict[str, str]:
             raise _invalid(folder, f"{path.name} names {shard!r}, which is not a file beside it", shard=shard)
         if not (folder / shard).is_file():
             missing = sum(value == shard for value in weight_map.values())
-            raise _invalid(folder, f"shard {shard} ({missing} tensors) is missing", shard=shard)
+            raise _invalid(folder, f"shard {shard} ({counted(missing, 'tensor')}) is missing", shard=shard)
     return weight_map
 
 

@@ -190,8 +190,8 @@ export:
 @pytest.mark.parametrize(
     ("assignments", "message", "remedy"),
     [
-        (["combination.weights=1,2"], "2 weights are given for no adapters", "combination.adapters"),
-        (["combination.adapters=b", "combination.weights=1"], "1 weights are given for 2 adapters", "[1.0, 1.0]"),
+        (["combination.weights=1,2"], "there are 2 weights for no adapters", "combination.adapters"),
+        (["combination.adapters=b", "combination.weights=1"], "there is 1 weight for 2 adapters", "[1.0, 1.0]"),
         (["combination.adapters=b", "combination.weights=1,much"], "'much' is not a number", "digits"),
         (["combination.density=0"], "density", "0"),
         (["combination.type=sum"], "sum", "cat"),

@@ -111,12 +111,15 @@ def test_a_bar_is_long_in_proportion_and_its_limit_is_marked(written: Path) -> N
 
 
 def test_a_spread_is_drawn_and_written() -> None:
-    bars = [Bar("a", 50.0, low=40.0, high=100.0), Bar("b", 25.0, low=20.0)]
+    bars = [Bar("a", 50.0, range=(40.0, 100.0), remark=", unstable"), Bar("b", 25.0)]
     chart = str(bar_chart("Speed", bars, show=figures.rate))
     whiskers = [shape for shape in shapes(chart, "whisker") if "x2" in shape]
-    assert [(percent(line["x1"]), percent(line["x2"])) for line in whiskers] == [(40.0, 100.0)]  # one end is no spread
-    assert [percent(bar["width"]) for bar in shapes(chart, "bar")] == [50.0, 25.0]
-    assert "40 tok/s – 100 tok/s" in Page(chart).text
+    assert [(percent(line["x1"]), percent(line["x2"])) for line in whiskers] == [(40.0, 100.0)]
+    assert [percent(bar["width"]) for bar in shapes(chart, "bar")] == [
+        50.0,
+        25.0,
+    ]  # the axis ends where the whisker does
+    assert "50 tok/s, unstable 40 tok/s – 100 tok/s" in Page(chart).text
 
 
 def test_every_chart_has_the_formats_in_the_same_order(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_single_file_comes_before_an_index(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda f: (f / "model-00002-of-00002.safetensors").unlink(), "model-00002-of-00002.safetensors (1 tensors)"),
+        (lambda f: (f / "model-00002-of-00002.safetensors").unlink(), "model-00002-of-00002.safetensors (1 tensor)"),
         (lambda f: (f / "model.safetensors.index.json").unlink(), "neither"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{"), "not readable JSON"),
         (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "no weight_map"),

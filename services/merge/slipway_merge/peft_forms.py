@@ -18,6 +18,7 @@ import torch
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 
+from slipway.counts import counted
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
@@ -136,7 +137,7 @@ class PeftForms:
         unused = sorted(set(self.tensors) - set(expected))
         if unused:
             raise ModelMergeError(
-                f"the adapter has {len(unused)} tensors that no base weight takes, first {unused[0]!r} "
+                f"the adapter has {counted(len(unused), 'tensor')} that no base weight takes, first {unused[0]!r} "
                 f"{self.tensors[unused[0]].shape}",
                 reason="ADAPTER_TENSOR_UNUSED",
                 remedy="it was trained on another base model or with other settings: check base_model.name",

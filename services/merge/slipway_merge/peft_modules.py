@@ -20,6 +20,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
@@ -167,7 +168,7 @@ class Holder:
         result = peft.set_peft_model_state_dict(self.model, dict(tensors))
         if result.unexpected_keys:
             raise ModelMergeError(
-                f"the adapter has {len(result.unexpected_keys)} tensors that its configuration has no place for, "
+                f"the adapter has {counted(len(result.unexpected_keys), 'tensor')} that its configuration has no place for, "
                 f"first {result.unexpected_keys[0]!r}",
                 reason="ADAPTER_TENSOR_UNUSED",
                 remedy="use the adapter_config.json that was saved with these weights",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from slipway.counts import counted
 from slipway.errors import ModelMergeError
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import PREFIX, Adapter, Pair, WholeTensor, unwrapped
@@ -166,7 +167,7 @@ class Planner:
             unused = [w for w in self.adapter.whole.values() if self.naming.output(w.name) not in self.base]
             pairs = [pair for pair in self.adapter.pairs.values() if self._weight(pair) not in self.base]
             raise ModelMergeError(
-                f"the adapter has {len(unused) + 2 * len(pairs)} tensors that no base weight takes, "
+                f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
                 f"first {info.name!r} {info.shape} (looked for {name!r})",
                 reason="ADAPTER_TENSOR_UNUSED",
                 remedy="it was trained on another base model: check base_model.name",

@@ -8,6 +8,7 @@ from importlib.metadata import version
 import onnx_ir as ir
 import torch
 
+from slipway.counts import counted
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.hollow import BATCH, PAST, SEQUENCE, TOTAL, interface_names, misfits
 from slipway_onnx_export.source import ModelSource
@@ -51,14 +52,14 @@ def _misfit(names: list[str], source: ModelSource, engine: str) -> ONNXExportErr
     lost = misfits(source, engine=engine)
     if lost and not getattr(source.config, "num_experts", None):  # experts are stored under other names than they run
         return ONNXExportError(
-            f"{source.folder.name} lacks {len(lost)} weights of {source.architecture} or has them in another shape, "
+            f"{source.folder.name} lacks {counted(len(lost), 'weight')} of {source.architecture} or has them in another shape, "
             f"first {lost[0]!r}",
             reason="BASE_MODEL_INVALID",
             remedy="give a complete transformers model folder whose config.json fits its weights",
             about={"tensor": lost[0], "count": len(lost)},
         )
     return ONNXExportError(
-        f"the graph wants {len(names)} weights that the model has under other names or in other shapes, first {names[0]!r}",
+        f"the graph wants {counted(len(names), 'weight')} that the model has under other names or in other shapes, first {names[0]!r}",
         reason="EXPORT_ENGINE_FAILED",
         remedy="use another engine",
         about={"engine": engine, "tensor": names[0], "count": len(names)},
@@ -170,7 +171,7 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
         if sorted(name or "" for name in names) != sorted(want):
             odd = sorted(set(want).symmetric_difference(name or "" for name in names))
             raise ONNXExportError(
-                f"the engine's graph differs from what was asked for in {len(odd)} inputs or outputs, first {odd[0]!r}",
+                f"the engine's graph differs from what was asked for in {counted(len(odd), 'input or output', 'inputs or outputs')}, first {odd[0]!r}",
                 reason="EXPORT_ENGINE_FAILED",
                 remedy="use another engine",
                 about={"names": ", ".join(odd[:8])},

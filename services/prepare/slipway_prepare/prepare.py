@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from slipway.base_format import quantization_of, read_config
+from slipway.counts import counted
 from slipway.model_files import CONFIG, copy_companions, has_safetensors
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
@@ -184,11 +185,11 @@ def _report(ctx: Context, made: Dequantized, recipes: tuple[Recipe, ...], *, mer
     if made.recipes and merge_onto == "original":
         dtypes = sorted({_FLOAT_NAMES[recipe.dtype] for recipe in computed})
         ctx.warn(
-            f"the base model is stored as {made.method}: {len(made.recipes)} weights were dequantized to {', '.join(dtypes)}, "
-            "and the adapter is merged there; what quantization lost of the original weights stays lost"
+            f"the base model is stored as {made.method}, dequantized to {', '.join(dtypes)} "
+            f"({counted(len(made.recipes), 'weight')}), and the adapter is merged there; what quantization lost of the original weights stays lost"
         )
     if merge_onto == "nf4":
         ctx.warn(
-            f"the adapter is merged onto the NF4 round trip of the base model ({len(computed)} linear layers), "
+            f"the adapter is merged onto the NF4 round trip of the base model ({counted(len(computed), 'linear layer')}), "
             "as it saw it in training with load_in_4bit; outputs are compared with that base"
         )

@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.model_files import has_safetensors, pickle_files
 from slipway.safetensors_file import corrupt, read_weights
@@ -147,7 +148,9 @@ class PickleSource:
                 self._values[name] = value
         missing = sorted(name for name in weight_map if name and name not in self._values)
         if missing:
-            raise invalid(f"lacks {len(missing)} tensors that its index names, first {missing[0]!r}", tensor=missing[0])
+            raise invalid(
+                f"lacks {counted(len(missing), 'tensor')} that its index names, first {missing[0]!r}", tensor=missing[0]
+            )
         types = set(DTYPES.values())
         unknown = [name for name, value in self._values.items() if value.dtype not in types]
         if unknown:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
@@ -37,7 +38,7 @@ def check_result(source: Path, target: Path, *, model_format: str, ctx: Context)
     logits = _run_pytorch(target) if model_format == "pytorch" else _run_onnx(target, ctx)
     if not np.isfinite(logits).all():
         raise QuantizationError(
-            f"the result's logits hold {int((~np.isfinite(logits)).sum())} values that are NaN or infinite",
+            f"the result's logits hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
             reason="NON_FINITE_OUTPUT",
             remedy="this model's activations exceed the level's range: use bf16 (PyTorch), int8 or int4",
         )

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from slipway.counts import counted
 from slipway.errors import QuantizationError
 
 CHUNK_ELEMENTS = 1 << 20  # 4 MiB in float32: small beside any real tensor, large beside the cost of a call
@@ -155,7 +156,7 @@ def require_finite(values: Tensor, name: str) -> None:
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
         count = int((~torch.isfinite(values)).sum())
         raise QuantizationError(
-            f"tensor {name!r} has {count} values that are NaN or infinite",
+            f"tensor {name!r} has {counted(count, 'NaN or infinite value')}",
             reason="NON_FINITE_WEIGHTS",
             remedy="the training diverged or the file is damaged: use an earlier checkpoint",
             about={"tensor": name, "count": count},

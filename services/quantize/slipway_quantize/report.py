@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.counts import counted
 from slipway.stage import Context
 from slipway_quantize.companions import write_json
 
@@ -70,6 +71,6 @@ def warn_unaligned(names: list[str], group_size: int, ctx: Context) -> None:
     if names:
         shown = ", ".join(sorted(names)[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
         ctx.warn(
-            f"{len(names)} weights keep their precision because their input width is no multiple of the group size "
-            f"{group_size}: {shown}; choose a group size that divides it"
+            f"the precision of {counted(len(names), 'weight')} is kept, because an input width is no multiple of the group "
+            f"size {group_size}: {shown}; choose a group size that divides it"
         )

@@ -15,6 +15,7 @@ from typing import Any
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 
+from slipway.counts import counted
 from slipway_validate.model import Unusable
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -41,7 +42,7 @@ def take_all(module: Any, adapter: Path) -> None:
     found = match(left_out, places)
     if not set(empty) <= set(found.values()):
         raise Unusable(
-            f"peft leaves out {len(left_out)} tensors of the adapter {adapter.name!r}, first {min(left_out)!r}: "
+            f"peft leaves out {counted(len(left_out), 'tensor')} of the adapter {adapter.name!r}, first {min(left_out)!r}: "
             f"their names do not say where they belong; it looks for {min(set(empty) - set(found.values()))!r}"
         )
     set_peft_model_state_dict(module, {found.get(name, name): tensor for name, tensor in saved.items()})

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from slipway.counts import counted
 from slipway_validate.model import Unusable
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol import TokenizeSpec
@@ -40,7 +41,7 @@ def cut(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:
     start = _start_tokens(tokenizer)
     body = min(spec.length - len(start), len(ids))
     if body + len(start) < MIN_LENGTH:
-        raise Unusable(f"the held-out text has {len(ids)} tokens, at least {MIN_LENGTH} are needed")
+        raise Unusable(f"the held-out text has {counted(len(ids), 'token')}, at least {MIN_LENGTH} are needed")
     slots = len(ids) // body
     chosen = np.sort(np.random.default_rng(spec.seed).permutation(slots)[: spec.windows])
     return np.stack([np.concatenate([start, ids[slot * body : (slot + 1) * body]]) for slot in chosen])

@@ -9,6 +9,7 @@ import typer
 
 from slipway.cli.connection import Connection, artifacts_at, with_connection
 from slipway.cli.options import Debug, Json, examples
+from slipway.counts import counted
 
 PUSH_EXAMPLES = examples(
     "slipway push merged/pytorch", "slipway push base --coordinator coordinator:7070 --project research"
@@ -61,7 +62,7 @@ def pull(
     if as_json:
         print_json(done)
     else:
-        answers.print(f"{done['files']} files in {folder}", highlight=False)
+        answers.print(f"{counted(done['files'], 'file')} in {folder}", highlight=False)
 
 
 @with_connection
@@ -84,7 +85,7 @@ def verify(
     if as_json:
         print_json(done)
     else:
-        answers.print(f"{done['files']} files have their checksums", highlight=False)
+        answers.print(f"{counted(done['files'], 'file')} compared: every checksum is right", highlight=False)
 
 
 @cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slipway.cli.console import duration, size
+from slipway.counts import counted
 
 
 def cache_table(listing: dict[str, Any]) -> Group:
@@ -24,12 +25,14 @@ def cache_table(listing: dict[str, Any]) -> Group:
         table.add_row(
             entry["digest"], ", ".join(entry["made_by"]), str(entry["files"]), size(entry["size_bytes"]), f"{age} ago"
         )
-    total = f"{len(listing['artifacts'])} artifacts, {size(listing['blob_bytes'])} on disk at {listing['store']}"
+    total = (
+        f"{counted(len(listing['artifacts']), 'artifact')}, {size(listing['blob_bytes'])} on disk at {listing['store']}"
+    )
     return Group(table, Text(total))
 
 
 def gc_line(done: dict[str, Any]) -> str:
     """What a collection did, in a sentence."""
     verb = "would remove" if done["dry_run"] else "removed"
-    line = f"{verb} {len(done['artifacts'])} artifacts and {done['blobs']} blobs, {size(done['freed_bytes'])}"
+    line = f"{verb} {counted(len(done['artifacts']), 'artifact')} and {counted(done['blobs'], 'blob')}, {size(done['freed_bytes'])}"
     return "\n".join([line, *(f"  left by an interrupted stage: {name}" for name in done["kept"])])

@@ -18,6 +18,7 @@ from slipway.artifacts.pulling import pull
 from slipway.cli.connection import Connection
 from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
+from slipway.counts import counted
 from slipway.delivery import verify_directory
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.kept import UNUSED_SECONDS, remove_unused
@@ -77,7 +78,7 @@ def verify_folder(path: str) -> dict[str, Any]:
     if faults:
         shown = "\n".join(f"  {fault}" for fault in faults)
         raise ArtifactError(
-            f"{path}: {len(faults)} of {count} files are not as they were delivered:\n{shown}",
+            f"{path}: {len(faults)} of {counted(count, 'file')} not as delivered:\n{shown}",
             reason="ARTIFACT_CORRUPT",
             remedy="deliver them again with the same slipway export command into another folder",
             about={"folder": path, "faults": json.dumps(faults)},

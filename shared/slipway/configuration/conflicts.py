@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slipway.configuration.problems import Problem
+from slipway.counts import counted
 
 if TYPE_CHECKING:
     from slipway.configuration.model import ExportConfiguration
@@ -93,7 +94,9 @@ def _weights_of_others(configuration: ExportConfiguration) -> list[Problem]:
     return [
         Problem(
             "combination.weights",
-            f"{given} weights are given for {count or 'no'} adapters to combine, the checkpoint's included",
+            f"there {'is' if given == 1 else 'are'} {counted(given, 'weight')} "
+            f"for {counted(count, 'adapter') if count else 'no adapters'} to combine, "
+            "the checkpoint's included",
             f"set combination.weights: [{ones}]" if count else "name the other adapters in combination.adapters",
         )
     ]

@@ -31,18 +31,18 @@ class Bar:
         value: Length of the bar; None draws none.
         tone: Style class: ``good``, ``bad``, ``plain`` or ``muted``.
         limit: Drawn as a mark across the row and written beside the figure.
-        low: Lower end of the value's spread, such as the least of several measurements.
-        high: Upper end. Where both are given, they are drawn as a whisker and written beside the figure.
         note: Shown instead of the figure when there is no value.
+        range: Where the value scatters, drawn as a whisker and written beside the figure.
+        remark: Shown behind the figure.
     """
 
     label: str
     value: float | None
     tone: str = "plain"
     limit: float | None = None
-    low: float | None = None
-    high: float | None = None
     note: str = ""
+    range: tuple[float, float] | None = None
+    remark: str = ""
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None], str], log: bool = False) -> Markup:
@@ -78,7 +78,7 @@ class _Scale:
 
 
 def _finite(bars: Sequence[Bar]) -> list[float]:
-    values = [value for bar in bars for value in (bar.value, bar.limit, bar.low, bar.high) if value is not None]
+    values = [value for bar in bars for value in (bar.value, bar.limit, *(bar.range or ())) if value is not None]
     return [value for value in values if math.isfinite(value)]
 
 
@@ -110,8 +110,8 @@ def _row(bar: Bar, *, scale: _Scale, ticks: Sequence[int], show: Callable[[float
     if bar.value is not None and math.isfinite(bar.value):
         shape = Markup('<rect class="bar {}" y="50%" width="{:.2f}%" height="{}" rx="2" transform="translate(0 {})"/>')
         drawn.append(shape.format(bar.tone, max(0.2, scale.x(bar.value)), _BAR, -_BAR / 2))
-    if bar.low is not None and bar.high is not None:
-        drawn.append(_whisker(scale.x(bar.low), scale.x(bar.high)))
+    if bar.range is not None:
+        drawn.append(_whisker(*(scale.x(end) for end in bar.range)))
     if bar.limit is not None:
         drawn.append(_upright("limit", scale.x(bar.limit), _MARK))
     track = Markup('<span class="track" aria-hidden="true"><svg>{}</svg></span>').format(Markup("").join(drawn))
@@ -132,10 +132,10 @@ def _upright(kind: str, x: float, height: float) -> Markup:
 
 def _figure(bar: Bar, show: Callable[[float | None], str]) -> Markup:
     """The figure as text, with what the marks say beside it."""
-    text = bar.note if bar.value is None and bar.note else show(bar.value)
+    text = bar.note if bar.value is None and bar.note else show(bar.value) + bar.remark
     asides = []
-    if bar.low is not None and bar.high is not None:
-        asides.append(f"{show(bar.low)} – {show(bar.high)}")
+    if bar.range is not None:
+        asides.append(" – ".join(show(end) for end in bar.range))
     if bar.limit is not None:
         asides.append(f"limit {show(bar.limit)}")
     beside = Markup("").join(Markup(' <span class="aside">{}</span>').format(aside) for aside in asides)
