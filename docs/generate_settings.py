@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from slipway.configuration.environment import ENVIRONMENT
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.schema import default, keys
+from slipway.configuration.schema import default, keys, values
 from slipway.settings import Settings
 
 PAGE = Path(__file__).parents[1] / "shared" / "slipway" / "README.md"
@@ -34,7 +34,7 @@ def settings_table() -> str:
     rows = ["| YAML key, below `export:` | variable | default | meaning |", "|---|---|---|---|"]
     for key in keys():
         *path, name = key.split(".")
-        meaning = meanings(_section(path))[name]
+        meaning = _with_values(meanings(_section(path))[name], key)
         rows.append(f"| `{key}` | `{variables[key]}` | {_shown(default(key))} | {meaning} |")
     return "\n".join(rows) + "\n"
 
@@ -62,6 +62,14 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
         elif line.strip():
             found[name] += f" {line.strip()}"
     return {key: text.replace("``", "`").replace("|", "\\|") for key, text in found.items()}
+
+
+def _with_values(meaning: str, key: str) -> str:
+    """The meaning, and the values that a setting can have where it does not name them all; true and false go without saying."""
+    possible = values(key)
+    if possible == ("true", "false") or all(f"`{value}`" in meaning for value in possible):
+        return meaning
+    return f"{meaning} Values: {', '.join(f'`{value}`' for value in possible)}."
 
 
 def _section(path: list[str]) -> type[BaseModel]:

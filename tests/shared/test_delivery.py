@@ -263,6 +263,23 @@ def test_a_failed_export_keeps_its_reason(export: pb.Export, store: LocalStore) 
     assert "pip install it" in result.error_message
 
 
+def test_a_failed_validation_decides_over_a_format_that_cannot_be_made(export: pb.Export, store: LocalStore) -> None:
+    export.state = pb.EXPORT_STATE_FAILED
+    export.error.CopyFrom(status_of(Failure("UNSUPPORTED", "no TensorRT", "pip install it", "TensorRTBuildError")))
+    wrong = OutputValidation(
+        name="pytorch-int4",
+        format="pytorch",
+        status=OutputStatus.FAILED,
+        explanation="mean KL is 0.4",
+        remedy="use int8",
+    )
+    result = export_result(export, store=store, validation=report(wrong))
+    assert (result.success, result.reason) == (False, "VALIDATION_FAILED")
+    assert result.error_message == (
+        "pytorch-int4 failed validation: mean KL is 0.4; beside it, UNSUPPORTED: no TensorRT; use int8"
+    )
+
+
 def test_files_that_cannot_be_linked_are_copied(export: pb.Export, store: LocalStore) -> None:
     elsewhere = Path("/dev/shm")
     if not elsewhere.is_dir() or elsewhere.stat().st_dev == store.root.stat().st_dev:

@@ -51,5 +51,6 @@ def slipway(
     """From a finished LoRA training run to merged, quantized, exported and proven models.
 
     Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed ·
-    5 out of a resource · 6 unsupported · 7 try again · 130 interrupted
+    5 out of a resource · 6 unsupported · 7 unavailable, try again · 130 interrupted ·
+    1 a fault of Slipway itself: please report it
     """
