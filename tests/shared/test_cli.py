@@ -18,6 +18,7 @@ from coordinator_harness import Harness
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
     *("doctor", "checkpoints", "stage", "sample", "verify", "push", "pull", "cache"),
+    *("coordinator", "worker"),
 )
 
 

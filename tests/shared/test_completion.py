@@ -43,6 +43,19 @@ def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[st
     assert offered(tmp_path, *words) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["coordinator", "--lea"], ["--lease-seconds"]),
+        (["coordinator", "mig"], ["migrate"]),
+        (["worker", "--coordinator", "x:1", "--log-format", "=", "j"], ["json"]),
+        (["worker", "--sl"], ["--slots"]),
+    ],
+)
+def test_bash_completes_what_a_service_takes(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    assert offered(tmp_path, *words) == expected
+
+
 def test_every_setting_is_offered() -> None:
     assert settings("") == [f"{key}=" for key in keys()]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli import artifacts, export, inspection, remote, stages
+from slipway.cli import artifacts, export, inspection, remote, services, stages
 from slipway.cli.options import examples
 
 app = typer.Typer(
@@ -19,11 +19,13 @@ app = typer.Typer(
 )
 
 _EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
-_HERE, _ARTIFACTS = "This machine", "Artifacts"
+_HERE, _ARTIFACTS, _SERVICES = "This machine", "Artifacts", "Services"
 
 app.command(rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
 for name, (command, lines) in remote.COMMANDS.items():
     app.command(name, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
+for name, service in services.COMMANDS.items():
+    app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, epilog=stages.STAGE_EXAMPLES)(stages.stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 _KEY = "_SLIPWAY_COMPLETED_KEY"
@@ -67,3 +68,23 @@ def settings(incomplete: str) -> list[str]:
     from slipway.configuration.schema import keys, usual_values
 
     return assignments(incomplete, tuple(keys()), usual_values, os.environ)
+
+
+def arguments(parser: argparse.ArgumentParser, before: str, incomplete: str) -> list[tuple[str, str]]:
+    """Return the words that a service's parser takes at the cursor, each with its meaning.
+
+    Args:
+        parser: The parser.
+        before: The word before the cursor.
+        incomplete: What is there of the word.
+    """
+    actions = parser._actions
+    valued = next((each for each in actions if before in each.option_strings and each.nargs != 0), None)
+    if valued is not None:
+        words = [(str(choice), "") for choice in valued.choices or ()]
+    elif incomplete.startswith("-"):
+        texts = parser._get_formatter()
+        words = [(flag, texts._expand_help(each)) for each in actions for flag in each.option_strings]
+    else:
+        words = [(str(choice), "") for each in actions if not each.option_strings for choice in each.choices or ()]
+    return [(word, text) for word, text in words if word.startswith(incomplete)]
