@@ -249,6 +249,66 @@ def test_artifacts_go_in_and_out_and_are_collected(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_pulled_artifact_can_be_verified_and_pushed_again(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "text.txt").write_text("held-out text")
+    (folder / "deep" / "more.txt").write_text("more of it")
+
+    def call(*words: str | Path) -> Done:
+        return in_process(capfd, *words, "--json", home=home)
+
+    digest = call("push", folder).json["digest"]
+    assert call("pull", digest, copy).json["files"] == 2
+    assert call("verify", copy).json == {"path": str(copy), "files": 2, "success": True}
+    assert subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "MANIFEST.sha256"], cwd=copy).returncode == 0
+    assert call("push", copy).json["digest"] == digest
+
+    (copy / "deep" / "more.txt").write_text("less of it")
+    (copy / "text.txt").unlink()
+    (copy / "odd").touch()
+    found = call("verify", copy)
+    assert (found.code, found.json["reason"]) == (7, "ARTIFACT_CORRUPT")
+    assert json.loads(found.json["about"]["faults"]) == [
+        "deep/more.txt: does not have its checksum",
+        "text.txt: missing",
+        "odd: not in MANIFEST.sha256",
+    ]
+    assert found.json["remedy"] == "pull the artifact again into another folder"
+
+
+def test_a_damaged_artifact_in_the_store_is_found_by_its_digest(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text.txt").write_text("held-out text")
+    digest = in_process(capfd, "push", tmp_path / "folder", home=home).out.strip()
+    assert in_process(capfd, "verify", digest, "--json", home=home).json["files"] == 1
+    (blob,) = (
+        path
+        for path in (home / "store" / "blobs").rglob("*")
+        if path.is_file() and path.read_bytes() == b"held-out text"
+    )
+    blob.chmod(0o644)
+    blob.write_text("tampered text")
+    found = in_process(capfd, "verify", digest, "--json", home=home)
+    assert (found.code, found.json["reason"]) == (7, "ARTIFACT_CORRUPT")
+
+
+def test_a_folder_without_checksums_is_told_where_they_are(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "pytorch").mkdir(parents=True)
+    alone = in_process(capfd, "verify", tmp_path / "out" / "pytorch", "--json", home=home)
+    assert (alone.code, alone.json["reason"]) == (3, "ARTIFACT_INVALID")
+    assert "slipway pull" in alone.json["remedy"]
+    (tmp_path / "out" / "MANIFEST.sha256").touch()
+    below = in_process(capfd, "verify", tmp_path / "out" / "pytorch", "--json", home=home)
+    assert f"name {tmp_path / 'out'}" in below.json["remedy"]
+
+
 @pytest.mark.parametrize("words", [["--older-than", "soon"], ["--max-size", "big"]])
 def test_limits_that_are_none_are_refused(capfd: pytest.CaptureFixture[str], home: Path, words: list[str]) -> None:
     assert in_process(capfd, "cache", "gc", *words, home=home).code == 3

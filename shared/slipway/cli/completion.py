@@ -21,6 +21,8 @@ def join_words(environment: MutableMapping[str, str]) -> None:
         words, at = environment["COMP_WORDS"].split("\n"), int(environment["COMP_CWORD"])
     except (KeyError, ValueError):
         return
+    if "=" not in words[: at + 1]:
+        return
     before, current = words[:at], words[at] if at < len(words) else ""
     if current == "=":
         before, current = [*before, "="], ""
