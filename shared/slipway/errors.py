@@ -114,7 +114,10 @@ REASONS: Mapping[str, Reason] = {
     ),
     "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
     "ADAPTER_CONFIG_INVALID": Reason(_C.INVALID_INPUT, "adapter_config.json is not readable or contradicts itself"),
-    "ADAPTER_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this adapter type or option is not merged by this version"),
+    "ADAPTER_UNSUPPORTED": Reason(
+        _C.UNSUPPORTED,
+        "this adapter type or option is not merged by this version, or a whole model stands in its place",
+    ),
     "SAFETENSORS_CORRUPT": Reason(_C.INVALID_INPUT, "a safetensors file is truncated or its header is not valid"),
     "UNSAFE_PICKLE": Reason(_C.INVALID_INPUT, "weights are a pickle that would run code when loaded"),
     "BASE_QUANTIZATION_UNSUPPORTED": Reason(

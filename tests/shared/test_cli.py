@@ -249,6 +249,39 @@ def test_artifacts_go_in_and_out_and_are_collected(
     assert not (tmp_path / "other").exists()
 
 
+def test_what_is_not_there_is_told_with_who_named_it(
+    capfd: pytest.CaptureFixture[str], home: Path, run: Path, tmp_path: Path
+) -> None:
+    def call(*words: str | Path, **more: str) -> Done:
+        return in_process(capfd, *words, "--json", home=home, **more)
+
+    nowhere = call("checkpoints", tmp_path / "nope")
+    assert (nowhere.code, nowhere.json["remedy"]) == (3, "name the folder of a training run, or of one checkpoint")
+    typed = call("export", "--checkpoint", tmp_path / "nope")
+    assert typed.json["error_message"].count("it is named by checkpoint.path (--checkpoint)") == 1
+    absent = {"EXPORT_BASE_MODEL": "no such/base at/all"}
+    told = call("export", "--checkpoint", run, **absent).json
+    assert "named by base_model.name (EXPORT_BASE_MODEL)" in told["error_message"]
+    config = run / "checkpoint-5" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": "no such/base at/all"}))
+    told = call("export", "--checkpoint", run).json
+    assert told["reason"] == "BASE_MODEL_NOT_FOUND"
+    assert f"named by base_model_name_or_path in {config}" in told["error_message"]
+    assert "--base-model" in told["remedy"]
+    assert "check base_model.name" not in told["remedy"]
+
+
+def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pytest.CaptureFixture[str]) -> None:
+    from slipway.cli.boundary import outcome
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    for words, goes_on in ((["export", "-c", "x"], True), (["stage", "merge"], False), (["push", "x"], False)):
+        assert outcome(interrupted, words) == 130
+        assert ("goes on from here" in capfd.readouterr().err) is goes_on
+
+
 def test_a_pulled_artifact_can_be_verified_and_pushed_again(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.configuration.schema import keys
 from slipway.errors import ERROR_TYPES, EXIT_CODES, REASONS, Failure, ModelExportError
 
 DOCUMENTED_CODES = {0, 2, 3, 4, 5, 6, 7, 130}
@@ -111,6 +112,23 @@ def test_every_failure_can_be_the_one_that_decides() -> None:
     everything = [Failure(reason=reason, message="m") for reason in REASONS]
     assert [failure for failure in everything if Failure.deciding([failure]) is not failure] == []
     assert Failure.deciding([]) is None
+
+
+def test_code_that_several_commands_share_names_no_setting_of_one() -> None:
+    """``slipway stage merge`` has no base_model.name: what an export sets stands in the recovery table's guidance."""
+    deep = [ROOT / "services", ROOT / "shared" / "slipway" / "executor", ROOT / "shared" / "slipway" / "sources"]
+    files = [path for folder in deep for path in sorted(folder.rglob("*.py")) if "coordinator" not in path.parts]
+    files += [ROOT / "shared" / "slipway" / name for name in ("model_files.py", "disk_full.py", "base_format.py")]
+    named = {
+        f"{path.name}: {part.value}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "remedy"
+        for part in ast.walk(node.value)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        if any(re.search(rf"\b{re.escape(key)}\b", part.value) for key in (*keys(), "formats.onnx", "--base-model"))
+    }
+    assert named == set()
 
 
 def test_every_declared_reason_is_used() -> None:

@@ -39,13 +39,13 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
         if code == EXIT_INTERRUPTED:  # typer's answer to KeyboardInterrupt
-            return _say_failure(_interrupted(), as_json=as_json)
+            return _say_failure(_interrupted(words), as_json=as_json)
         if code == EXIT_USAGE and as_json:
             message = f"{_misused(error)}; see slipway --help"
             _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
         return code
     except KeyboardInterrupt:
-        return _say_failure(_interrupted(), as_json=as_json)
+        return _say_failure(_interrupted(words), as_json=as_json)
     except ModelExportError as error:
         return _say_failure(error, as_json=as_json)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
@@ -74,10 +74,12 @@ def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal h
     raise KeyboardInterrupt
 
 
-def _interrupted() -> Any:
+def _interrupted(words: Sequence[str]) -> Any:
     from slipway.errors import StageError
 
-    return StageError("interrupted", reason="CANCELLED", remedy="the same command again goes on from here")
+    resumes = next((word for word in words if not word.startswith("-")), "") == "export"
+    remedy = "the same command again goes on from here" if resumes else ""
+    return StageError("interrupted", reason="CANCELLED", remedy=remedy)
 
 
 def _unexpected(error: Exception) -> Any:

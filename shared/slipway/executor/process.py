@@ -279,5 +279,5 @@ def _timeout(execution: Execution) -> Failure:
     return StageError(
         f"{execution.stage} took longer than {execution.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",
-        remedy=f"raise resources.stage_timeouts.{execution.stage} or resources.stage_timeout_seconds",
+        remedy="give it more time, or run nothing beside it",
     ).failure()
