@@ -46,13 +46,16 @@ def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[st
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["stage", "onnx_export", "--param", "en"], ["engine=mobius", "engine=dynamo", "engine=legacy"]),
+        (["stage", "onnx_export", "--out", "x", "--param", "engine", "=", "m"], ["mobius"]),
+        (["stage", "nonesuch", "--param", "e"], []),
         (["coordinator", "--lea"], ["--lease-seconds"]),
         (["coordinator", "mig"], ["migrate"]),
         (["worker", "--coordinator", "x:1", "--log-format", "=", "j"], ["json"]),
         (["worker", "--sl"], ["--slots"]),
     ],
 )
-def test_bash_completes_what_a_service_takes(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+def test_bash_completes_what_a_stage_and_a_service_take(tmp_path: Path, words: list[str], expected: list[str]) -> None:
     assert offered(tmp_path, *words) == expected
 
 

@@ -8,6 +8,7 @@ import typer
 
 from slipway.cli import artifacts, export, inspection, remote, services, stages
 from slipway.cli.options import examples
+from slipway.cli.stage_help import StageCommand
 
 app = typer.Typer(
     name="slipway",
@@ -28,7 +29,7 @@ for name, service in services.COMMANDS.items():
     app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
-app.command(rich_help_panel=_HERE, epilog=stages.STAGE_EXAMPLES)(stages.stage)
+app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
 app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
 app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
