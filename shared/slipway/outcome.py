@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway.artifacts import Artifacts
 from slipway.errors import Failure, ValidationError
+from slipway.executor.surroundings import surroundings_of
 from slipway.result import AttemptResult, ExportResult, FormatResult
 from slipway.validation import OutputValidation, ValidationReport
 from slipway.wire import dict_of, failure_of_status
@@ -168,4 +169,5 @@ def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:
         error_message=str(failure) if failure else "",
         duration_seconds=seconds,
         peak_memory_bytes=attempt.peak_memory_bytes,
+        machine=surroundings_of(failure.about) if failure else {},
     )

@@ -135,6 +135,8 @@ def test_an_unforeseen_error_is_logged_and_not_shown(
     assert (done.code, done.json["reason"]) == (1, "INTERNAL")
     assert "Traceback" not in done.err
     (log,) = (home / "logs").iterdir()
+    assert int(done.json["about"]["machine_memory_available_bytes"]) > 0
+    assert "machine_home_free_bytes: " in log.read_text()
     assert log.name in done.err.replace("\n", "")
     assert "ZeroDivisionError" in log.read_text()
     assert "Traceback" in in_process(capfd, "doctor", "--debug", home=home).err

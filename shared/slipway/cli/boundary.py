@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -97,12 +97,26 @@ def _unexpected(error: Exception) -> Any:
         return ArtifactError(
             what, reason="FILE_ERROR", remedy="check that it exists and that you may read and write it"
         )
-    where = _write_log(error)
+    left = _surroundings()
+    where = _write_log(error, left)
     remedy = f"the traceback is in {where}" if where else "run it with --debug to see the traceback"
-    return ModelExportError(f"{type(error).__name__}: {error}", reason="INTERNAL", remedy=remedy)
+    return ModelExportError(f"{type(error).__name__}: {error}", reason="INTERNAL", remedy=remedy, about=left)
 
 
-def _write_log(error: Exception) -> Path | None:
+def _surroundings() -> dict[str, int]:
+    """What this machine has left, as failures of stages note it."""
+    from slipway.errors import ConfigurationError
+    from slipway.executor.surroundings import PREFIX, surroundings
+    from slipway.settings import Settings
+
+    try:
+        folders = {"home": Settings.from_environment(os.environ).home}
+    except ConfigurationError:
+        folders = {}
+    return {f"{PREFIX}{name}": value for name, value in surroundings(**folders).items()}
+
+
+def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
     from slipway.errors import ConfigurationError
     from slipway.logs import redact
     from slipway.settings import Settings
@@ -111,7 +125,8 @@ def _write_log(error: Exception) -> Path | None:
         folder = Settings.from_environment(os.environ).home / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
-        path.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
+        lines = "".join(f"{name}: {value}\n" for name, value in left.items())
+        path.write_text(redact("".join(traceback.format_exception(error)) + "\n" + lines), encoding="utf-8")
     except (OSError, ConfigurationError):
         return None
     return path
