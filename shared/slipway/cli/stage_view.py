@@ -43,12 +43,13 @@ def figures(report: ValidationReport) -> RenderableType:
 
 def _row(output: OutputValidation) -> tuple[str, ...]:
     distance, speed, memory = output.to_reference, output.speed, output.memory
+    agreement = distance.top1_agreement if distance else None
     return (
-        _shown(distance and distance.mean_kl, "{:.1e}"),
-        _shown(distance and distance.top1_agreement and 100 * distance.top1_agreement, "{:.1f} %"),
+        _shown(distance.mean_kl if distance else None, "{:.1e}"),
+        _shown(None if agreement is None else 100 * agreement, "{:.1f} %"),
         _shown(output.perplexity, "{:.2f}"),
-        _shown(speed and speed.prefill_ms, "{:.1f} ms"),
-        _shown(speed and speed.decode_tokens_per_second, "{:.0f} tok/s"),
+        _shown(speed.prefill_ms if speed else None, "{:.1f} ms"),
+        _shown(speed.decode_tokens_per_second if speed else None, "{:.0f} tok/s"),
         size(memory.peak_rss_bytes) if memory else "–",
     )
 
