@@ -116,8 +116,8 @@ inside() {
         env --ignore-environment --chdir=/var/lib/slipway $image_env "$@"
 }
 inside slipway doctor | sed "s/^/  /"
-inside python -m slipway_coordinator --help >/dev/null
-inside python -m slipway.worker --help >/dev/null
+inside slipway coordinator --help >/dev/null
+inside slipway worker --help >/dev/null
 inside python - "$extras" <deploy/check_image.py
 '
 

@@ -3,7 +3,6 @@
 What a setting means is said once, in the docstring of the model that holds it; the tables are made of that.
 """
 
-import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from pydantic import BaseModel
 
 from slipway.configuration.environment import ENVIRONMENT
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.schema import default, keys
+from slipway.configuration.schema import default, keys, values
+from slipway.meanings import meanings
 from slipway.settings import Settings
 
 PAGE = Path(__file__).parents[1] / "shared" / "slipway" / "README.md"
@@ -34,7 +34,7 @@ def settings_table() -> str:
     rows = ["| YAML key, below `export:` | variable | default | meaning |", "|---|---|---|---|"]
     for key in keys():
         *path, name = key.split(".")
-        meaning = meanings(_section(path))[name]
+        meaning = _with_values(markdown(_section(path))[name], key)
         rows.append(f"| `{key}` | `{variables[key]}` | {_shown(default(key))} | {meaning} |")
     return "\n".join(rows) + "\n"
 
@@ -42,26 +42,24 @@ def settings_table() -> str:
 def machine_table() -> str:
     """Every setting of a machine or process."""
     rows = ["| variable | meaning |", "|---|---|"]
-    for meaning in meanings(Settings).values():
+    for meaning in markdown(Settings).values():
         variable = _VARIABLE.search(meaning)
         if variable is not None:
             rows.append(f"| `{variable[1]}` | {_VARIABLE.sub('', meaning)} |")
     return "\n".join(rows) + "\n"
 
 
-def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What a model's docstring says of each field, as Markdown."""
-    lines = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[2].splitlines()
-    found: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        field = re.match(r"    (\w+): (.*)", line)
-        if field is not None:
-            name, text = field[1], field[2]
-            found[name] = text
-        elif line.strip():
-            found[name] += f" {line.strip()}"
-    return {key: text.replace("``", "`").replace("|", "\\|") for key, text in found.items()}
+def markdown(model: type[BaseModel]) -> dict[str, str]:
+    """The meaning of each field of a model, as Markdown."""
+    return {key: text.replace("``", "`").replace("|", "\\|") for key, text in meanings(model).items()}
+
+
+def _with_values(meaning: str, key: str) -> str:
+    """The meaning, and the values that a setting can have where it does not name them all; true and false go without saying."""
+    possible = values(key)
+    if possible == ("true", "false") or all(f"`{value}`" in meaning for value in possible):
+        return meaning
+    return f"{meaning} Values: {', '.join(f'`{value}`' for value in possible)}."
 
 
 def _section(path: list[str]) -> type[BaseModel]:

@@ -21,6 +21,8 @@ from slipway.model_files import (
     ADAPTER_PICKLE,
     ADAPTER_WEIGHTS,
     MODEL_INDEX,
+    MODEL_PICKLE,
+    MODEL_PICKLE_INDEX,
     MODEL_WEIGHTS,
 )
 from slipway.safetensors_file import read_safetensors
@@ -31,6 +33,9 @@ _FOLDER = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = re.compile(r"tmp-checkpoint-(\d+)")  # the name under which Trainer writes before it renames
 _REMEDIES = {
     "UNSAFE_PICKLE": "save the adapter as safetensors where you trust it: model.save_pretrained(…)",
+    "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; what was trained as a whole needs no merge, and single stages take it as it is: "
+    "slipway stage onnx_export --input pytorch=DIR --out OUT, slipway stage quantize --input model=DIR --param format=pytorch "
+    "--param level=int8 --out OUT",
     "ADAPTER_CONFIG_MISSING": "copy adapter_config.json from the run, or name the folder that has it",
     "ADAPTER_CONFIG_INVALID": "copy adapter_config.json from the run again",
     "SAFETENSORS_CORRUPT": "copy the checkpoint again, or use another one",
@@ -164,11 +169,12 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
         raise CheckpointValidationError(
             f"checkpoint folder {folder} does not exist",
             reason="CHECKPOINT_NOT_FOUND",
-            remedy="check checkpoint.path",
+            remedy="name the folder of a training run, or of one checkpoint",
             about={"checkpoint": folder},
         )
     own_names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE)
-    itself = _FOLDER.fullmatch(folder.name) or any((folder / name).exists() for name in own_names)
+    adapter = any((folder / name).exists() for name in own_names)
+    itself = _FOLDER.fullmatch(folder.name) or adapter or is_whole_model(folder)
     below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and _number(entry) is not None]
     checkpoints = [inspect_checkpoint(entry) for entry in below]
     checkpoints.sort(key=lambda checkpoint: (checkpoint.step or 0, _number(checkpoint.path) or 0), reverse=True)
@@ -195,6 +201,11 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     """What one checkpoint folder holds and whether it is whole. Reads headers and JSON only; raises nothing."""
     problems: list[Problem] = []
     config: dict[str, Any] = {}
+    if is_whole_model(folder):
+        what = "it holds a whole model, as full fine-tuning saves it, and no adapter; this version exports adapters"
+        state, warnings = _trainer_state(folder)
+        problem = Problem("ADAPTER_UNSUPPORTED", what, _REMEDIES["ADAPTER_UNSUPPORTED"].replace("DIR", str(folder)))
+        return Checkpoint(folder, state.get("global_step", _number(folder)), (problem,), warnings=warnings)
     if _UNFINISHED.fullmatch(folder.name):
         problems.append(Problem("CHECKPOINT_INCOMPLETE", "it was still being written when its process ended"))
     try:
@@ -220,6 +231,18 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
+def is_whole_model(folder: Path) -> bool:
+    """Whether a folder holds the weights of a model instead of an adapter; False where that cannot be seen."""
+    adapter = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE)
+    weights = (MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX)
+    try:
+        return not any((folder / name).exists() for name in adapter) and any(
+            (folder / name).is_file() for name in weights
+        )
+    except OSError:
+        return False
+
+
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """``adapter_config.json`` of a checkpoint as plain data.
 
@@ -230,9 +253,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        full = any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX))
-        what = f"no {ADAPTER_CONFIG}" + (" (it holds a whole model, not an adapter)" if full else "")
-        raise _config_error(what, folder, "ADAPTER_CONFIG_MISSING") from error
+        raise _config_error(f"no {ADAPTER_CONFIG}", folder, "ADAPTER_CONFIG_MISSING") from error
     except OSError as error:
         raise _config_error(f"{ADAPTER_CONFIG} cannot be read ({error.strerror})", folder) from error
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,6 @@ sibling that a killed command left behind is removed by the next one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
+from slipway.checksums import MANIFEST, read_checksums, verify_directory, write_checksums
 from slipway.disk_full import is_disk_full
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
@@ -27,7 +27,9 @@ from slipway.unfinished import publish, unfinished
 from slipway.wire import dict_of
 from slipway_protos.v1 import export_pb2 as pb
 
-MANIFEST, LINEAGE, REPORT = "MANIFEST.sha256", "lineage.json", "report.json"
+__all__ = ["LINEAGE", "MANIFEST", "REPORT", "check_target", "deliver", "lineage", "tool_versions", "verify_directory"]
+
+LINEAGE, REPORT = "lineage.json", "report.json"
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -58,7 +60,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
         describe(folder)
         document = json.dumps(lineage(export), indent=2, sort_keys=True)
         (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
-        _write_checksums(folder, formats, store)
+        write_checksums(folder, known=_known(formats, store))
         publish(folder, target)
     return True
 
@@ -120,48 +122,6 @@ def tool_versions(stages: list[str]) -> dict[str, Any]:
     return found
 
 
-def verify_directory(folder: Path) -> tuple[int, list[str]]:
-    """Compare every file of a delivered directory with its checksums.
-
-    Returns:
-        The number of files checked, and what is wrong with them, one line each.
-
-    Raises:
-        ArtifactError: ``ARTIFACT_INVALID`` when there are no checksums.
-    """
-    expected = _checksums(folder)
-    faults = []
-    for name, digest in sorted(expected.items()):
-        path = folder / name
-        if not path.is_file():
-            faults.append(f"{name}: missing")
-        elif _sha256(path) != digest:
-            faults.append(f"{name}: does not have its checksum")
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    faults += [f"{name}: not in {MANIFEST}" for name in sorted(present - set(expected) - {MANIFEST})]
-    return len(expected), faults
-
-
-def _checksums(folder: Path) -> dict[str, str]:
-    """Hexadecimal SHA-256 by file name, as ``sha256sum`` writes it."""
-    try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(
-            f"{folder} has no readable {MANIFEST}",
-            reason="ARTIFACT_INVALID",
-            remedy="name the directory that slipway export delivered",
-            about={"folder": folder},
-        ) from error
-    found = {}
-    for line in lines:
-        digest, name = line[:64], line[66:]
-        if len(digest) != 64 or not name or ".." in Path(name).parts or Path(name).is_absolute():
-            raise ArtifactError(f"{folder / MANIFEST}: {line!r} is not a checksum line", reason="ARTIFACT_INVALID")
-        found[name] = digest
-    return found
-
-
 def _lineage_of(folder: Path) -> dict[str, Any]:
     try:
         document = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
@@ -175,7 +135,7 @@ def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str]
     if _lineage_of(target).get("outputs") != expected["outputs"]:
         return False
     try:
-        listed = _checksums(target)
+        listed = read_checksums(target)
     except ArtifactError:
         return False
     if any(not (target / name).is_file() for name in listed):
@@ -230,18 +190,8 @@ def _own(folder: Path) -> None:
         clone.replace(path)
 
 
-def _write_checksums(folder: Path, formats: Mapping[str, str], store: Artifacts) -> None:
-    """Checksums of all files; those of artifacts are known and were verified when they were fetched."""
-    known = {
-        f"{name}/{file.path}": file.digest.removeprefix("sha256:")
-        for name, digest in formats.items()
-        for file in store.manifest(digest).files
+def _known(formats: Mapping[str, str], store: Artifacts) -> dict[str, str]:
+    """Digests of the files of artifacts, which were verified when they were fetched."""
+    return {
+        f"{name}/{file.path}": file.digest for name, digest in formats.items() for file in store.manifest(digest).files
     }
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    lines = [f"{known.get(name) or _sha256(folder / name)}  {name}\n" for name in names]
-    (folder / MANIFEST).write_text("".join(lines), encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

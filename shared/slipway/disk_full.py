@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slipway.errors import ModelExportError
 
-REMEDY = "free space there or set SLIPWAY_HOME to another disk"
+REMEDY = "free space there, or work on another disk"
 
 
 def is_disk_full(error: BaseException) -> bool:

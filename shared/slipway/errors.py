@@ -23,14 +23,35 @@ never from the class or the message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    2: "usage",
+    3: "invalid input",
+    4: "validation failed",
+    5: "out of a resource",
+    6: "unsupported",
+    7: "unavailable, try again",
+    130: "interrupted",
+    1: "a fault of Slipway itself: please report it",
+}
+"""What a command's exit code says to a script."""
+
+_DECIDING = (4, 1, 3, 2, 6, 5, 7, 130)
+"""Exit codes of failures, the one that decides first: a wrong output before a missing one, and what repeating cannot mend before
+what it can, so that a script that tries again on 7 does so only where that may lead to the end."""
+
 
 class Category(Enum):
-    """What kind of failure a reason is: decides the exit code and the gRPC status code."""
+    """What kind of failure a reason is: decides the exit code and the gRPC status code.
+
+    Only what nobody foresaw is ``INTERNAL``: a limit of a library with this model is ``UNSUPPORTED``, a result that a check
+    refuses is ``VALIDATION``, and a process that something else ended is ``ABORTED``.
+    """
 
     USAGE = (2, "INVALID_ARGUMENT")
     INVALID_INPUT = (3, "INVALID_ARGUMENT")
@@ -72,6 +93,7 @@ class Reason:
 _C = Category
 REASONS: Mapping[str, Reason] = {
     # Configuration and command line
+    "USAGE": Reason(_C.USAGE, "the command line is not valid: an unknown command or option, or a missing argument"),
     "CONFIGURATION_INVALID": Reason(_C.INVALID_INPUT, "one or more settings are unknown, impossible or in conflict"),
     "CONFIGURATION_NOT_FOUND": Reason(_C.INVALID_INPUT, "the configuration file does not exist or cannot be read"),
     "PARAMS_INVALID": Reason(_C.INVALID_INPUT, "a stage was given parameters that its model refuses"),
@@ -92,7 +114,10 @@ REASONS: Mapping[str, Reason] = {
     ),
     "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
     "ADAPTER_CONFIG_INVALID": Reason(_C.INVALID_INPUT, "adapter_config.json is not readable or contradicts itself"),
-    "ADAPTER_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this adapter type or option is not merged by this version"),
+    "ADAPTER_UNSUPPORTED": Reason(
+        _C.UNSUPPORTED,
+        "this adapter type or option is not merged by this version, or a whole model stands in its place",
+    ),
     "SAFETENSORS_CORRUPT": Reason(_C.INVALID_INPUT, "a safetensors file is truncated or its header is not valid"),
     "UNSAFE_PICKLE": Reason(_C.INVALID_INPUT, "weights are a pickle that would run code when loaded"),
     "BASE_QUANTIZATION_UNSUPPORTED": Reason(
@@ -108,29 +133,29 @@ REASONS: Mapping[str, Reason] = {
     "QUANTIZATION_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this level cannot be made for this model or format"),
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
     "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
-    "QUANTIZATION_FAILED": Reason(_C.INTERNAL, "quantization stopped with an unexpected error"),
+    "QUANTIZATION_FAILED": Reason(_C.VALIDATION, "the quantized model cannot be loaded or run"),
     "OPSET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine cannot write the opset asked for"),
     "EXPORT_ENGINE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine does not know this architecture"),
-    "EXPORT_ENGINE_FAILED": Reason(_C.INTERNAL, "the export engine stopped with an unexpected error"),
-    "EXPORT_PARITY_FAILED": Reason(_C.INTERNAL, "the exported graph does not compute what PyTorch computes"),
-    "TRACER_WARNING": Reason(_C.INTERNAL, "the trace depends on the values it was made with"),
-    "UNORDERED_MAP": Reason(_C.INTERNAL, "the legacy tracer failed with unordered_map::at"),
+    "EXPORT_ENGINE_FAILED": Reason(_C.UNSUPPORTED, "the export engine stopped with an error of its own on this model"),
+    "EXPORT_PARITY_FAILED": Reason(_C.VALIDATION, "the exported graph does not compute what PyTorch computes"),
+    "TRACER_WARNING": Reason(_C.UNSUPPORTED, "the trace of this model depends on the values it was made with"),
+    "UNORDERED_MAP": Reason(_C.UNSUPPORTED, "the legacy tracer failed on this model with unordered_map::at"),
     "ONNX_INVALID": Reason(_C.INVALID_INPUT, "the ONNX model is not readable or not valid"),
     "UNSUPPORTED": Reason(_C.UNSUPPORTED, "this machine cannot run the stage; the message says what to install"),
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
-    "TENSORRT_BUILD_FAILED": Reason(_C.INTERNAL, "TensorRT could not build an engine"),
+    "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
     "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),
     # Resources and the process that runs a stage
     "OUT_OF_MEMORY": Reason(_C.RESOURCE, "the stage needs more memory than it may use", retryable=True),
     "DISK_FULL": Reason(_C.RESOURCE, "a file system has no space left", retryable=True),
-    "STAGE_CRASHED": Reason(_C.INTERNAL, "native code ended the stage's process by a signal", retryable=True),
-    "STAGE_KILLED": Reason(_C.INTERNAL, "somebody else ended the stage's process", retryable=True),
+    "STAGE_CRASHED": Reason(_C.ABORTED, "native code ended the stage's process by a signal", retryable=True),
+    "STAGE_KILLED": Reason(_C.ABORTED, "somebody else ended the stage's process", retryable=True),
     "STAGE_TIMEOUT": Reason(_C.TIMEOUT, "the stage took longer than its limit", retryable=True),
     "STAGE_ERROR": Reason(_C.INTERNAL, "the stage stopped with an error nobody foresaw"),
-    "MERGE_NOT_VERIFIED": Reason(_C.INTERNAL, "the merged model does not compute what base and adapter do"),
+    "MERGE_NOT_VERIFIED": Reason(_C.VALIDATION, "the merged model does not compute what base and adapter do"),
     "CANCELLED": Reason(_C.CANCELLED, "the export was cancelled"),
     # Artifacts
     "ARTIFACT_NOT_FOUND": Reason(_C.NOT_FOUND, "no artifact with this digest in the store"),
@@ -344,6 +369,11 @@ class Failure:
     def from_json(cls, data: Mapping[str, Any]) -> Failure:
         """The failure that :meth:`to_json` wrote."""
         return cls(**data)
+
+    @staticmethod
+    def deciding(failures: Iterable[Failure]) -> Failure | None:
+        """Return the one of several failures that decides the exit code; the first of equals, None without any."""
+        return min(failures, key=lambda failure: _DECIDING.index(failure.exit_code), default=None)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message

@@ -9,7 +9,11 @@ from slipway.model_files import ADAPTER_CONFIG
 
 #: Files that only one tool writes, the tool, and what makes something of them that can be exported.
 _TOOLS = (
-    ("adapters.safetensors", "MLX", "fuse it where it was trained (mlx_lm.fuse) and export the result as a base model"),
+    (
+        "adapters.safetensors",
+        "MLX",
+        "convert it to a peft adapter; what mlx_lm.fuse makes of it is a whole model, which single stages take (slipway stage)",
+    ),
     (
         "adapter_[0-9]*.pt",
         "torchtune",
@@ -18,7 +22,7 @@ _TOOLS = (
     (
         "*.nemo",
         "NeMo",
-        "convert it with NeMo to a peft adapter, or merge it there and export the result as a base model",
+        "convert it with NeMo to a peft adapter, or merge it there, and take the result to single stages (slipway stage)",
     ),
 )
 

@@ -71,7 +71,9 @@ def configure_service_logs(level: str, *, form: str = "") -> None:
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """The options of a service about its logs: ``--log-level`` and ``--log-format``."""
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument(
+        "--log-level", type=str.upper, default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="in any case"
+    )
     parser.add_argument(
         "--log-format",
         default="",

@@ -161,7 +161,7 @@ def _cached_snapshot(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except HFValidationError as error:  # neither an existing folder nor possible as a repository's name
         what = f"base model {name!r} does not exist as a folder"
-        remedy = "check base_model.name"
+        remedy = "give the path of its folder, or a repository's id that is in the local Hugging Face cache"
         cause: Exception = error
     except LocalEntryNotFoundError as error:
         what = f"base model {name!r} is neither a folder nor in the local Hugging Face cache"

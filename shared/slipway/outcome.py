@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 
 from slipway.artifacts import Artifacts
 from slipway.errors import Failure, ValidationError
+from slipway.executor.surroundings import surroundings_of
 from slipway.result import AttemptResult, ExportResult, FormatResult
 from slipway.validation import OutputValidation, ValidationReport
 from slipway.wire import dict_of, failure_of_status
@@ -81,9 +83,17 @@ def export_result(
 
 
 def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
-    """Why an ended export is no success; None when it is one. A failed validation is a failure too."""
-    if export.state != pb.EXPORT_STATE_SUCCEEDED:
-        return failure_of_status(export.error)
+    """Why an ended export is no success; None when it is one. A failed validation is a failure too, and decides first."""
+    ended = None if export.state == pb.EXPORT_STATE_SUCCEEDED else failure_of_status(export.error)
+    found = [failure for failure in (ended, _validation_failure(validation)) if failure is not None]
+    failure = Failure.deciding(found)
+    beside = [other for other in found if other is not failure]
+    if failure is None or not beside:
+        return failure
+    return replace(failure, message=f"{failure.message}; beside it, {beside[0].reason}: {beside[0].message}")
+
+
+def _validation_failure(validation: ValidationReport | None) -> Failure | None:
     if validation is None or not validation.failed_outputs:
         return None
     failed = [validation.output(name) for name in validation.failed_outputs]
@@ -159,4 +169,5 @@ def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:
         error_message=str(failure) if failure else "",
         duration_seconds=seconds,
         peak_memory_bytes=attempt.peak_memory_bytes,
+        machine=surroundings_of(failure.about) if failure else {},
     )

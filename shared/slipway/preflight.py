@@ -17,6 +17,7 @@ from slipway.base_format import prepared_sizes
 from slipway.cgroup import ControlGroup, available_memory
 from slipway.doctor import StageHealth, stage_health
 from slipway.errors import ModelExportError
+from slipway.opsets import unwritten
 
 BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
 """Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
@@ -161,7 +162,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     memory = memory_bytes(tasks, size)
     findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
     findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
-    findings += _disk(tasks, made, base=base, home=home, output=output)
+    findings += [*_opsets(tasks), *_disk(tasks, made, base=base, home=home, output=output)]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -192,6 +193,14 @@ def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
     whole = size.weights * FLOAT32_BYTES  # the reference, and the builder's copy, are loaded as a whole
     heavy = any(task.stage in {"validate", "tensorrt_build"} for task in tasks)
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
+
+
+def _opsets(tasks: Sequence[PlannedTask]) -> list[Finding]:
+    """Opsets that are asked for and that no engine writes."""
+    asked = {task.params.get("opset") or 0 for task in tasks if task.stage == "onnx_export"}
+    said = [unwritten(opset) for opset in sorted(asked)]
+    remedy = "set formats.onnx.opset_version to 0 for the engine's best"
+    return [Finding("opset", Verdict.WARNING, message, remedy) for message in said if message]
 
 
 def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:

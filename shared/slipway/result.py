@@ -28,6 +28,8 @@ class AttemptResult(_Value):
         error_message: What went wrong, with the remedy.
         duration_seconds: From start to end; None while unknown.
         peak_memory_bytes: Largest memory of the stage's process; 0 when not measured.
+        machine: What the machine had left when the attempt failed, in bytes: ``memory_available_bytes``,
+            ``memory_total_bytes``, ``scratch_free_bytes``, ``store_free_bytes``; empty otherwise.
     """
 
     task: str
@@ -42,6 +44,19 @@ class AttemptResult(_Value):
     error_message: str = ""
     duration_seconds: float | None = None
     peak_memory_bytes: int = 0
+    machine: dict[str, int] = {}
+
+    @property
+    def machine_left(self) -> str:
+        """What the machine had left when the attempt failed, for people; empty when that is not known."""
+        free = [
+            f"{count / 1e9:.1f} GB free for {name.removesuffix('_free_bytes')}"
+            for name, count in sorted(self.machine.items())
+            if name.endswith("_free_bytes")
+        ]
+        available, total = (self.machine.get(f"memory_{name}_bytes", 0) / 1e9 for name in ("available", "total"))
+        memory = [f"{available:.1f} of {total:.1f} GB memory available"] if total else []
+        return f"the machine had {', '.join([*memory, *free])}" if self.machine else ""
 
 
 class FormatResult(_Value):

@@ -17,10 +17,11 @@ from typing import Any, Self, TypeVar
 import pydantic
 
 from slipway import metrics
-from slipway.artifacts import ActionResult, ArtifactStore, action_key
+from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
 from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
 from slipway.executor.failures import failure_of
 from slipway.executor.process import Execution, OnLog, OnProgress, execute
+from slipway.executor.surroundings import with_surroundings
 from slipway.kept import UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams
@@ -94,7 +95,12 @@ class TaskRunner:
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
         except (ModelExportError, OSError) as error:
-            return TaskResult(failure=failure_of(error, stage=spec.stage))
+            return TaskResult(failure=with_surroundings(failure_of(error, stage=spec.stage), **self._folders()))
+
+    def _folders(self) -> dict[str, Path]:
+        """Where a task takes space on this machine."""
+        store = {"store": self._store.root} if isinstance(self._store, LocalStore) else {}
+        return {"scratch": self.scratch, **store}
 
     async def _execute(
         self,
@@ -127,7 +133,8 @@ class TaskRunner:
         on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
         if outcome.failure is not None:
-            return TaskResult(failure=outcome.failure, peak_memory_bytes=outcome.peak_memory_bytes)
+            failure = with_surroundings(outcome.failure, **self._folders())
+            return TaskResult(failure=failure, peak_memory_bytes=outcome.peak_memory_bytes)
         outputs = {}
         for name, path in sorted(outcome.outputs.items()):
             with _Transfer("stored", name, stage=spec.stage, on_progress=on_progress) as storing:

@@ -20,8 +20,8 @@ from compose_spec import PyCompose
 
 from k8s_cluster import understood
 from slipway.registry import load_stage, stage_names
-from slipway.worker.__main__ import _parser as worker_parser
-from slipway_coordinator.__main__ import _parser as coordinator_parser
+from slipway.worker.flags import worker_parser
+from slipway_coordinator.flags import coordinator_parser
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -134,15 +134,15 @@ def test_our_containers_are_confined_and_their_commands_are_understood() -> None
     for name, service in OURS.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"]
-        assert service["command"][:2] == ["python", "-m"]
-        arguments = service["command"][3:]
-        if service["command"][2] == "slipway.worker":
-            own = worker_parser().parse_args(arguments).stage.split(",")
+        assert service["command"][0] == "slipway"
+        arguments = service["command"][2:]
+        if service["command"][1] == "worker":
+            own = worker_parser("slipway worker").parse_args(arguments).stage.split(",")
             image = service["image"].partition(":")[0].removeprefix("slipway-").replace("-", "_")
             assert {service_of_stages()[stage] for stage in own} == {image}
             stages.update(own)
         else:
-            coordinator_parser().parse_args([*arguments, "--state=x"])
+            coordinator_parser("slipway coordinator").parse_args([*arguments, "--state=x"])
         secrets = {key: value for key, value in service["environment"].items() if re.search("PASSWORD|SECRET", key)}
         assert secrets
         assert all(str(value).startswith("${") for value in secrets.values()), "a secret is written down"

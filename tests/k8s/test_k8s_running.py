@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -52,9 +51,7 @@ class Here:
             host, _, port = value.rpartition(":")
             moved = f"{flag}=127.0.0.1:{self.ports[owner, int(port)]}" if host else argument
             arguments.append(moved)
-        if one.program == "slipway":
-            return [SLIPWAY, *arguments]
-        return [sys.executable, *one.container["command"][1:], *arguments]
+        return [SLIPWAY, *one.container["command"][1:], *arguments]
 
     def environment(self, one: Workload) -> dict[str, str]:
         """As rendered, with the mounted files where they are here."""

@@ -272,6 +272,31 @@ def test_unusable_base_folders(tmp_path, names, reason):
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("weights", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
+@pytest.mark.parametrize("below", ["", "checkpoint-20"])
+def test_a_full_fine_tune_is_named_as_one(tmp_path, weights, below):
+    run = tmp_path / "run"
+    run.mkdir()
+    folder = base_model(run / below if below else tmp_path / "model", "config.json", weights)
+    found = folder.parent if below else folder
+    with pytest.raises(CheckpointValidationError) as caught:
+        find_checkpoint(found)
+    assert caught.value.reason == "ADAPTER_UNSUPPORTED"
+    assert caught.value.failure().exit_code == 6
+    assert "whole model" in caught.value.message
+    assert "adapter_config.json" not in caught.value.remedy
+    assert f"slipway stage onnx_export --input pytorch={folder}" in caught.value.remedy
+    (checkpoint,) = list_checkpoints(found)
+    assert [problem.reason for problem in checkpoint.problems] == ["ADAPTER_UNSUPPORTED"]
+
+
+def test_an_adapter_beside_a_model_is_an_adapter(tmp_path):
+    folder = base_model(tmp_path / "run", "config.json", "model.safetensors", "adapter_model.safetensors")
+    with pytest.raises(CheckpointValidationError) as caught:
+        find_checkpoint(folder)
+    assert caught.value.reason == "ADAPTER_CONFIG_MISSING"
+
+
 @pytest.mark.parametrize("name", ["someone/never-downloaded", "no such folder/at all/here", "/nowhere/at/all"])
 def test_base_model_not_found(tmp_path, monkeypatch, name):
     pytest.importorskip("huggingface_hub")

@@ -18,6 +18,7 @@ from coordinator_harness import Harness
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
     *("doctor", "checkpoints", "stage", "sample", "verify", "push", "pull", "cache"),
+    *("coordinator", "worker"),
 )
 
 
@@ -134,6 +135,8 @@ def test_an_unforeseen_error_is_logged_and_not_shown(
     assert (done.code, done.json["reason"]) == (1, "INTERNAL")
     assert "Traceback" not in done.err
     (log,) = (home / "logs").iterdir()
+    assert int(done.json["about"]["machine_memory_available_bytes"]) > 0
+    assert "machine_home_free_bytes: " in log.read_text()
     assert log.name in done.err.replace("\n", "")
     assert "ZeroDivisionError" in log.read_text()
     assert "Traceback" in in_process(capfd, "doctor", "--debug", home=home).err
@@ -246,6 +249,99 @@ def test_artifacts_go_in_and_out_and_are_collected(
     gone = in_process(capfd, "pull", digest, tmp_path / "other", "--json", home=home)
     assert (gone.code, gone.json["reason"]) == (3, "ARTIFACT_NOT_FOUND")
     assert not (tmp_path / "other").exists()
+
+
+def test_what_is_not_there_is_told_with_who_named_it(
+    capfd: pytest.CaptureFixture[str], home: Path, run: Path, tmp_path: Path
+) -> None:
+    def call(*words: str | Path, **more: str) -> Done:
+        return in_process(capfd, *words, "--json", home=home, **more)
+
+    nowhere = call("checkpoints", tmp_path / "nope")
+    assert (nowhere.code, nowhere.json["remedy"]) == (3, "name the folder of a training run, or of one checkpoint")
+    typed = call("export", "--checkpoint", tmp_path / "nope")
+    assert typed.json["error_message"].count("it is named by checkpoint.path (--checkpoint)") == 1
+    absent = {"EXPORT_BASE_MODEL": "no such/base at/all"}
+    told = call("export", "--checkpoint", run, **absent).json
+    assert "named by base_model.name (EXPORT_BASE_MODEL)" in told["error_message"]
+    config = run / "checkpoint-5" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": "no such/base at/all"}))
+    told = call("export", "--checkpoint", run).json
+    assert told["reason"] == "BASE_MODEL_NOT_FOUND"
+    assert f"named by base_model_name_or_path in {config}" in told["error_message"]
+    assert "--base-model" in told["remedy"]
+    assert "check base_model.name" not in told["remedy"]
+
+
+def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pytest.CaptureFixture[str]) -> None:
+    from slipway.cli.boundary import outcome
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    for words, goes_on in ((["export", "-c", "x"], True), (["stage", "merge"], False), (["push", "x"], False)):
+        assert outcome(interrupted, words) == 130
+        assert ("goes on from here" in capfd.readouterr().err) is goes_on
+
+
+def test_a_pulled_artifact_can_be_verified_and_pushed_again(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "text.txt").write_text("held-out text")
+    (folder / "deep" / "more.txt").write_text("more of it")
+
+    def call(*words: str | Path) -> Done:
+        return in_process(capfd, *words, "--json", home=home)
+
+    digest = call("push", folder).json["digest"]
+    assert call("pull", digest, copy).json["files"] == 2
+    assert call("verify", copy).json == {"path": str(copy), "files": 2, "success": True}
+    assert subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "MANIFEST.sha256"], cwd=copy).returncode == 0
+    assert call("push", copy).json["digest"] == digest
+
+    (copy / "deep" / "more.txt").write_text("less of it")
+    (copy / "text.txt").unlink()
+    (copy / "odd").touch()
+    found = call("verify", copy)
+    assert (found.code, found.json["reason"]) == (7, "ARTIFACT_CORRUPT")
+    assert json.loads(found.json["about"]["faults"]) == [
+        "deep/more.txt: does not have its checksum",
+        "text.txt: missing",
+        "odd: not in MANIFEST.sha256",
+    ]
+    assert found.json["remedy"] == "pull the artifact again into another folder"
+
+
+def test_a_damaged_artifact_in_the_store_is_found_by_its_digest(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text.txt").write_text("held-out text")
+    digest = in_process(capfd, "push", tmp_path / "folder", home=home).out.strip()
+    assert in_process(capfd, "verify", digest, "--json", home=home).json["files"] == 1
+    (blob,) = (
+        path
+        for path in (home / "store" / "blobs").rglob("*")
+        if path.is_file() and path.read_bytes() == b"held-out text"
+    )
+    blob.chmod(0o644)
+    blob.write_text("tampered text")
+    found = in_process(capfd, "verify", digest, "--json", home=home)
+    assert (found.code, found.json["reason"]) == (7, "ARTIFACT_CORRUPT")
+
+
+def test_a_folder_without_checksums_is_told_where_they_are(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "pytorch").mkdir(parents=True)
+    alone = in_process(capfd, "verify", tmp_path / "out" / "pytorch", "--json", home=home)
+    assert (alone.code, alone.json["reason"]) == (3, "ARTIFACT_INVALID")
+    assert "slipway pull" in alone.json["remedy"]
+    (tmp_path / "out" / "MANIFEST.sha256").touch()
+    below = in_process(capfd, "verify", tmp_path / "out" / "pytorch", "--json", home=home)
+    assert f"name {tmp_path / 'out'}" in below.json["remedy"]
 
 
 @pytest.mark.parametrize("words", [["--older-than", "soon"], ["--max-size", "big"]])

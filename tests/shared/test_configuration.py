@@ -91,6 +91,16 @@ def test_later_sources_win_setting_by_setting(canonical: Path) -> None:
     assert origins["recovery.profile"] == "default"
 
 
+@pytest.mark.parametrize("level", ["INFO", "info", "Info"])
+def test_the_log_level_is_taken_in_any_case_from_every_source(tmp_path: Path, level: str) -> None:
+    file = write(tmp_path, f"export: {{checkpoint: {{path: run}}, log: {{level: {level}}}}}")
+    in_yaml = loaded(file)
+    bare = write(tmp_path, "export: {checkpoint: {path: run}}")
+    for found in (in_yaml, loaded(bare, EXPORT_LOG_LEVEL=level), loaded(bare, f"log.level={level}")):
+        assert found.configuration.log.level == "info"
+    assert parse({"log": {"level": level}}).log.level == "info"
+
+
 def test_relative_paths_start_where_they_were_written(canonical: Path, tmp_path: Path) -> None:
     from_file = load(canonical, environment={}, folder=tmp_path).configuration
     assert from_file.checkpoint.path == str(canonical.parent / "qwen3-finetuned")

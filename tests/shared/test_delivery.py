@@ -263,6 +263,38 @@ def test_a_failed_export_keeps_its_reason(export: pb.Export, store: LocalStore) 
     assert "pip install it" in result.error_message
 
 
+def test_an_attempt_that_failed_has_what_the_machine_had_left(export: pb.Export, store: LocalStore) -> None:
+    left = {"machine_memory_available_bytes": "1500000000", "machine_memory_total_bytes": "8000000000"}
+    about = {**left, "machine_scratch_free_bytes": "2000000000", "tensor": "w"}
+    attempt = export.tasks[1].attempts[0]
+    attempt.error.CopyFrom(status_of(Failure("OUT_OF_MEMORY", "too large", "use less", "StageError", about)))
+    first, second = export_result(export, store=store).attempts
+    assert first.machine == {
+        "memory_available_bytes": 1_500_000_000,
+        "memory_total_bytes": 8_000_000_000,
+        "scratch_free_bytes": 2_000_000_000,
+    }
+    assert first.machine_left == "the machine had 1.5 of 8.0 GB memory available, 2.0 GB free for scratch"
+    assert (second.machine, second.machine_left) == ({}, "")
+
+
+def test_a_failed_validation_decides_over_a_format_that_cannot_be_made(export: pb.Export, store: LocalStore) -> None:
+    export.state = pb.EXPORT_STATE_FAILED
+    export.error.CopyFrom(status_of(Failure("UNSUPPORTED", "no TensorRT", "pip install it", "TensorRTBuildError")))
+    wrong = OutputValidation(
+        name="pytorch-int4",
+        format="pytorch",
+        status=OutputStatus.FAILED,
+        explanation="mean KL is 0.4",
+        remedy="use int8",
+    )
+    result = export_result(export, store=store, validation=report(wrong))
+    assert (result.success, result.reason) == (False, "VALIDATION_FAILED")
+    assert result.error_message == (
+        "pytorch-int4 failed validation: mean KL is 0.4; beside it, UNSUPPORTED: no TensorRT; use int8"
+    )
+
+
 def test_files_that_cannot_be_linked_are_copied(export: pb.Export, store: LocalStore) -> None:
     elsewhere = Path("/dev/shm")
     if not elsewhere.is_dir() or elsewhere.stat().st_dev == store.root.stat().st_dev:

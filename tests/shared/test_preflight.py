@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from slipway.opsets import BEST_OPSET, ENGINE_OPSETS, unwritten
 from slipway.preflight import Verdict, preflight
 
 
@@ -44,6 +45,52 @@ def test_sizes_follow_from_the_number_of_weights(base: Path, tmp_path: Path) -> 
     assert checked.disk_needed_bytes == 2048 + 768 + 2000 + 4096 + graph
     assert checked.error() is None
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(("opset", "instead"), [(11, "opset 18"), (13, "opset 18"), (25, "opset 23"), (26, "opset 23")])
+def test_an_opset_that_no_engine_writes_is_said_with_what_comes_instead(
+    base: Path, tmp_path: Path, opset: int, instead: str
+) -> None:
+    plan = [Task("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    (finding,) = [finding for finding in checked.findings if finding.check == "opset"]
+    assert finding.verdict is Verdict.WARNING
+    assert f"formats.onnx.opset_version is {opset}" in finding.message
+    assert instead in finding.message
+    assert checked.error() is None
+
+
+@pytest.mark.parametrize("opset", [None, 14, 18, 23, 24])
+def test_an_opset_that_an_engine_writes_needs_no_word(base: Path, tmp_path: Path, opset: int | None) -> None:
+    plan = [Task("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    assert [finding for finding in checked.findings if finding.check == "opset"] == []
+
+
+@pytest.mark.parametrize("opset", [7, 13, 25, 26])
+def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
+    """As attempts fail that no engine can make, the recovery table ends at what the plan said."""
+    from slipway.errors import Failure
+    from slipway_coordinator.records import AttemptRecord
+    from slipway_coordinator.recovery import Profile, recover
+    from slipway_coordinator.states import TaskState
+
+    params: dict[str, Any] = {"engine": "mobius", "opset": opset}
+    history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
+    while params["opset"] is not None and params["opset"] not in ENGINE_OPSETS[params["engine"]]:
+        found = recover(
+            Failure("OPSET_UNSUPPORTED", "it cannot"),
+            "onnx_export",
+            params=params,
+            history=history,
+            profile=Profile.BALANCED,
+            facts={},
+            max_attempts=5,
+        )
+        assert found is not None
+        params = found.params
+        history.append(AttemptRecord(number=len(history) + 1, state=TaskState.FAILED, params=params, rule=found.rule))
+    assert f"opset {params['opset'] or BEST_OPSET}" in unwritten(opset)
 
 
 def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:

@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+from slipway.configuration.schema import keys, values
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "shared" / "slipway" / "README.md"
 
@@ -15,6 +17,16 @@ def test_its_tables_of_settings_are_those_of_the_models() -> None:
     text = README.read_text(encoding="utf-8")
     assert "EXPORT_CHECKPOINT_PATH" in text
     assert generator["page"](text) == text, "run python docs/generate_settings.py"
+
+
+def test_its_table_of_settings_has_every_value_of_those_with_only_so_many() -> None:
+    rows = {
+        line.split("`")[1]: line for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    }
+    for key in keys():
+        missing = [value for value in values(key) if values(key) != ("true", "false") and f"`{value}`" not in rows[key]]
+        assert missing == [], key
+    assert "`aggressive`" in rows["recovery.profile"]
 
 
 def test_its_code_map_names_what_is_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -11,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from cli import slipway
 from slipway.errors import ModelExportError
 from slipway.security.flags import at_least
-from slipway.worker.__main__ import _parser as worker_parser
-from slipway_coordinator.__main__ import _parser as coordinator_parser
+from slipway.worker.flags import worker_parser
+from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.state import state_at
 
 PARSERS = {"slipway.worker": worker_parser, "slipway_coordinator": coordinator_parser}
+COMMANDS = {"worker": worker_parser, "coordinator": coordinator_parser}
+STATE = {"slipway.worker": [], "slipway_coordinator": ["--state", "x"]}
 
 
 @pytest.mark.parametrize("module", ["slipway.worker", "slipway_coordinator", "slipway.security"])
@@ -30,7 +34,56 @@ def test_the_help_has_examples(module: str) -> None:
     for name, arguments in shown:
         assert name == module
         if name in PARSERS:
-            PARSERS[name]().parse_args(shlex.split(arguments))
+            PARSERS[name](name).parse_args(shlex.split(arguments))
+
+
+@pytest.mark.parametrize("service", sorted(COMMANDS))
+def test_the_command_takes_what_the_module_takes(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.delenv("SLIPWAY_STATE", raising=False)
+    assert run(service, "--help") == 0
+    shown = re.findall(rf"^  \$ slipway {service} (.*)$", capfd.readouterr().out, re.MULTILINE)
+    assert len(shown) == 2
+    for arguments in shown:
+        COMMANDS[service](service).parse_args(shlex.split(arguments))
+    assert run(service, "--lease-seconds=0", "--slots=0", "--state=x") == 2
+    assert "is not 1" in capfd.readouterr().err
+
+
+def run(*words: str) -> int:
+    from slipway.cli.app import app
+    from slipway.cli.boundary import outcome
+
+    return outcome(lambda: app(args=list(words), prog_name="slipway"), words)
+
+
+@pytest.mark.parametrize("level", ["debug", "DEBUG", "Debug"])
+def test_the_log_level_is_taken_in_any_case(level: str) -> None:
+    for name, parser in PARSERS.items():
+        assert parser(name).parse_args(["--log-level", level, *STATE[name]]).log_level == "DEBUG"
+
+
+def test_shared_flags_are_the_same_in_both_services() -> None:
+    ours, theirs = (
+        {flag: vars(action) for action in parser(name)._actions for flag in action.option_strings}
+        for name, parser in COMMANDS.items()
+    )
+    shared = {"--metrics", "--log-level", "--log-format", "--access-file", "--health-listen", "--tls-ca-file"}
+    assert shared <= ours.keys() & theirs.keys()
+    for flag in shared:
+        assert (ours[flag]["help"], ours[flag]["default"]) == (theirs[flag]["help"], theirs[flag]["default"])
+
+
+def test_a_service_without_its_libraries_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "dbos.py").write_text("raise ModuleNotFoundError(\"No module named 'dbos'\", name='dbos')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = slipway("coordinator", "--state", "x", home=tmp_path, PYTHONPATH=path)
+    assert done.code == 6
+    assert "dbos is not installed" in done.err
+    assert "pip install" in done.err
+    assert "Traceback" not in done.err
+    assert slipway("coordinator", "--help", home=tmp_path, PYTHONPATH=path).code == 0
 
 
 @pytest.mark.parametrize(
@@ -47,7 +100,7 @@ def test_the_help_has_examples(module: str) -> None:
 )
 def test_impossible_numbers_are_refused(capsys: pytest.CaptureFixture[str], module: str, arguments: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        PARSERS[module]().parse_args(arguments.split())
+        PARSERS[module](module).parse_args(arguments.split())
     assert ended.value.code == 2
     flag, value = arguments.split()[-2:]
     error = capsys.readouterr().err.splitlines()[-1]

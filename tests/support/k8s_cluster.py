@@ -81,12 +81,10 @@ class Workload:
 
     @property
     def program(self) -> str:
-        """The Python module that runs, or the command."""
-        if self.container["command"] == ["slipway"]:
-            return "slipway"
-        python, flag, module = self.container["command"]
-        assert (python, flag) == ("python", "-m")
-        return str(module)
+        """The service that runs, or ``slipway`` for another of its commands."""
+        slipway, *service = self.container["command"]
+        assert slipway == "slipway"
+        return str(service[0]) if service else "slipway"
 
     @property
     def ports(self) -> dict[str, int]:
@@ -107,16 +105,16 @@ class Workload:
 
         A command of the command line is in ``command``; it listens nowhere.
         """
-        from slipway.worker import __main__ as worker
-        from slipway_coordinator import __main__ as coordinator
+        from slipway.worker.flags import worker_parser
+        from slipway_coordinator.flags import coordinator_parser
 
-        programs = {"slipway.worker": worker, "slipway_coordinator": coordinator}
+        parsers = {"worker": worker_parser, "coordinator": coordinator_parser}
         # Parsers take defaults from the environment, and this one is not the pod's.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
         with mock.patch.dict(os.environ, {**kept, **self.environment}, clear=True):
             if self.program == "slipway":
                 return understood(list(self.container["args"]))
-            return programs[self.program]._parser().parse_args(self.container.get("args", []))
+            return parsers[self.program](self.program).parse_args(self.container.get("args", []))
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class Cluster:
         return [replace(one, settings=self._settings(one.pod)) for one in made]
 
     def workers(self) -> list[Workload]:
-        return [one for one in self.workloads() if one.program == "slipway.worker"]
+        return [one for one in self.workloads() if one.program == "worker"]
 
     def selected(self, selector: Object) -> list[Workload]:
         return [one for one in self.workloads() if matches(selector, one.labels)]

@@ -44,7 +44,7 @@ def images(cluster: Cluster) -> Iterator[str]:
         image = one.container["image"]
         if image not in built_images():
             yield f"{one.name}: {image} is not one of {', '.join(sorted(built_images()))}"
-        elif one.program == "slipway.worker":
+        elif one.program == "worker":
             lacking = [
                 stage for stage in stages_of(one) if _services_by_stage().get(stage) not in built_images()[image]
             ]
@@ -159,7 +159,7 @@ def flags(cluster: Cluster) -> Iterator[str]:
         except SystemExit:
             yield f"{one.name}: {one.program} does not take {one.container['args']}"
             continue
-        if one.program == "slipway.worker":
+        if one.program == "worker":
             if not set(stages_of(one)) <= _services_by_stage().keys():
                 yield f"{one.name}: there is no stage {arguments.stage}"
         elif arguments.command == "serve" and not (
@@ -189,7 +189,7 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
         if budget["spec"].get("maxUnavailable", 0) == 0 or "minAvailable" in budget["spec"]:
             yield f"budget {name} can stop a drain for ever"
     for one in cluster.workloads():
-        if one.program == "slipway.worker":
+        if one.program == "worker":
             if one.name not in protected:
                 yield f"{one.name} has no budget"
             if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 60:
@@ -217,7 +217,7 @@ def _services_by_stage() -> dict[str, str]:
 
 
 def _services(program: str) -> tuple[str, ...]:
-    if program == "slipway.worker":
+    if program == "worker":
         from slipway.worker.__main__ import SERVICE
 
         return (SERVICE,)

@@ -49,7 +49,7 @@ def launch(state: State) -> None:
         raise ServiceError(
             "the workflow engine's tables, in the schema dbos, are not those this program needs",
             reason="STATE_SCHEMA",
-            remedy="run python -m slipway_coordinator migrate --state …, and let the coordinator's role use that schema",
+            remedy="run slipway coordinator migrate --state …, and let the coordinator's role use that schema",
         ) from error
 
 

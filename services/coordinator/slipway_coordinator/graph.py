@@ -145,12 +145,16 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
 
 
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
-    """Make a task's failure final. Independent branches go on; the first final failure becomes the export's."""
+    """Make a task's failure final. Independent branches go on; the failure that decides becomes the export's.
+
+    With several, neither the order in which they happened nor the number of workers changes which one that is.
+    """
     task = record.task(task_id)
     end = TaskState.CANCELLED if record.state is ExportState.CANCELLING else TaskState.FAILED
     changed = record.replacing(task.moved(end).with_attempt(failure=failure))
-    if changed.failure is None and end is TaskState.FAILED:
-        changed = changed.with_(failure=failure)
+    if end is TaskState.FAILED:
+        final = (each.attempt.failure for each in changed.tasks if each.state is TaskState.FAILED)
+        changed = changed.with_(failure=Failure.deciding(each for each in final if each is not None))
     return advance(changed, now=now)
 
 

@@ -137,7 +137,7 @@ def check(engine: sa.Engine) -> None:
     raise ServiceError(
         f"the state's tables are of version {version}, this program needs {len(MIGRATIONS)}",
         reason="STATE_SCHEMA",
-        remedy="run python -m slipway_coordinator migrate --state …" if older else "run the newer program",
+        remedy="run slipway coordinator migrate --state …" if older else "run the newer program",
         about={"version": version, "needed": len(MIGRATIONS)},
     )
 

@@ -278,10 +278,16 @@ def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applie
     )
 
 
-def with_guidance(failure: Failure, *, attempts: int, table: RuleTable | None = None) -> Failure:
-    """A final failure with what a person can do about it, step by step, in its remedy and as ``about.guidance``."""
+def with_guidance(failure: Failure, stage: str, *, attempts: int, table: RuleTable | None = None) -> Failure:
+    """Add what a person can do about a final failure, step by step, to its remedy and as ``about.guidance``.
+
+    Steps for any reason are only for a failure without a remedy of its own, which knows better. ``{stage}`` in a step stands
+    for the stage.
+    """
     table = table or default_rules()
-    steps = table.guidance.get(failure.reason, table.guidance["default"])
+    if failure.remedy and failure.reason not in table.guidance:
+        return failure
+    steps = [step.replace("{stage}", stage) for step in table.guidance.get(failure.reason, table.guidance["default"])]
     text = " ".join(f"({number}) {step}" for number, step in enumerate(steps, start=1))
     tried = f"after {attempts} attempts, by hand: " if attempts > 1 else "by hand: "
     remedy = f"{failure.remedy}; {tried}{text}" if failure.remedy else f"{tried}{text}"

@@ -72,7 +72,7 @@ class Unserved:
         failure = ServiceError(
             self._board.lacking(offer),
             reason="NO_WORKER",
-            remedy=f"install it with pip install 'slipway[{offer.stage}]', or start a worker that can run it",
+            remedy="slipway doctor says what is missing for it, and how to install it",
             about={"stage": offer.stage},
         ).failure()
         event = Event(kind=EventKind.FAILED, time=time.time(), task=offer.task, attempt=offer.attempt, failure=failure)

@@ -155,7 +155,7 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
             alone=alone,
             table=rules,
         )
-    final = with_guidance(failure, attempts=len(history), table=rules)
+    final = with_guidance(failure, task.stage, attempts=len(history), table=rules)
     return {
         "profile": profile.value,
         "next": None if following is None else following.model_dump(mode="json"),

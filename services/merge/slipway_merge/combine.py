@@ -165,7 +165,7 @@ def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: Comb
                 f"module {module!r} has rank {pair.rank} in {first.name} and {other.rank} in {part.name}: "
                 f"{params.combination_type} mixes factors of the same rank only",
                 reason="ADAPTER_UNSUPPORTED",
-                remedy="set combination.type: cat",
+                remedy="combine them with type cat, the exact sum",
                 about={"module": module, "adapter": part.name},
             )
 

@@ -87,7 +87,7 @@ def stacked_pairs(
         raise ModelMergeError(
             f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}",
             reason="ADAPTER_TENSOR_UNUSED",
-            remedy="it was trained on another base model: check base_model.name",
+            remedy="it was trained on another base model: take the one that its adapter_config.json names",
             about={"tensor": info.name},
         )
     return found
@@ -110,7 +110,7 @@ def _stacked(
                 f"adapter tensor {info.name!r} {info.shape} does not fit parameter {name!r} {shape} at rank {rank}, "
                 f"which wants {expected}",
                 reason="ADAPTER_BASE_MISMATCH",
-                remedy="the adapter was trained on another base model or with other settings: check base_model.name",
+                remedy="the adapter was trained on another base model or with other settings: take the one that its adapter_config.json names",
                 about={"tensor": info.name, "shape": info.shape, "expected": expected},
             )
     return StackedPair(name, pair.a, pair.b, (experts, first, second), rank, config.scaling_of(name), transposed)
@@ -165,7 +165,7 @@ def _value(
         raise ModelMergeError(
             f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: check base_model.name",
+            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
             about={"tensor": source.name, "shape": source.shape, "expected": shape},
         )
 

@@ -110,6 +110,6 @@ def _mismatch(what: str, info: TensorInfo, shape: tuple[int, ...], base: tuple[i
     return ModelMergeError(
         f"adapter tensor {info.name!r} {shape} {what} does not fit the base's shape {base}",
         reason="ADAPTER_BASE_MISMATCH",
-        remedy="the adapter was trained on another base model: check base_model.name",
+        remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
         about={"tensor": info.name, "shape": shape, "base_shape": base},
     )

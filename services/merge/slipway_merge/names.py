@@ -74,7 +74,7 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
         raise ModelMergeError(
             f"adapter tensor {unresolved[0]!r} fits base tensors under several prefixes ({shown})",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="use the base model the adapter was trained on: check base_model.name",
+            remedy="use the base model the adapter was trained on, which its adapter_config.json names",
             about={"tensor": unresolved[0]},
         )
     return NameMap(names, *winners[0])

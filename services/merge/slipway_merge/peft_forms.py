@@ -131,7 +131,7 @@ class PeftForms:
                 raise ModelMergeError(
                     f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json, which want {shape}",
                     reason="ADAPTER_BASE_MISMATCH",
-                    remedy="the adapter was trained on another base model or with other settings: check base_model.name",
+                    remedy="the adapter was trained on another base model or with other settings: take the one that its adapter_config.json names",
                     about={"tensor": key, "shape": info.shape, "expected": shape},
                 )
         unused = sorted(set(self.tensors) - set(expected))
@@ -140,7 +140,7 @@ class PeftForms:
                 f"the adapter has {counted(len(unused), 'tensor')} that no base weight takes, first {unused[0]!r} "
                 f"{self.tensors[unused[0]].shape}",
                 reason="ADAPTER_TENSOR_UNUSED",
-                remedy="it was trained on another base model or with other settings: check base_model.name",
+                remedy="it was trained on another base model or with other settings: take the one that its adapter_config.json names",
                 about={"tensor": unused[0]},
             )
 

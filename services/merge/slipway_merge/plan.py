@@ -170,7 +170,7 @@ class Planner:
                 f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
                 f"first {info.name!r} {info.shape} (looked for {name!r})",
                 reason="ADAPTER_TENSOR_UNUSED",
-                remedy="it was trained on another base model: check base_model.name",
+                remedy="it was trained on another base model: take the one that its adapter_config.json names",
                 about={"tensor": info.name},
             )
 

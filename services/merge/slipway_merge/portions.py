@@ -206,7 +206,7 @@ class Whole(Portion):
             raise ModelMergeError(
                 f"{computed.form} gave values of shape {values.shape} for {self.tensor.name!r} of shape {self.tensor.shape}",
                 reason="ADAPTER_BASE_MISMATCH",
-                remedy="the adapter was trained on another base model: check base_model.name",
+                remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
                 about={"tensor": self.tensor.name, "shape": values.shape, "base_shape": self.tensor.shape},
             )
         return values

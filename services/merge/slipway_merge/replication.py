@@ -48,7 +48,7 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
         raise ModelMergeError(
             f"the adapter's layer_replication repeats layer {missing[0]}, but the base has layers 0 to {max(present)}",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: check base_model.name",
+            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
             about={"key": "layer_replication", "layer": missing[0]},
         )
     deeper: dict[str, TensorInfo] = {}

@@ -38,7 +38,7 @@ def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: 
             f"adapter tensor {info.name!r} {info.shape} replaces rows up to {max(rows, default=0)} of {source.name!r} "
             f"{source.shape}, which do not fit",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: check base_model.name",
+            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
             about={"tensor": info.name, "shape": info.shape, "base_shape": source.shape},
         )
 

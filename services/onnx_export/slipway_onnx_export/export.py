@@ -94,7 +94,7 @@ def _refuse_unknown_families(source: ModelSource, engine: Engine) -> None:
     raise ONNXExportError(
         f"{source.architecture} is {'an ' if family[0] == 'e' else ''}{family}; the ONNX export takes text decoders",
         reason="EXPORT_ENGINE_UNSUPPORTED",
-        remedy="switch formats.onnx off for this model",
+        remedy="leave the ONNX format out for this model",
         about={
             "engine": engine.name,
             "architecture": source.architecture,

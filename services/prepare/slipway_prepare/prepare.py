@@ -130,7 +130,7 @@ def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple
     if base.quantization:
         raise unsupported(
             f"is quantized ({made.method}), so it is not what an adapter with load_in_4bit was trained on",
-            remedy="set base_model.merge_onto to original, or use the 16-bit version of the base model",
+            remedy="set merge_onto to original, or use the 16-bit version of the base model",
             quant_method=made.method,
         )
     names, transposed = base.structure.nf4, base.structure.transposed
@@ -141,9 +141,7 @@ def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple
         for recipe in recipes
     )
     if changed == recipes:
-        raise unsupported(
-            "has no linear layer that load_in_4bit quantizes", remedy="set base_model.merge_onto to original"
-        )
+        raise unsupported("has no linear layer that load_in_4bit quantizes", remedy="set merge_onto to original")
     return changed
 
 

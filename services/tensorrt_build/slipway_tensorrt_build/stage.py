@@ -40,9 +40,13 @@ class TensorRTBuildParams(StageParams):
     targets: tuple[str, ...] = Field(
         default=(), description="GPU architectures, for example sm89; by default that of the GPU present"
     )
-    batch: Range = Range(min=1, opt=1, max=4)
-    sequence: Range = Range(min=1, opt=64, max=512)
-    past: Range = Range(min=0, opt=512, max=2048)
+    batch: Range = Field(default=Range(min=1, opt=1, max=4), description="rows the engine is optimized for")
+    sequence: Range = Field(
+        default=Range(min=1, opt=64, max=512), description="the same for new tokens per row and call"
+    )
+    past: Range = Field(
+        default=Range(min=0, opt=512, max=2048), description="the same for tokens already in the KV cache"
+    )
 
     @field_validator("targets")
     @classmethod

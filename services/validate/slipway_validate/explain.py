@@ -61,7 +61,7 @@ def _cause(
     if _is_base(output):
         return (
             "it behaves like the base model: the adapter is missing from it",
-            "merge again, and export from the merged model; check base_model.name and the checkpoint's path",
+            "merge again, and export from the merged model; see whether base model and checkpoint are those of the training",
         )
     shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
     if shape and all("." in check.name for check in failed):

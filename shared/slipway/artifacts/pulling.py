@@ -1,4 +1,4 @@
-"""An artifact as somebody's folder: whole, or not there."""
+"""An artifact as somebody's folder: whole, with its checksums, or not there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import os
 from pathlib import Path
 
 from slipway.artifacts.store import Artifacts, OnBytes
+from slipway.checksums import MANIFEST, write_checksums
 from slipway.errors import ArtifactError
 from slipway.unfinished import unfinished
 
 
 def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | None = None) -> Path:
-    """Write an artifact's verified files into a new folder, all or none; answers the folder.
+    """Write an artifact's verified files into a new folder, all or none; returns the folder.
+
+    ``MANIFEST.sha256`` beside them lets ``slipway verify`` and ``sha256sum --check`` find what changes later.
 
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, and as the store's ``fetch``.
     """
     if os.path.lexists(folder):
         raise _exists(folder)
-    store.manifest(digest)  # before any folder is made
+    manifest = store.manifest(digest)  # before any folder is made
     with unfinished(folder) as scratch:
         files = store.fetch(digest, scratch / "files", on_bytes=on_bytes)
+        if not (files / MANIFEST).exists():  # it may hold checksums of its own
+            write_checksums(files, known={file.path: file.digest for file in manifest.files})
         try:
             files.rename(folder)
         except OSError as error:

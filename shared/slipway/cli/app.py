@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli import artifacts, export, inspection, remote, stages
+from slipway.cli import artifacts, export, inspection, remote, services, stages
 from slipway.cli.options import examples
+from slipway.cli.stage_help import StageCommand
 
 app = typer.Typer(
     name="slipway",
@@ -19,14 +20,16 @@ app = typer.Typer(
 )
 
 _EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
-_HERE, _ARTIFACTS = "This machine", "Artifacts"
+_HERE, _ARTIFACTS, _SERVICES = "This machine", "Artifacts", "Services"
 
 app.command(rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
 for name, (command, lines) in remote.COMMANDS.items():
     app.command(name, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
+for name, service in services.COMMANDS.items():
+    app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
-app.command(rich_help_panel=_HERE, epilog=stages.STAGE_EXAMPLES)(stages.stage)
+app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
 app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
 app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
@@ -51,5 +54,6 @@ def slipway(
     """From a finished LoRA training run to merged, quantized, exported and proven models.
 
     Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed ·
-    5 out of a resource · 6 unsupported · 7 try again · 130 interrupted
+    5 out of a resource · 6 unsupported · 7 unavailable, try again · 130 interrupted ·
+    1 a fault of Slipway itself: please report it
     """

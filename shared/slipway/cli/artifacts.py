@@ -16,7 +16,11 @@ PUSH_EXAMPLES = examples(
 )
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
 _NONE = Connection()
-VERIFY_EXAMPLES = examples("slipway verify exported/qwen3_20261121_020758", "slipway verify sha256:0123…")
+VERIFY_EXAMPLES = examples(
+    "slipway verify exported/qwen3_20261121_020758",
+    "slipway pull sha256:0123… model && slipway verify model",
+    "slipway verify sha256:0123…",
+)
 
 cache = typer.Typer(
     no_args_is_help=True,
@@ -67,12 +71,12 @@ def pull(
 
 @with_connection
 def verify(
-    path: Annotated[str, typer.Argument(help="Output directory, or digest of an artifact.")],
+    path: Annotated[str, typer.Argument(help="Folder of an export or of a pulled artifact, or an artifact's digest.")],
     connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Compare every file of an output directory, or of an artifact, with its checksum."""
+    """Compare every file with its checksum: of an output directory, a pulled artifact, or an artifact in the store."""
     from slipway.cli.cache_work import verify_artifact, verify_folder
     from slipway.cli.console import answers, print_json
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +20,9 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
     from slipway.cli.app import app
+    from slipway.cli.completion import join_words
 
+    join_words(os.environ)
     words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -37,13 +39,13 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
         if code == EXIT_INTERRUPTED:  # typer's answer to KeyboardInterrupt
-            return _say_failure(_interrupted(), as_json=as_json)
+            return _say_failure(_interrupted(words), as_json=as_json)
         if code == EXIT_USAGE and as_json:
             message = f"{_misused(error)}; see slipway --help"
             _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
         return code
     except KeyboardInterrupt:
-        return _say_failure(_interrupted(), as_json=as_json)
+        return _say_failure(_interrupted(words), as_json=as_json)
     except ModelExportError as error:
         return _say_failure(error, as_json=as_json)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
@@ -72,10 +74,12 @@ def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal h
     raise KeyboardInterrupt
 
 
-def _interrupted() -> Any:
+def _interrupted(words: Sequence[str]) -> Any:
     from slipway.errors import StageError
 
-    return StageError("interrupted", reason="CANCELLED", remedy="the same command again goes on from here")
+    resumes = next((word for word in words if not word.startswith("-")), "") == "export"
+    remedy = "the same command again goes on from here" if resumes else ""
+    return StageError("interrupted", reason="CANCELLED", remedy=remedy)
 
 
 def _unexpected(error: Exception) -> Any:
@@ -93,12 +97,26 @@ def _unexpected(error: Exception) -> Any:
         return ArtifactError(
             what, reason="FILE_ERROR", remedy="check that it exists and that you may read and write it"
         )
-    where = _write_log(error)
+    left = _surroundings()
+    where = _write_log(error, left)
     remedy = f"the traceback is in {where}" if where else "run it with --debug to see the traceback"
-    return ModelExportError(f"{type(error).__name__}: {error}", reason="INTERNAL", remedy=remedy)
+    return ModelExportError(f"{type(error).__name__}: {error}", reason="INTERNAL", remedy=remedy, about=left)
 
 
-def _write_log(error: Exception) -> Path | None:
+def _surroundings() -> dict[str, int]:
+    """What this machine has left, as failures of stages note it."""
+    from slipway.errors import ConfigurationError
+    from slipway.executor.surroundings import PREFIX, surroundings
+    from slipway.settings import Settings
+
+    try:
+        folders = {"home": Settings.from_environment(os.environ).home}
+    except ConfigurationError:
+        folders = {}
+    return {f"{PREFIX}{name}": value for name, value in surroundings(**folders).items()}
+
+
+def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
     from slipway.errors import ConfigurationError
     from slipway.logs import redact
     from slipway.settings import Settings
@@ -107,7 +125,8 @@ def _write_log(error: Exception) -> Path | None:
         folder = Settings.from_environment(os.environ).home / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
-        path.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
+        lines = "".join(f"{name}: {value}\n" for name, value in left.items())
+        path.write_text(redact("".join(traceback.format_exception(error)) + "\n" + lines), encoding="utf-8")
     except (OSError, ConfigurationError):
         return None
     return path

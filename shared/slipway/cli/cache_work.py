@@ -15,11 +15,12 @@ from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.files import folder_files
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.pulling import pull
+from slipway.checksums import verify_directory, without_checksums
 from slipway.cli.connection import Connection
 from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
 from slipway.counts import counted
-from slipway.delivery import verify_directory
+from slipway.delivery import LINEAGE
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.kept import UNUSED_SECONDS, remove_unused
 from slipway.settings import Settings
@@ -33,7 +34,7 @@ def push_folder(folder: Path, store: Artifacts) -> dict[str, Any]:
     Raises:
         ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what the store refuses.
     """
-    files = folder_files(folder)
+    files = without_checksums(folder_files(folder))
     digest = store.put_files(files)
     return {"digest": digest, "files": len(files), "size_bytes": store.manifest(digest).size_bytes}
 
@@ -68,7 +69,7 @@ def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str
 
 
 def verify_folder(path: str) -> dict[str, Any]:
-    """Compare the files of an output directory with their checksums.
+    """Compare the files of an output directory, or of a pulled artifact, with their checksums.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` naming every file that differs; ``ARTIFACT_INVALID`` when there is nothing to
@@ -76,11 +77,17 @@ def verify_folder(path: str) -> dict[str, Any]:
     """
     count, faults = verify_directory(Path(path))
     if faults:
+        delivered = (Path(path) / LINEAGE).is_file()
+        remedy = (
+            "deliver them again with the same slipway export command into another folder"
+            if delivered
+            else "pull the artifact again into another folder"
+        )
         shown = "\n".join(f"  {fault}" for fault in faults)
         raise ArtifactError(
-            f"{path}: {len(faults)} of {counted(count, 'file')} not as delivered:\n{shown}",
+            f"{path}: {len(faults)} of {counted(count, 'file')} not as written:\n{shown}",
             reason="ARTIFACT_CORRUPT",
-            remedy="deliver them again with the same slipway export command into another folder",
+            remedy=remedy,
             about={"folder": path, "faults": json.dumps(faults)},
         )
     return {"path": str(Path(path).resolve()), "files": count, "success": True}

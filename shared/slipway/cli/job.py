@@ -67,7 +67,7 @@ class ExportJob:
             stack.enter_context(span("export", attributes=attributes))
             store = stack.enter_context(artifacts_at(self.coordinator, self.settings))
             folders = stack.enter_context(SourceFolders(self.settings, store))
-            sources = find_sources(configuration, folders)
+            sources = find_sources(configuration, folders, origins=self.loaded.origins)
             warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
             for warning in warnings:
                 _log.warning(warning)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from slipway.cli import completion
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of unexpected errors.")]
 Config = Annotated[
@@ -26,7 +28,13 @@ Checkpoint = Annotated[
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder that receives the export's own folder.")]
 Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Any setting; may be given several times.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Any setting; may be given several times.",
+        autocompletion=completion.settings,
+    ),
 ]
 
 

@@ -49,7 +49,7 @@ def examine(
         with contextlib.ExitStack() as stack:
             store = None if here else stack.enter_context(artifacts_at(settings.coordinator, settings))
             folders = stack.enter_context(SourceFolders(settings, store))
-            sources = find_sources(configuration, folders)
+            sources = find_sources(configuration, folders, origins=loaded.origins)
             tasks = plan(configuration, names, source_formats=sources.formats)
             checked = preflight(
                 tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here

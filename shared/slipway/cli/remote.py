@@ -52,7 +52,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         client = stack.enter_context(connection.client())
         store = stack.enter_context(artifacts_at(connection.coordinator, settings))
         folders = stack.enter_context(SourceFolders(settings, store))
-        sources = find_sources(loaded.configuration, folders)
+        sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
         identity = export_identity(loaded.configuration, digests)
         export = client.create_export(

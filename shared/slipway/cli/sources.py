@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from slipway.artifacts import Artifacts
 from slipway.base_format import base_format
@@ -13,7 +15,7 @@ from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.cli.base_names import other_base
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
-from slipway.model_files import CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.model_files import ADAPTER_CONFIG, CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 
 _TRAINING_FOLDERS = 3
@@ -84,8 +86,15 @@ class Sources:
         }
 
 
-def find_sources(configuration: ExportConfiguration, folders: SourceFolders) -> Sources:
+def find_sources(
+    configuration: ExportConfiguration, folders: SourceFolders, *, origins: Mapping[str, str] = MappingProxyType({})
+) -> Sources:
     """Find what the configuration names; it can be used while ``folders`` is open.
+
+    Args:
+        configuration: What to export.
+        folders: Knows folders, buckets and digests.
+        origins: Source of each setting, for errors about what it names.
 
     Raises:
         ArtifactError: An address in a bucket, or a digest, under which there is nothing.
@@ -93,17 +102,18 @@ def find_sources(configuration: ExportConfiguration, folders: SourceFolders) -> 
         ConfigurationError: No base model is named anywhere, or the held-out text is not there.
     """
     try:
-        found = _find(configuration, folders)
+        found = _find(configuration, folders, origins)
     except ModelExportError as error:
         raise folders.named(error) from error
     return replace(found, warnings=tuple(folders.show(warning) for warning in found.warnings))
 
 
-def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources:
+def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str]) -> Sources:
     wanted = configuration.checkpoint
-    checkpoint = find_checkpoint(
-        folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
-    )
+    with _named_by(_setting("checkpoint.path", origins)):
+        checkpoint = find_checkpoint(
+            folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
+        )
     more = tuple(
         find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
         for path in configuration.combination.adapters
@@ -122,7 +132,10 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources
             remedy="name one, or leave it out to use the built-in text",
             about={"key": "validation.heldout"},
         )
-    base = resolve_base_model(str(folders.find(name)))
+    by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}"
+    instead = "" if configuration.base_model.name else "--base-model or base_model.name takes its place"
+    with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
+        base = resolve_base_model(str(folders.find(name)))
     stored_as = base_format(base)
     return Sources(
         base=base,
@@ -136,6 +149,28 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources
         ),
         folders=folders,
     )
+
+
+def _setting(key: str, origins: Mapping[str, str]) -> str:
+    origin = origins.get(key, "")
+    return f"{key} ({origin})" if origin and origin != "default" else key
+
+
+@contextlib.contextmanager
+def _named_by(where: str, instead: str = "") -> Iterator[None]:
+    """Add to an error about something that is not there who named it, and what can name something else."""
+    try:
+        yield
+    except ModelExportError as error:
+        if not error.reason.endswith("_NOT_FOUND"):
+            raise
+        raise type(error)(
+            f"{error.message}; it is named by {where}",
+            reason=error.reason,
+            remedy="; ".join(part for part in (error.remedy, instead) if part),
+            about={**error.about, "named_by": where},
+            retryable=error.retryable,
+        ) from error
 
 
 def _adapters_base(checkpoint: Checkpoint) -> str:

@@ -10,6 +10,7 @@ import typer
 from slipway.cli.options import Debug, Json, examples
 
 STAGE_EXAMPLES = examples(
+    "slipway stage merge --help",
     "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
     "slipway stage quantize --input model=merged/pytorch --param format=pytorch --param level=int4 --out small",
 )
@@ -23,21 +24,40 @@ def _stages(incomplete: str) -> list[str]:
     return [name for name in stage_names() if name.startswith(incomplete)]
 
 
+def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Parameters of the stage that is named, and the values of those with only so many."""
+    import os
+
+    from slipway.cli import completion
+    from slipway.cli.stage_help import values
+    from slipway.errors import ConfigurationError
+    from slipway.registry import load_stage
+
+    try:
+        model = load_stage(ctx.params.get("name") or next(iter(ctx.args), "")).params
+    except ConfigurationError:
+        return []
+    return completion.assignments(incomplete, tuple(model.model_fields), lambda key: values(model, key), os.environ)
+
+
 def stage(  # noqa: PLR0917 - typer calls it by name
     name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
     inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=DIR", help="Input folder.")] = None,
     params: Annotated[
-        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.")
+        list[str] | None,
+        typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.", autocompletion=_parameters),
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
     timeout: Annotated[float | None, typer.Option("--timeout", min=0.1, help="Longest run, in seconds.")] = None,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Run one stage alone on folders, without store or coordinator."""
+    """Run one stage alone on folders, without store or coordinator. slipway stage NAME --help lists what NAME takes."""
     from slipway.cli.console import answers, print_json
     from slipway.cli.stage_run import parse_pairs, run_stage
+    from slipway.cli.stage_view import figures, read_validation
+    from slipway.errors import REASONS
 
     folders = {key: Path(value) for key, value in parse_pairs(inputs or [], flag="--input").items()}
     done = run_stage(
@@ -48,11 +68,16 @@ def stage(  # noqa: PLR0917 - typer calls it by name
         threads=threads,
         timeout=timeout,
     )
+    validation = read_validation(done)
     if as_json:
-        print_json(done)
+        print_json(done if validation is None else {**done, "validation": validation.model_dump(mode="json")})
     else:
         for output, folder in done["outputs"].items():
             answers.print(f"{output}: {folder}", soft_wrap=True, highlight=False)
+        if validation is not None:
+            answers.print(figures(validation))
+    if validation is not None and validation.failed_outputs:
+        raise typer.Exit(REASONS["VALIDATION_FAILED"].category.exit_code)
 
 
 def sample(

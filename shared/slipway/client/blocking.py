@@ -13,6 +13,7 @@ import grpc
 from slipway.artifacts.files import folder_files
 from slipway.artifacts.pulling import pull
 from slipway.artifacts.store import OnBytes
+from slipway.checksums import without_checksums
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import (
@@ -195,7 +196,7 @@ class Client:
             project: Who it belongs to; the client's project when empty.
             on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
         """
-        files = source if isinstance(source, Mapping) else folder_files(Path(source))
+        files = source if isinstance(source, Mapping) else without_checksums(folder_files(Path(source)))
         return self._artifacts(project).put_files(files, on_bytes=on_bytes)
 
     def pull_artifact(

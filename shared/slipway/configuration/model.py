@@ -58,6 +58,10 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]
 Seconds = Annotated[int, Field(ge=1)]
 
@@ -129,7 +133,7 @@ class OptimizationConfiguration(_Section):
     """
 
     quantization: Levels = ()
-    group_size: int = 32
+    group_size: int = Field(default=32, examples=list(GROUP_SIZES))
     remove_artifacts: bool = True
     compress_weights: bool = True
 
@@ -183,7 +187,7 @@ class OnnxConfiguration(_Section):
     """
 
     enabled: bool = True
-    opset_version: int = 0
+    opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool = True
     optimize_graph: bool = True
     quantization: Levels | None = None
@@ -318,7 +322,8 @@ class RecoveryConfiguration(_Section):
     """What happens after a stage fails.
 
     Attributes:
-        profile: How cautious attempts are; ``auto`` chooses from the model's size and history.
+        profile: How cautious attempts are: ``conservative``, ``balanced`` or ``aggressive``; ``auto`` chooses from the model's
+            size and history.
         max_attempts: Attempts of one task before its failure is final, 1 to 20.
     """
 
@@ -346,10 +351,10 @@ class LogConfiguration(_Section):
     """How much is logged.
 
     Attributes:
-        level: Least severe messages that are logged: ``debug``, ``info``, ``warning`` or ``error``.
+        level: Least severe messages that are logged: ``debug``, ``info``, ``warning`` or ``error``, in any case.
     """
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
 
 
 class ExportConfiguration(_Section):

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from slipway.configuration.model import DimensionRange, ExportConfiguration
+from slipway.configuration.model import FORMAT_LEVELS, LEVELS, DimensionRange, ExportConfiguration, Level
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _UNITS = {
@@ -46,6 +47,25 @@ def default(key: str) -> Any:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def values(key: str) -> tuple[str, ...]:
+    """The values of a setting that has only so many, as text; empty for any other.
+
+    ``none`` among levels means no level beside the unquantized format.
+    """
+    kind = _plain(keys()[key])
+    if get_origin(kind) is tuple and get_args(kind)[0] is Level:
+        section, _, _ = key.rpartition(".")
+        return ("none", *FORMAT_LEVELS.get(section.removeprefix("formats."), LEVELS))
+    if kind is bool:
+        return ("true", "false")
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+def usual_values(key: str) -> tuple[str, ...]:
+    """The values of a setting that has only so many, otherwise examples of them."""
+    return values(key) or tuple(map(str, _field(key).examples or ()))
 
 
 def is_table(key: str) -> bool:
@@ -85,6 +105,14 @@ def size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size|write it like 8GiB or 8589934592")
     return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _field(key: str) -> FieldInfo:
+    *path, name = key.split(".")
+    model: type[BaseModel] = ExportConfiguration
+    for part in path:
+        model = _plain(model.model_fields[part].annotation)
+    return model.model_fields[name]
 
 
 def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:

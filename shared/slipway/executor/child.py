@@ -23,6 +23,7 @@ from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of
 from slipway.executor.memory import own_peak
 from slipway.executor.spans import Spans
+from slipway.executor.surroundings import with_surroundings
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
 
@@ -126,7 +127,7 @@ def _run(execution: dict[str, Any], ctx: Context, events: Events) -> Failure | N
     except BaseException as error:  # the boundary: whatever a stage raises is a value from here on
         if ctx.cancelled.is_set():
             return StageError(f"{name} was cancelled", reason="CANCELLED").failure()
-        failure = failure_of(error, stage=name)
+        failure = with_surroundings(failure_of(error, stage=name), scratch=ctx.workdir)
         ctx.log.debug("the attempt ended with %s", failure.reason, exc_info=error)
         return failure
     return None

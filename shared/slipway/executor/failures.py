@@ -70,13 +70,13 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
 
 def out_of_memory(stage: str, *, detail: str) -> Failure:
     """The failure of a stage that needed more memory than there was."""
-    remedy = "free memory, lower resources.max_memory_bytes or resources.threads, or use a larger machine"
+    remedy = "free memory, run it with fewer threads, or use a machine with more"
     return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=remedy).failure()
 
 
 def disk_full(stage: str, *, detail: str) -> Failure:
     """The failure of a stage that could not write its output."""
-    remedy = "free space where SLIPWAY_HOME lies, for example with slipway cache gc"
+    remedy = "free space on the disk it works on, or work on a larger one"
     return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
 
 

@@ -82,7 +82,7 @@ class Pressure:
             return
         if nearly_full(disk.free, total=disk.total):
             what = f"{size_text(disk.free)} of {size_text(disk.total)} are left for its work folder"
-            self._say("disk", f"runs out of space: {what}; free some, or point SLIPWAY_SCRATCH to a larger disk")
+            self._say("disk", f"runs out of space: {what}; free some, or work on a larger disk")
 
     def _say(self, kind: str, what: str) -> None:
         if kind in self._said:

@@ -20,6 +20,7 @@ from slipway.errors import Failure, StageError
 from slipway.executor.failures import failure_of_exit
 from slipway.executor.memory import tree_memory
 from slipway.executor.pressure import Pressure
+from slipway.executor.surroundings import with_surroundings
 from slipway.logs import SECRET_NAMES
 from slipway.stage import Progress
 from slipway.telemetry import record
@@ -136,26 +137,26 @@ class _Child:
     async def outcome(self, descriptor: int, *, oom_killed: Callable[[], bool]) -> Outcome:
         """Follow the child to its end."""
         tasks = [asyncio.create_task(work) for work in (self._events(descriptor), self._prints(), self._memory())]
-        timed_out = False
+        failure: Failure | None = None
         try:
             self._start()
             async with asyncio.timeout(self._execution.timeout_seconds):
                 await self._exit()
         except TimeoutError:
-            timed_out = True
+            failure = with_surroundings(_timeout(self._execution), scratch=self._execution.workdir)
         finally:
             await asyncio.shield(self._end())
             tasks[2].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         outcome = self._result or Outcome()
-        if timed_out:
-            outcome = Outcome(failure=_timeout(self._execution))
+        if failure is not None:
+            outcome = Outcome(failure=failure)
         elif self._result is None:
             returncode = self._process.returncode or 0
             output = "\n".join(self._output)
             stage = self._execution.stage
             failure = failure_of_exit(returncode, stage=stage, oom_killed=oom_killed(), output=output)
-            outcome = Outcome(failure=failure)
+            outcome = Outcome(failure=with_surroundings(failure, scratch=self._execution.workdir))
         outcome.peak_memory_bytes = self._peak_bytes
         return outcome
 
@@ -279,5 +280,5 @@ def _timeout(execution: Execution) -> Failure:
     return StageError(
         f"{execution.stage} took longer than {execution.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",
-        remedy=f"raise resources.stage_timeouts.{execution.stage} or resources.stage_timeout_seconds",
+        remedy="give it more time, or run nothing beside it",
     ).failure()

@@ -50,7 +50,7 @@ def at_least(least: Number) -> Callable[[str], Number]:
 
 def examples(*lines: str) -> str:
     """For ``epilog=`` of a parser that formats none of its texts."""
-    return "\n".join(["examples:", *(f"  $ {line}" for line in lines)])
+    return "\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
 
 
 def given(arguments: argparse.Namespace, security: Security) -> Security:

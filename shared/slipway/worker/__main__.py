@@ -1,4 +1,4 @@
-"""``python -m slipway.worker --stage NAME[,NAME…] --coordinator HOST:PORT``."""
+"""The worker's process: ``slipway worker``, or ``python -m slipway.worker``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 
 import grpc
 
 from slipway.artifacts.opening import cache_size, open_store
-from slipway.errors import ConfigurationError, ModelExportError
-from slipway.logs import add_log_options, configure_service_logs
+from slipway.errors import ConfigurationError
 from slipway.metrics import reading, serving
 from slipway.registry import load_stage, stage_names
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
 from slipway.runner import TaskRunner
-from slipway.security.flags import add_flags, at_least, examples, given
+from slipway.security.flags import given
 from slipway.security.server import worker_security
+from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.telemetry import tracing
+from slipway.worker.flags import worker_parser
 from slipway.worker.machine import probe
 from slipway.worker.observation import Gauges
 from slipway.worker.pull import Worker, WorkerOptions
@@ -33,25 +33,22 @@ log = logging.getLogger("slipway.worker")
 SERVICE = "slipway.v1.StageService"
 
 
-def main() -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Run a worker until SIGTERM; the exit code is that of the error that ended it, or 0."""
-    arguments = _parser().parse_args()
-    configure_service_logs(arguments.log_level, form=arguments.log_format)
-    try:
-        settings = Settings.from_environment(os.environ)
-        stages = tuple(arguments.stage.split(",")) if arguments.stage else stage_names()
-        for name in stages:
-            load_stage(name)
-        if not (arguments.coordinator or settings.coordinator):
-            raise ConfigurationError("no coordinator is named", remedy="give --coordinator, or set SLIPWAY_COORDINATOR")
-        with tracing(settings, service="slipway-worker"), serving(arguments.metrics) as port:
-            if port:
-                log.info(f"metrics on port {port}")
-            asyncio.run(serve(arguments, settings, stages))
-    except ModelExportError as error:
-        print(f"{error.reason}: {error}", file=sys.stderr)
-        return error.failure().exit_code
-    return 0
+    return run_service(arguments, _run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    settings = Settings.from_environment(os.environ)
+    stages = tuple(arguments.stage.split(",")) if arguments.stage else stage_names()
+    for name in stages:
+        load_stage(name)
+    if not (arguments.coordinator or settings.coordinator):
+        raise ConfigurationError("no coordinator is named", remedy="give --coordinator, or set SLIPWAY_COORDINATOR")
+    with tracing(settings, service="slipway-worker"), serving(arguments.metrics) as port:
+        if port:
+            log.info(f"metrics on port {port}")
+        asyncio.run(serve(arguments, settings, stages))
 
 
 async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple[str, ...]) -> None:
@@ -93,43 +90,5 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         await server.stop(grace=1.0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m slipway.worker",
-        description="Runs stages for a coordinator.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=examples(
-            "python -m slipway.worker --coordinator coordinator:7070",
-            "python -m slipway.worker --coordinator coordinator:7070 --stage combine,merge --slots 2",
-        ),
-    )
-    parser.add_argument(
-        "--stage", default="", metavar="NAME[,NAME…]", help="stages to run; all that are installed by default"
-    )
-    parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="by default SLIPWAY_COORDINATOR")
-    parser.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address for direct calls and health (%(default)s)"
-    )
-    parser.add_argument(
-        "--slots",
-        type=at_least(1),
-        metavar="N",
-        help="tasks at the same time; by default 2, or 1 with a single core or a GPU",
-    )
-    parser.add_argument(
-        "--drain-seconds",
-        type=at_least(0.0),
-        default=20.0,
-        metavar="N",
-        help="time for running tasks after SIGTERM (%(default)g)",
-    )
-    parser.add_argument(
-        "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
-    )
-    add_flags(parser, token=True)
-    add_log_options(parser)
-    return parser
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(worker_parser("python -m slipway.worker").parse_args()))

@@ -82,11 +82,19 @@ def test_without_the_first_task_nothing_is_left() -> None:
     assert record.state is ExportState.FAILED
 
 
-def test_the_first_error_is_the_exports_error() -> None:
-    record = fail(succeed(diamond(), "m"), "b")
-    later = Failure(reason="DISK_FULL", message="later")
-    record = happens(record, EventKind.FAILED, "a", failure=later)
-    assert graph.give_up(record, "a", later, now=4.0).failure == OOPS
+def test_the_error_that_decides_is_the_exports_whichever_came_first() -> None:
+    passing = Failure(reason="DISK_FULL", message="it may pass")
+    wrong = Failure(reason="EXPORT_PARITY_FAILED", message="it computes something else")
+
+    def ended(*failures: tuple[str, Failure]) -> Failure | None:
+        record = succeed(diamond(), "m")
+        for task, failure in failures:
+            record = graph.give_up(happens(record, EventKind.FAILED, task, failure=failure), task, failure, now=4.0)
+        return record.failure
+
+    assert ended(("b", passing), ("a", wrong)) == ended(("a", wrong), ("b", passing)) == wrong
+    alike = Failure(reason="OUT_OF_MEMORY", message="it may pass too")
+    assert ended(("b", passing), ("a", alike)) == ended(("a", alike), ("b", passing)) == alike
 
 
 def test_another_attempt_has_its_parameters_and_rule() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +202,30 @@ def test_auto_chooses_by_size_and_history() -> None:
 
 
 def test_a_final_failure_says_step_by_step_what_to_do() -> None:
-    final = with_guidance(failure("OUT_OF_MEMORY"), attempts=3)
+    final = with_guidance(failure("OUT_OF_MEMORY"), "merge", attempts=3)
     assert "(1)" in final.remedy
     assert "after 3 attempts" in final.remedy
     assert len(final.about["guidance"].splitlines()) >= 3
-    assert with_guidance(failure("STAGE_ERROR"), attempts=1).about["guidance"]
+    assert with_guidance(failure("STAGE_ERROR"), "merge", attempts=1).about["guidance"]
+    late = with_guidance(failure("STAGE_TIMEOUT"), "validate", attempts=1)
+    assert "resources.stage_timeouts.validate" in late.remedy
+
+
+def test_steps_for_any_failure_do_not_follow_a_remedy_of_its_own() -> None:
+    own = replace(failure("STAGE_ERROR"), remedy="do this")
+    assert with_guidance(own, "merge", attempts=3) == own
+    known = replace(failure("OUT_OF_MEMORY"), remedy="do this")
+    assert with_guidance(known, "merge", attempts=1).remedy.startswith("do this; by hand: (1)")
+
+
+def test_steps_name_only_commands_that_need_no_coordinator() -> None:
+    """An export inside one command has none; what is for one alone says so."""
+    steps = [step for steps in default_rules().guidance.values() for step in steps]
+    assert [
+        step
+        for step in steps
+        if re.search(r"slipway (watch|get|list|retry|worker)", step) and "coordinator" not in step
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -245,4 +266,4 @@ def test_an_operators_table_replaces_the_built_in_one(tmp_path: Path) -> None:
     assert found is not None
     assert (found.rule, found.params) == ("mine", {"a": 1})
     assert recover(failure("UNSUPPORTED", tool="y"), "merge", table=table, **arguments) is None
-    assert with_guidance(failure("DISK_FULL"), attempts=1, table=table).about["guidance"] == "call us"
+    assert with_guidance(failure("DISK_FULL"), "merge", attempts=1, table=table).about["guidance"] == "call us"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from slipway.executor.process import GRACE_SECONDS, Execution, Outcome, execute
+from slipway.executor.surroundings import surroundings_of
 from slipway.stage import Progress
 from unhurried import unhurried
 
@@ -75,6 +76,9 @@ def test_every_end_is_a_typed_failure(
     assert outcome.failure is not None
     assert outcome.failure.reason == reason
     assert says in str(outcome.failure)
+    left = surroundings_of(outcome.failure.about)
+    assert 0 < left["memory_available_bytes"] <= left["memory_total_bytes"] <= psutil.virtual_memory().total
+    assert left["scratch_free_bytes"] > 0
     assert descendants() <= shared
 
 
@@ -102,6 +106,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path
     outcome = run("TROUBLE", tmp_path, kind="hang", timeout=1.5)
     assert outcome.failure is not None
     assert outcome.failure.reason == "STAGE_TIMEOUT"
+    assert surroundings_of(outcome.failure.about)["memory_total_bytes"] > 0
     assert time.monotonic() - start < 120  # not 600
     assert descendants() <= shared
 

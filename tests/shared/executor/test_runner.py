@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from slipway.artifacts import LocalStore
+from slipway.executor.surroundings import surroundings_of
 from slipway.runner import TaskResult, TaskRunner, TaskSpec
 
 SOURCE, ECHO, TROUBLE = "stages_for_tests:SOURCE", "stages_for_tests:ECHO", "stages_for_tests:TROUBLE"
@@ -69,6 +70,9 @@ def test_failures_are_values(
     result = run(runner, stage, inputs, **params)
     assert result.failure is not None
     assert result.failure.reason == reason
+    left = surroundings_of(result.failure.about)
+    assert left.keys() >= {"memory_available_bytes", "memory_total_bytes", "scratch_free_bytes", "store_free_bytes"}
+    assert all(count > 0 for count in left.values())
     assert store.digests() == []
     assert list((tmp_path / "scratch").iterdir()) == []
 
@@ -77,6 +81,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
+from slipway.executor.surroundings import surroundings_of
 from slipway.runner import TaskRunner, TaskSpec
 root = Path(sys.argv[1])
 runner = TaskRunner(LocalStore(root / "store"), root / "scratch")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.stage import Runtime
 
@@ -71,9 +72,13 @@ _HERE = __name__
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("mobius", tuple(range(14, 25)), {"onnxruntime": 23, "tensorrt": 20}, f"{_HERE}.mobius"),
-        Engine("dynamo", tuple(range(18, 24)), {"onnxruntime": 23, "tensorrt": 20}, f"{_HERE}.dynamo"),
-        Engine("legacy", tuple(range(14, 18)), {"onnxruntime": 17, "tensorrt": 17}, f"{_HERE}.legacy"),
+        Engine(
+            "mobius", tuple(ENGINE_OPSETS["mobius"]), {"onnxruntime": BEST_OPSET, "tensorrt": 20}, f"{_HERE}.mobius"
+        ),
+        Engine(
+            "dynamo", tuple(ENGINE_OPSETS["dynamo"]), {"onnxruntime": BEST_OPSET, "tensorrt": 20}, f"{_HERE}.dynamo"
+        ),
+        Engine("legacy", tuple(ENGINE_OPSETS["legacy"]), {"onnxruntime": 17, "tensorrt": 17}, f"{_HERE}.legacy"),
     )
 }
 

@@ -1,0 +1,62 @@
+"""The coordinator's command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from slipway.security.flags import at_least
+from slipway.service_flags import service_parser
+
+
+def coordinator_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser, for a program of this name."""
+    parser = service_parser(
+        prog,
+        "Carries out exports.",
+        "--state state.db",
+        "migrate --state postgresql://slipway@db/slipway",
+        listen="127.0.0.1:7070",
+        listens_for="clients and workers",
+    )
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=["serve", "migrate"],
+        default="serve",
+        help="serve (the default), or bring the tables of a PostgreSQL state up to date and end",
+    )
+    place = os.environ.get("SLIPWAY_STATE", "")
+    parser.add_argument(
+        "--state",
+        default=place or None,
+        required=not place,
+        metavar="PLACE",
+        help="SQLite file, or postgresql://USER@HOST/DATABASE; by default SLIPWAY_STATE, which ps does not show",
+    )
+    parser.add_argument(
+        "--recovery-rules", type=Path, metavar="FILE", help="recovery table; by default the one that Slipway brings"
+    )
+    parser.add_argument(
+        "--lease-seconds",
+        type=at_least(1.0),
+        default=30.0,
+        metavar="N",
+        help="silence after which a worker is given up (%(default)g)",
+    )
+    parser.add_argument(
+        "--max-exports",
+        type=at_least(1),
+        default=10_000,
+        metavar="N",
+        help="exports that may be under way; more are refused (%(default)s)",
+    )
+    parser.add_argument(
+        "--retain-days",
+        type=at_least(0.0),
+        metavar="N",
+        help="forget exports this long after their end; never by default",
+    )
+    parser.add_argument("--allow-anonymous", action="store_true", help="let everybody in who reaches the address")
+    return parser

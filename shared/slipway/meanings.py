@@ -1,0 +1,27 @@
+"""What the fields of a model mean: said once, where they are declared, for help, tables and documentation alike."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from pydantic import BaseModel
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the meaning of each field: its description, otherwise what the docstring's ``Attributes:`` say of it."""
+    said = _attributes(inspect.cleandoc(model.__doc__ or ""))
+    described = {name: info.description for name, info in model.model_fields.items() if info.description}
+    return {**said, **described}
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for line in docstring.partition("Attributes:\n")[2].splitlines():
+        field = re.match(r"    (\w+): (.*)", line)
+        if field is not None:
+            name, found[field[1]] = field[1], field[2]
+        elif line.strip() and name:
+            found[name] += f" {line.strip()}"
+    return found
