@@ -71,6 +71,10 @@ class SourceFolders:
                 return mirror.put(files, store, scratch=self._new(), on_bytes=on_bytes)
         return store.put_files(files, on_bytes=on_bytes)
 
+    def has_contents(self, folder: Path) -> bool:
+        """Whether files of a folder that :meth:`find` gave can be read; of a bucket, only what describes them is here."""
+        return not any(folder.resolve().is_relative_to(mirror.folder.resolve()) for mirror in self._mirrors.values())
+
     def show(self, text: str) -> str:
         """A text for people: sources under their own names."""
         for folder, name in self._names.items():

@@ -1,0 +1,144 @@
+"""Two model folders compared: kind of model and sizes from their configurations, shapes from headers, then sampled weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from slipway.base_format import quantization_of
+from slipway.base_match.recorded import read_small_json
+from slipway.base_match.weights import WeightsOutcome, compare_weights, same_files
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import CONFIG, has_safetensors
+from slipway.safetensors_file import TensorInfo, read_weights
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+)
+"""Settings that no copy, conversion or quantization of a model changes. The vocabulary's size is not among them."""
+
+
+class Outcome(Enum):
+    """How a comparison came out."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome, and what shows it: a part of a sentence about the model in use."""
+
+    outcome: Outcome
+    what: str
+
+
+def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
+    """Compare the model in use with the one that the adapter names.
+
+    Another stored type of the same weights, other shards, a tied head that is stored or not, and a vocabulary with more rows
+    make no other model. What is quantized or a pickle is compared by its configuration only.
+
+    Args:
+        used: The model in use.
+        recorded: The one the adapter names.
+        contents: Whether the weights of ``used`` can be read, and not only their headers.
+    """
+    ours, theirs = read_small_json(used / CONFIG), read_small_json(recorded / CONFIG)
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return Comparison(Outcome.UNKNOWN, f"{CONFIG} of one of them cannot be read")
+    if other := _other_kind(ours, theirs):
+        return Comparison(Outcome.OTHER, other)
+    if _type_of(ours) != _type_of(theirs):  # the text part of a model of several kinds
+        return Comparison(Outcome.UNKNOWN, f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}")
+    if contents and same_files(used, recorded):
+        return Comparison(Outcome.SAME, "their weights are the same files")
+    if quantization_of(ours) or quantization_of(theirs):
+        return Comparison(Outcome.UNKNOWN, "one of them is quantized, so that their weights cannot be compared")
+    if not (has_safetensors(used) and has_safetensors(recorded)):
+        return Comparison(Outcome.UNKNOWN, "the weights of one of them are a pickle, which is not opened here")
+    return _compare_tensors(used, recorded, contents=contents, vocabularies={_vocabulary(ours), _vocabulary(theirs)})
+
+
+def _compare_tensors(used: Path, recorded: Path, *, contents: bool, vocabularies: set[int]) -> Comparison:
+    try:
+        ours, theirs = read_weights(used), read_weights(recorded)
+    except (CheckpointValidationError, OSError) as error:
+        said = error.message if isinstance(error, CheckpointValidationError) else str(error)
+        return Comparison(Outcome.UNKNOWN, f"weights cannot be compared ({said})")
+    common = {name: (info, theirs[name]) for name, info in ours.items() if name in theirs}
+    for name, (one, other) in common.items():
+        if one.shape != other.shape and not _resized(one, other, vocabularies):
+            what = f"{name} has the shape {one.shape} and not {other.shape}"
+            return Comparison(Outcome.OTHER, what)
+    if not contents:
+        return Comparison(Outcome.UNKNOWN, "their shapes agree, and the weights lie in a bucket")
+    if 10 * sum(one.nbytes for one, _ in common.values()) < 9 * sum(info.nbytes for info in ours.values()):
+        return Comparison(Outcome.UNKNOWN, "most of their weights have other names")
+    found = compare_weights(
+        list(common.values()), in_vocabulary=lambda info: info.shape[:1] in {(v,) for v in vocabularies}
+    )
+    match found.outcome:
+        case WeightsOutcome.SAME:
+            return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
+        case WeightsOutcome.OTHER:
+            return Comparison(Outcome.OTHER, f"{found.name} has other values")
+    return Comparison(
+        Outcome.UNKNOWN,
+        found.name and f"only the vocabulary's rows differ ({found.name})" or "no weight can be compared",
+    )
+
+
+def _other_kind(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """What makes a configuration that of another model; empty when nothing does."""
+    one, other = _type_of(ours), _type_of(theirs)
+    if one != other and one and other and one not in _parts(theirs) and other not in _parts(ours):
+        return f"model_type is {one!r} ({_classes(ours)}) and not {other!r} ({_classes(theirs)})"
+    text, their_text = _text(ours), _text(theirs)
+    for key in _SIZES:
+        size, their_size = text.get(key), their_text.get(key)
+        if isinstance(size, int) and isinstance(their_size, int) and size != their_size:
+            return f"{key} is {size} and not {their_size}"
+    return ""
+
+
+def _type_of(config: Mapping[str, Any]) -> str:
+    found = config.get("model_type")
+    return found[:100] if isinstance(found, str) else ""
+
+
+def _parts(config: Mapping[str, Any]) -> set[str]:
+    """Kinds of the models that a model of several kinds is made of."""
+    return {_type_of(part) for part in config.values() if isinstance(part, dict)}
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _classes(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return ", ".join(str(name)[:100] for name in names[:3]) if isinstance(names, list) and names else "no architectures"
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    size = _text(config).get("vocab_size")
+    return size if isinstance(size, int) else 0
+
+
+def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:
+    """Whether two tensors differ in the rows of a vocabulary only."""
+    rows = {info.shape[0] for info in (one, other) if info.shape}
+    return one.shape[1:] == other.shape[1:] and len(rows) == 2 and bool(rows & vocabularies)
