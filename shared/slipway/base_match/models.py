@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,44 +61,54 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         return Comparison(Outcome.UNKNOWN, f"{CONFIG} of one of them cannot be read")
     if other := _other_kind(ours, theirs):
         return Comparison(Outcome.OTHER, other)
-    if _type_of(ours) != _type_of(theirs):  # the text part of a model of several kinds
-        return Comparison(Outcome.UNKNOWN, f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}")
     if contents and same_files(used, recorded):
         return Comparison(Outcome.SAME, "their weights are the same files")
-    if quantization_of(ours) or quantization_of(theirs):
-        return Comparison(Outcome.UNKNOWN, "one of them is quantized, so that their weights cannot be compared")
-    if not (has_safetensors(used) and has_safetensors(recorded)):
-        return Comparison(Outcome.UNKNOWN, "the weights of one of them are a pickle, which is not opened here")
-    return _compare_tensors(used, recorded, contents=contents, vocabularies={_vocabulary(ours), _vocabulary(theirs)})
-
-
-def _compare_tensors(used: Path, recorded: Path, *, contents: bool, vocabularies: set[int]) -> Comparison:
+    if why := _incomparable(ours, theirs) or _pickled(used, recorded):
+        return Comparison(Outcome.UNKNOWN, why)
     try:
-        ours, theirs = read_weights(used), read_weights(recorded)
+        weights = read_weights(used), read_weights(recorded)
     except (CheckpointValidationError, OSError) as error:
         said = error.message if isinstance(error, CheckpointValidationError) else str(error)
         return Comparison(Outcome.UNKNOWN, f"weights cannot be compared ({said})")
-    common = {name: (info, theirs[name]) for name, info in ours.items() if name in theirs}
-    for name, (one, other) in common.items():
+    return _compare_tensors(*weights, contents=contents, vocabularies={_vocabulary(ours), _vocabulary(theirs)})
+
+
+def _compare_tensors(
+    ours: Mapping[str, TensorInfo], theirs: Mapping[str, TensorInfo], *, contents: bool, vocabularies: set[int]
+) -> Comparison:
+    common = [(info, theirs[name]) for name, info in ours.items() if name in theirs]
+    for one, other in common:
         if one.shape != other.shape and not _resized(one, other, vocabularies):
-            what = f"{name} has the shape {one.shape} and not {other.shape}"
-            return Comparison(Outcome.OTHER, what)
+            return Comparison(Outcome.OTHER, f"{one.name} has the shape {one.shape} and not {other.shape}")
     if not contents:
         return Comparison(Outcome.UNKNOWN, "their shapes agree, and the weights lie in a bucket")
-    if 10 * sum(one.nbytes for one, _ in common.values()) < 9 * sum(info.nbytes for info in ours.values()):
+    in_vocabulary = partial(_in_vocabulary, vocabularies=vocabularies)
+    of_layers = sum(info.nbytes for info in ours.values() if not in_vocabulary(info))  # a tied head is stored or not
+    if 10 * sum(one.nbytes for one, _ in common if not in_vocabulary(one)) < 9 * of_layers:
         return Comparison(Outcome.UNKNOWN, "most of their weights have other names")
-    found = compare_weights(
-        list(common.values()), in_vocabulary=lambda info: info.shape[:1] in {(v,) for v in vocabularies}
-    )
+    found = compare_weights(common, in_vocabulary=in_vocabulary)
     match found.outcome:
         case WeightsOutcome.SAME:
             return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
         case WeightsOutcome.OTHER:
             return Comparison(Outcome.OTHER, f"{found.name} has other values")
-    return Comparison(
-        Outcome.UNKNOWN,
-        found.name and f"only the vocabulary's rows differ ({found.name})" or "no weight can be compared",
-    )
+    what = f"only rows of the vocabulary differ ({found.name})" if found.name else "no weight can be compared"
+    return Comparison(Outcome.UNKNOWN, what)
+
+
+def _incomparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Why the weights of two related models cannot be compared; empty when they can."""
+    if _type_of(ours) != _type_of(theirs):  # the text part of a model of several kinds
+        return f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}"
+    if quantization_of(ours) or quantization_of(theirs):
+        return "one of them is quantized, so that their weights cannot be compared"
+    return ""
+
+
+def _pickled(used: Path, recorded: Path) -> str:
+    if has_safetensors(used) and has_safetensors(recorded):
+        return ""
+    return "the weights of one of them are a pickle, which is not opened here"
 
 
 def _other_kind(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -136,6 +147,11 @@ def _classes(config: Mapping[str, Any]) -> str:
 def _vocabulary(config: Mapping[str, Any]) -> int:
     size = _text(config).get("vocab_size")
     return size if isinstance(size, int) else 0
+
+
+def _in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:
+    """Whether a tensor has a row per token, as embedding and head have."""
+    return bool(info.shape) and info.shape[0] in vocabularies
 
 
 def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:

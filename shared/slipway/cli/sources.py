@@ -11,11 +11,11 @@ from slipway.artifacts import Artifacts
 from slipway.base_format import base_format
 from slipway.base_match import BaseMatch
 from slipway.base_match.evidence import UsedBase, match_base
-from slipway.base_match.recorded import TRAINING_FOLDERS
-from slipway.checkpoints import Checkpoint, find_checkpoint
+from slipway.base_match.recorded import recorded_base
+from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
-from slipway.model_files import CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.model_files import model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 
 _CACHED = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[0-9a-f]+$")
@@ -146,15 +146,9 @@ def _label(base: Path, name: str) -> str:
 
 
 def _adapters_base(checkpoint: Checkpoint) -> str:
-    """The base model that the adapter's configuration names; empty when it names none.
-
-    A relative path there starts where the training ran, which is most often the folder that holds the run.
-    """
-    name = checkpoint.base_model or ""
-    if not name or Path(name).expanduser().is_dir():
-        return name
-    folders = checkpoint.path.absolute().parents[:TRAINING_FOLDERS]
-    return next((str(folder / name) for folder in folders if (folder / name / CONFIG).is_file()), name)
+    """The base model that the adapter's configuration names, where it is found; empty when it names none."""
+    recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path))
+    return recorded.name if recorded.folder is None else str(recorded.folder)
 
 
 def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:
