@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slipway.artifacts import Artifacts
 from slipway.base_format import base_format
-from slipway.base_match import BaseMatch
+from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base
 from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
@@ -124,15 +124,18 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders) -> Sources
     base = resolve_base_model(str(folders.find(name)))
     stored_as = base_format(base)
     used = UsedBase(base, _label(base, name), contents=folders.has_contents(base))
+    adapters = (checkpoint, *more)
+    base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
+    trusted = (base_match.reason,) if base_match.status is BaseMatchStatus.TRUSTED else ()
     return Sources(
         base=base,
         base_name=name,
         checkpoint=checkpoint,
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
-        base_match=match_base(used, [each.path for each in (checkpoint, *more)], trust=configuration.base_model.trust),
+        base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
-        warnings=tuple(warning for each in (checkpoint, *more) for warning in each.warnings),
+        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
         folders=folders,
     )
 
