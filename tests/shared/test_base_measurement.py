@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from datetime import UTC, datetime
+
 import pytest
+from rich.console import Console
+from rich.style import Style
 
 from slipway.base_match import BaseMatch, BaseMatchStatus, joined
 from slipway.base_match.match import REASON_LABEL, STATUS_LABEL
 from slipway.base_match.measurement import measure
+from slipway.cli.summary import summary
+from slipway.result import ExportResult, FormatResult
 from slipway.validation import Engine, Reference, ValidationInputs, ValidationReport
 
 RIGHT = (0.9, 0.7, 1.1, 0.6, 0.8, 0.5, 0.9, 1.2, 0.4, 0.9)
@@ -89,3 +96,30 @@ def test_a_client_without_evidence_gets_the_measurement(labels: dict[str, str]) 
     assert files.status is BaseMatchStatus.UNPROVEN
     assert joined(files, report(RIGHT)).verdict == "green"
     assert joined(files, report(NOISE)).verdict == "amber"
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "colour"),
+    [
+        (BaseMatchStatus.CONFIRMED, "base model confirmed: ", "green"),
+        (BaseMatchStatus.UNPROVEN, "base model unproven: ", "bold yellow"),
+        (BaseMatchStatus.TRUSTED, "base model taken on trust: ", "bold yellow"),
+    ],
+)
+def test_the_summary_says_it_once_before_the_warnings(status: BaseMatchStatus, says: str, colour: str) -> None:
+    found = BaseMatch(status=status, reason="what is known")
+    result = ExportResult(
+        export_id="e-1",
+        timestamp=datetime(2026, 11, 21, tzinfo=UTC),
+        success=True,
+        formats={"pytorch": FormatResult(digest="sha256:0", size_bytes=1)},
+        base_match=found,
+        warnings=("another warning", found.reason),
+    )
+    console = Console(width=200, file=io.StringIO(), color_system="standard", force_terminal=True)
+    segments = list(console.render(summary(result), console.options))
+    text = "".join(segment.text for segment in segments)
+    assert text.count("what is known") == 1
+    assert text.index(says) < text.index("another warning")
+    (verdict,) = [segment for segment in segments if segment.text == says]
+    assert verdict.style == Style.parse(colour)

@@ -55,23 +55,25 @@ def examine(
             checked = preflight(
                 tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
             )
-            checked = replace(checked, findings=(_base(sources, configuration), *checked.findings))
+            checked = replace(checked, findings=(*_base(sources, configuration), *checked.findings))
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
         return None, Preflight((finding,)), tasks
     return sources, checked, tasks
 
 
-def _base(sources: Sources, configuration: ExportConfiguration) -> Finding:
-    """What files tell of the base model, and what is missing to know more."""
+def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
+    """What files tell of the base model, and what is missing to know more; a base taken on trust is among the warnings."""
     found, validation = sources.base_match, configuration.validation
-    if found.verdict == "green":
-        return Finding("base model", Verdict.OK, found.reason)
-    measured = validation.enabled and validation.compare_outputs and sources.heldout is not None
-    if found.status is BaseMatchStatus.UNPROVEN and measured:
-        return Finding("base model", Verdict.OK, f"{found.reason}; validation judges it by the held-out text")
-    remedy = "" if measured else "validation can judge it by held-out text: set validation.heldout"
-    return Finding("base model", Verdict.WARNING, found.reason, remedy)
+    match found.status:
+        case BaseMatchStatus.TRUSTED:
+            return []
+        case BaseMatchStatus.CONFIRMED:
+            return [Finding("base model", Verdict.OK, found.reason)]
+    if validation.enabled and validation.compare_outputs and sources.heldout is not None:
+        return [Finding("base model", Verdict.OK, f"{found.reason}; validation judges it by the held-out text")]
+    remedy = "validation can judge it by held-out text: set validation.heldout"
+    return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
 
 
 def _document(

@@ -18,7 +18,8 @@ def summary(result: ExportResult) -> RenderableType:
     if result.formats:
         parts += [_formats(result), Text()]
     parts += _base(result)
-    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in result.warnings]
+    told = result.base_match.reason if result.base_match else ""
+    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in result.warnings if warning != told]
     parts += [
         Text.assemble(("recovered ", "yellow"), f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
         for attempt in result.attempts
