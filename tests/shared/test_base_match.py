@@ -243,9 +243,16 @@ def only_the_vocabulary_differs(tmp_path: Path) -> Path:
     return make_model(tmp_path / "used", tensors)
 
 
+def layers_in_8_bit(tmp_path: Path) -> Path:
+    """Only the norms can be compared, which siblings share."""
+    tensors = {n: t if "norm" in n else t.to(torch.float8_e4m3fn) for n, t in weights(seed=4).items()}
+    return make_model(tmp_path / "used", tensors | {"model.norm.weight": weights()["model.norm.weight"]})
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        layers_in_8_bit,
         missing,
         recorded_is_quantized,
         recorded_is_a_pickle,

@@ -91,7 +91,11 @@ def _compare_tensors(
             return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
         case WeightsOutcome.OTHER:
             return Comparison(Outcome.OTHER, f"{found.name} has other values")
-    what = f"only rows of the vocabulary differ ({found.name})" if found.name else "no weight can be compared"
+    what = (
+        f"only rows of the vocabulary differ ({found.name})"
+        if found.name
+        else "their weights are stored in types that are not compared"
+    )
     return Comparison(Outcome.UNKNOWN, what)
 
 

@@ -29,7 +29,7 @@ _MOST_OPEN = 64
 
 
 class WeightsOutcome(Enum):
-    """How the weights compare. ``UNKNOWN``: nothing was comparable, or only the vocabulary's rows differ."""
+    """How the weights compare. ``UNKNOWN``: some types are not comparable, or only the vocabulary's rows differ."""
 
     SAME = "same"
     OTHER = "other"
@@ -74,7 +74,7 @@ def compare_weights(
     """
     ordered = sorted(pairs, key=lambda pair: pair[0].name)
     step = -(-len(ordered) // MOST_TENSORS) or 1
-    compared, odd = 0, ""
+    compared, odd, skipped = 0, "", ""
     with _Files() as files:
         for one, other in ordered[::step]:
             try:
@@ -82,21 +82,26 @@ def compare_weights(
             except (OSError, EOFError):
                 return ComparedWeights(WeightsOutcome.UNKNOWN)
             if same is None:
+                skipped = skipped or one.name
                 continue
             compared += 1
             if not same and in_vocabulary(one):
                 odd = odd or one.name
             elif not same:
                 return ComparedWeights(WeightsOutcome.OTHER, compared, one.name)
-    return ComparedWeights(WeightsOutcome.UNKNOWN if odd or not compared else WeightsOutcome.SAME, compared, odd)
+    if odd or skipped or not compared:
+        return ComparedWeights(WeightsOutcome.UNKNOWN, compared, odd)
+    return ComparedWeights(WeightsOutcome.SAME, compared)
 
 
 def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | None:
-    """Whether the samples agree; None for tensors without values, and for types that are not converted here."""
+    """Whether the samples agree; None for types that are not converted here."""
     count = min(one.numel, other.numel)  # a resized vocabulary has its rows at the end
+    if not count:
+        return True
     mixed = one.dtype != other.dtype
     bits, their_bits = DTYPE_BITS[one.dtype], DTYPE_BITS[other.dtype]
-    if not count or bits % 8 or (mixed and not {one.dtype, other.dtype} <= set(_FLOATS)):
+    if bits % 8 or (mixed and not {one.dtype, other.dtype} <= set(_FLOATS)):
         return None
     width, their_width = bits // 8, their_bits // 8
     sample = min(count, _SAMPLE_BYTES // width)
