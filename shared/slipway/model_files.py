@@ -125,8 +125,11 @@ def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
     """
-    local = Path(name).expanduser()
-    folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
+    try:
+        local = Path(name).expanduser()
+        folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
+    except (OSError, RuntimeError):  # a name that no file system takes, or the home of somebody who has no account here
+        folder = cached_snapshot(name, revision)
     model_files(folder)
     return folder
 

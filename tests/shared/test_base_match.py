@@ -14,7 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
-from slipway.errors import CheckpointValidationError
+from slipway.cli.sources import find_sources
+from slipway.configuration import ExportConfiguration
+from slipway.errors import CheckpointValidationError, ModelExportError
+from slipway.settings import Settings
+from slipway.sources import SourceFolders
 
 VOCABULARY, HIDDEN, WIDE, LAYERS = 40, 16, 24, 3
 CONFIG = {
@@ -291,6 +295,29 @@ def test_hostile_names_are_names(tmp_path: Path, name: object) -> None:
     labels = found.labels()
     assert all(len(value.encode()) <= 2048 and "\0" not in value for value in labels.values())
     assert BaseMatch.of_labels(labels).status is found.status
+
+
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-this-name/base", "a" * 5000, "a\0b", "../" * 2000, "\udc80", "https://[::1"]
+)
+def test_a_hostile_name_is_a_base_that_is_not_found(tmp_path: Path, name: str) -> None:
+    make_adapter(tmp_path / "run" / "checkpoint-1", base=name)
+    configuration = ExportConfiguration.model_validate({"checkpoint": {"path": str(tmp_path / "run")}})
+    settings = Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})
+    with SourceFolders(settings) as folders, pytest.raises(ModelExportError) as error:
+        find_sources(configuration, folders)
+    assert error.value.reason == "BASE_MODEL_NOT_FOUND"
+
+
+def test_the_base_that_the_adapter_names_is_found_beside_the_run_first(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "work" / "base", weights(seed=5))  # of the same name, where the command is given
+    monkeypatch.chdir(tmp_path / "work")
+    configuration = ExportConfiguration.model_validate({"checkpoint": {"path": str(adapter.parent)}})
+    settings = Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})
+    with SourceFolders(settings) as folders:
+        assert find_sources(configuration, folders).base == tmp_path / "base"
 
 
 def test_a_bucket_is_compared_by_headers_alone(adapter: Path, tmp_path: Path) -> None:

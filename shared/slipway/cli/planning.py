@@ -87,10 +87,10 @@ def _document(
         if sources is None
         else {
             "base": sources.folders.show(str(sources.base)),
-            "base_match": sources.base_match.model_dump(mode="json"),
             "checkpoint": sources.folders.show(str(sources.checkpoint.path)),
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
         },
+        "base_match": sources.base_match.model_dump(mode="json") if sources else None,
         "tasks": [asdict(task) for task in tasks],
         "preflight": checked.to_json(),
     }

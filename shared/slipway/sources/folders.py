@@ -61,7 +61,10 @@ class SourceFolders:
             folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
             self._names[str(folder)] = source
             return (self._store or open_store(self._settings)).fetch(source, folder)
-        return Path(source).expanduser()
+        try:
+            return Path(source).expanduser()
+        except RuntimeError:  # the home of somebody who has no account here
+            return Path(source)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
         """Store files of a folder that :meth:`find` gave; answers the digest."""
