@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_small_json
 from slipway.errors import CheckpointValidationError
 from slipway.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
@@ -40,7 +41,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     except (CheckpointValidationError, OSError):  # reported where they are used
         return ""
     settings = read_small_json(base / CONFIG)
-    vocabulary = settings.get("vocab_size") if isinstance(settings, dict) else None
+    vocabulary = vocabulary_size(settings) if isinstance(settings, dict) else 0
     depths = _depths(weights)
     for name, tensor in adapter.items():
         factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)
@@ -63,20 +64,21 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     return ""
 
 
-def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: TensorInfo, *, vocabulary: object) -> str:
+def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: TensorInfo, *, vocabulary: int) -> str:
     """A pair whose product has another shape than the weight, whichever way round that is stored. a: (r, d_in), b: (d_out, r)."""
     b = adapter.get(a.name.replace(".lora_A.", ".lora_B."))
-    if b is None or b is a or len(b.shape) != 2 or a.shape[0] != b.shape[1] or vocabulary in weight.shape:
-        return ""  # not understood; or of a vocabulary, which may have been resized
+    if b is None or b is a or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        return ""
     product = (b.shape[0], a.shape[1])
-    if product in (weight.shape, weight.shape[::-1]):
+    resized = weight.shape[0] == vocabulary and product[1] == weight.shape[1]
+    if resized or product in (weight.shape, weight.shape[::-1]):
         return ""
     return (
         f"adapter tensor {a.name!r} {a.shape}, with its lora_B {b.shape}, does not fit {weight.name!r} {weight.shape}"
     )
 
 
-def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: object) -> str:
+def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> str:
     """A whole weight of another shape; more or fewer rows are those of a resized vocabulary."""
     resized = weight.shape[0] == vocabulary and tensor.shape[1] == weight.shape[1]
     if tensor.shape == weight.shape or resized:

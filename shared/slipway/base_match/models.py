@@ -69,7 +69,7 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         weights = read_weights(used), read_weights(recorded)
     except (CheckpointValidationError, OSError):
         return Comparison(Outcome.UNKNOWN, "the weights of one of them cannot be read")
-    return _compare_tensors(*weights, contents=contents, vocabularies={_vocabulary(ours), _vocabulary(theirs)})
+    return _compare_tensors(*weights, contents=contents, vocabularies={vocabulary_size(ours), vocabulary_size(theirs)})
 
 
 def _compare_tensors(
@@ -147,7 +147,8 @@ def _classes(config: Mapping[str, Any]) -> str:
     return ", ".join(str(name)[:100] for name in names[:3]) if isinstance(names, list) and names else "no architectures"
 
 
-def _vocabulary(config: Mapping[str, Any]) -> int:
+def vocabulary_size(config: Mapping[str, Any]) -> int:
+    """Rows of a model's embedding by its configuration; 0 if that does not say."""
     size = _text(config).get("vocab_size")
     return size if isinstance(size, int) else 0
 
