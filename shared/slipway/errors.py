@@ -106,6 +106,9 @@ REASONS: Mapping[str, Reason] = {
     "BASE_MODEL_INVALID": Reason(
         _C.INVALID_INPUT, "the base model's folder is incomplete or of an unknown architecture"
     ),
+    "BASE_MODEL_MISMATCH": Reason(
+        _C.INVALID_INPUT, "the base model is not the one the adapter was trained on; base_model.trust overrides this"
+    ),
     "CHECKPOINT_NOT_FOUND": Reason(_C.NOT_FOUND, "no folder, or no checkpoint in it"),
     "CHECKPOINT_INCOMPLETE": Reason(_C.INVALID_INPUT, "the newest usable checkpoint is half-written or lacks a file"),
     "CHECKPOINT_SHARDED": Reason(

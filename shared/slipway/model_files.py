@@ -139,13 +139,21 @@ def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
     """
-    local = Path(name).expanduser()
-    folder = local.resolve() if local.is_dir() else _cached_snapshot(name, revision)
+    try:
+        local = Path(name).expanduser()
+        folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
+    except (OSError, RuntimeError):  # a name that no file system takes, or the home of somebody who has no account here
+        folder = cached_snapshot(name, revision)
     model_files(folder)
     return folder
 
 
-def _cached_snapshot(name: str, revision: str | None) -> Path:
+def cached_snapshot(name: str, revision: str | None = None) -> Path:
+    """Folder of a repository's snapshot in the local Hugging Face cache.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
+    """
     remedy = f"give the path of its folder, or download it first: hf download {name}"
     try:
         from huggingface_hub import snapshot_download

@@ -8,6 +8,7 @@ from datetime import UTC
 from pathlib import Path
 
 from slipway.artifacts import Artifacts
+from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.executor.surroundings import surroundings_of
 from slipway.result import AttemptResult, ExportResult, FormatResult
@@ -74,6 +75,7 @@ def export_result(
         inference_speed_ms=fastest.inference_speed_ms if fastest else None,
         memory_usage_mb=fastest.memory_usage_mb if fastest else None,
         validation_passed=None if validation is None else validation.passed,
+        base_match=joined(BaseMatch.of_labels(export.labels), validation),
         validation_report_path=str(output_directory / "report.html") if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",

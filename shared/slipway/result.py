@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from slipway.base_match import BaseMatch
+
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -119,6 +121,8 @@ class ExportResult(_Value):
         inference_speed_ms: Of the fastest produced format: one forward pass over a prompt.
         memory_usage_mb: Of the same format: peak memory while it was measured, 10^6 bytes.
         validation_passed: None when nothing was validated.
+        base_match: Whether the base model is the one the adapter was trained on, and what speaks for it; its verdict is green or
+            amber, and amber is no failure.
         validation_report_path: ``report.html``; empty when nothing was delivered.
         reason: Stable reason of a failure; empty on success.
         error_message: Why the export failed, with the remedy; empty on success.
@@ -140,6 +144,7 @@ class ExportResult(_Value):
     inference_speed_ms: float | None = None
     memory_usage_mb: float | None = None
     validation_passed: bool | None = None
+    base_match: BaseMatch | None = None
     validation_report_path: str = ""
     reason: str = ""
     error_message: str = ""

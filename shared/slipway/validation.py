@@ -326,6 +326,8 @@ class Reference(_Value):
         engine: What ran it.
         perplexity: On the windows.
         base_perplexity: The base model's without the adapter, on the same windows.
+        gain_per_window: Nats per token that the adapter saves in each window: the base's mean negative log-likelihood minus the
+            reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.measurement``).
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: how much the adapter matters on this text. An
             output whose distance to the reference is not small against this has lost what was trained.
         logit_scale: Root mean square of the reference's logits, at least 1: differences are limited relative to it.
@@ -342,6 +344,7 @@ class Reference(_Value):
     engine: Engine
     perplexity: float | None = None
     base_perplexity: float | None = None
+    gain_per_window: tuple[float | None, ...] = ()
     adapter_effect_kl: float | None = None
     logit_scale: float = 1.0
     arithmetic_noise: float | None = None

@@ -86,6 +86,15 @@ def test_an_export_needs_no_store(site: Site, tmp_path: Path) -> None:
     done = site.run("ci", *words, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert not (site.folder / "home-of-ci" / "store").exists()
+    assert (
+        done.json["base_match"]["status"] == "confirmed"
+    )  # an artifact with the weights of the folder the adapter names
+    labels = site.run("ci", "get", done.json["export_id"], "--json").json["labels"]
+    assert labels["base_match"] == "confirmed"
+    wrong = tiny_models.make_base(tmp_path / "elsewhere" / "base", seed=9)
+    for command in ("export", "submit"):
+        other = site.run("ci", command, "--json", "--base-model", wrong, "--checkpoint", tmp_path / "run", *only_merge)
+        assert (other.code, other.json["reason"]) == (3, "BASE_MODEL_MISMATCH"), other.err
     merged = done.json["formats"]["pytorch"]["digest"]
     assert site.run("ci", "pull", merged, tmp_path / "pulled").code == 0
 

@@ -220,6 +220,35 @@ def test_the_card_says_what_it_is(written: Path) -> None:
     assert len(rows) == 5
 
 
+def test_an_unproven_base_is_amber_in_page_and_card(tmp_path: Path) -> None:
+    found = validation(output("pytorch"))
+    unproven = {"status": "unproven", "reason": f"nothing speaks for {HOSTILE}"}
+    write_report(tmp_path, result=result(found, ("pytorch",), base_match=unproven), validation=found, lineage=LINEAGE)
+    text = (tmp_path / "report.html").read_text()
+    assert 'class="verdict amber"' in text
+    assert "Every output passed validation. Base model unproven." in Page(text).text
+    assert unproven["reason"] in Page(text).text
+    card = (tmp_path / "README.md").read_text()
+    assert "fine-tuned with" not in card
+    assert "merged into qwen3-base" in card.replace("\\", "")
+    assert "**Base model unproven:** nothing speaks for" in card
+    assert "<script" not in card
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "qwen3-base"
+    assert "base_model_relation" not in card
+
+
+def test_a_proven_base_is_green_in_page_and_card(tmp_path: Path) -> None:
+    found = validation(output("pytorch"))
+    proven = {"status": "measured", "reason": "the adapter lowers perplexity from 165 to 71"}
+    write_report(tmp_path, result=result(found, ("pytorch",), base_match=proven), validation=found, lineage=LINEAGE)
+    page, card = (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()
+    assert 'class="verdict good"' in page
+    assert "the adapter lowers perplexity from 165 to 71" in page
+    assert "the adapter lowers perplexity from 165 to 71" in card
+    assert "fine-tuned with a LoRA adapter" in card
+    assert "base_model_relation: finetune" in card
+
+
 def test_every_folder_has_an_example_that_compiles_and_every_kind_shows_one(written: Path) -> None:
     card = (written / "README.md").read_text()
     examples = usage_examples(card)

@@ -18,7 +18,10 @@ from coordinator_harness import wait_for
 from s3_server import BUCKET, S3Server
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
+from slipway.base_match import BaseMatchStatus
 from slipway.checkpoints import find_checkpoint, list_checkpoints
+from slipway.cli.sources import find_sources
+from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway.model_files import travelling_files
 from slipway.settings import Settings
@@ -125,6 +128,23 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(bucket: S3Buc
         with pytest.raises(ModelExportError, match=r"checkpoint-20/adapter_model\.safetensors was replaced") as raised:
             folders.put(files, open_store(settings), on_bytes=lambda _: None)
     assert raised.value.reason == "FILE_ERROR"
+
+
+@pytest.mark.usefixtures("run")
+def test_a_base_in_a_bucket_is_not_called_another_model_for_its_holes(
+    bucket: S3Bucket, settings: Settings, tmp_path: Path
+) -> None:
+    """Only headers are here of its weights: the rest of the mirrored files is empty."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text('{"model_type": "qwen3"}')
+    safetensors(tmp_path / "b" / "model.safetensors", 1 << 20)
+    for name in ("config.json", "model.safetensors"):
+        bucket.put(f"base/{name}", (tmp_path / "b" / name).read_bytes())
+    paths = {"checkpoint": {"path": str(tmp_path / "run")}, "base_model": {"name": f"{bucket.url}/base"}}
+    with SourceFolders(settings) as folders:
+        found = find_sources(ExportConfiguration.model_validate(paths), folders)
+        assert found.base_match.status is BaseMatchStatus.UNPROVEN
+        assert "shapes agree" in found.base_match.reason
 
 
 def test_an_artifact_is_a_source(run: Path, settings: Settings) -> None:

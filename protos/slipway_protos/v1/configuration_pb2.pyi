@@ -57,14 +57,16 @@ class CombinationConfiguration(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[float]] = ..., type: _Optional[str] = ..., density: _Optional[float] = ..., majority_sign: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class BaseModelConfiguration(_message.Message):
-    __slots__ = ("name", "load_in_4bit", "merge_onto")
+    __slots__ = ("name", "load_in_4bit", "merge_onto", "trust")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_IN_4BIT_FIELD_NUMBER: _ClassVar[int]
     MERGE_ONTO_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
     name: str
     load_in_4bit: bool
     merge_onto: str
-    def __init__(self, name: _Optional[str] = ..., load_in_4bit: _Optional[bool] = ..., merge_onto: _Optional[str] = ...) -> None: ...
+    trust: bool
+    def __init__(self, name: _Optional[str] = ..., load_in_4bit: _Optional[bool] = ..., merge_onto: _Optional[str] = ..., trust: _Optional[bool] = ...) -> None: ...
 
 class QuantizationLevels(_message.Message):
     __slots__ = ("levels",)

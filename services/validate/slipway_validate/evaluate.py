@@ -16,7 +16,15 @@ from slipway_validate.cases import native_case
 from slipway_validate.compare import CaseLogits, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judge import Judge
 from slipway_validate.limits import coarser, own_level
-from slipway_validate.numerics import Ints, adapter_strength, logit_scale, perplexity
+from slipway_validate.numerics import (
+    Ints,
+    adapter_strength,
+    finite,
+    logit_scale,
+    perplexity,
+    perplexity_of,
+    window_losses,
+)
 from slipway_validate.protocol import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, RunSpec
 
 MERGED = "pytorch"
@@ -45,6 +53,7 @@ class ReferenceRun:
         merged_level: Row of the limits for what the merge writes.
         perplexity: Its perplexity.
         base_perplexity: Without the adapter.
+        gain_per_window: Nats per token that the adapter saves, by window.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token.
         logit_scale: Root mean square of its logits, at least 1.
         noise: Its arithmetic noise, logits.
@@ -56,6 +65,7 @@ class ReferenceRun:
     merged_level: str
     perplexity: float | None = None
     base_perplexity: float | None = None
+    gain_per_window: tuple[float | None, ...] = ()
     adapter_effect_kl: float | None = None
     logit_scale: float = 1.0
     noise: float | None = None
@@ -63,10 +73,12 @@ class ReferenceRun:
     def completed(self, *, noise: float | None) -> ReferenceRun:
         """This run with the figures that its logits give."""
         logits, base = self.logits, self.base_logits
+        losses, base_losses = window_losses(logits, self.tokens), window_losses(base, self.tokens)
         return replace(
             self,
-            perplexity=perplexity(logits, self.tokens),
-            base_perplexity=perplexity(base, self.tokens),
+            perplexity=perplexity_of(losses),
+            base_perplexity=perplexity_of(base_losses),
+            gain_per_window=tuple(finite(gain) for gain in base_losses - losses),
             adapter_effect_kl=compare_windows(logits, base).mean_kl,
             logit_scale=logit_scale(logits),
             noise=noise,

@@ -123,8 +123,17 @@ def perplexity(logits: npt.NDArray[np.float32], tokens: Ints) -> float | None:
 
     Source: Jelinek et al., 1977; the first token of a window is given, not predicted.
     """
-    parts = [negative_log_likelihood(window, ids) for window, ids in zip(logits, tokens, strict=True)]
-    mean = float(np.concatenate(parts).mean())
+    return perplexity_of(window_losses(logits, tokens))
+
+
+def window_losses(logits: npt.NDArray[np.float32], tokens: Ints) -> Floats:
+    """Mean negative log-likelihood per predicted token of each window, nats. logits: (N, T, V), tokens: (N, T) -> (N,)."""
+    return np.array([negative_log_likelihood(window, ids).mean() for window, ids in zip(logits, tokens, strict=True)])
+
+
+def perplexity_of(losses: Floats) -> float | None:
+    """Perplexity of windows of equal length from the mean loss of each. losses: (N,)."""
+    mean = float(losses.mean())
     return finite(math.exp(mean)) if math.isfinite(mean) and mean < 700 else None  # exp overflows beyond 709
 
 

@@ -62,6 +62,7 @@ def describe(run: ReferenceRun | None) -> Reference:
         engine=run.result.engine or Engine(runtime="transformers"),
         perplexity=run.perplexity,
         base_perplexity=run.base_perplexity,
+        gain_per_window=run.gain_per_window,
         adapter_effect_kl=run.adapter_effect_kl,
         logit_scale=run.logit_scale,
         arithmetic_noise=run.noise,

@@ -51,7 +51,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=4,
+    version=5,
     inputs=("base", "adapter"),
     outputs=("validation",),
     params=ValidateParams,

@@ -7,20 +7,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.base_match import BaseMatch
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ConfigurationError
 from slipway.registry import load_stage, stage_names
 from slipway.stage import installed_version
 
 
-def export_identity(configuration: ExportConfiguration, digests: Mapping[str, str]) -> str:
+def export_identity(configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch) -> str:
     """Twenty characters for the export of these sources with this configuration by the software installed here.
 
-    How much is logged makes no other export; another version of a library does, since it may give other results.
+    What files tell of the base model is part of the answer: once it changes, the export is another one, made of the same
+    stored results. How much is logged makes no other export; another version of a library does, since it may give other results.
     """
     document = {
         "configuration": configuration.model_dump(mode="json", exclude={"log"}),
         "sources": dict(sorted(digests.items())),
+        "base_match": base_match.status.value,
         "software": {"slipway": installed_version("slipway"), **_stages()},
     }
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

@@ -73,7 +73,7 @@ class ExportJob:
                 _log.warning(warning)
             digests = store_sources(sources, store, on_bytes=self._reading)
             self.display.note("starting")
-            identity = export_identity(configuration, digests)
+            identity = export_identity(configuration, digests, base_match=sources.base_match)
             client = stack.enter_context(self._client(identity))
             export = self._carry_out(client, identity, sources, digests)
             try:

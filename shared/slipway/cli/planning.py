@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slipway.base_match import BaseMatchStatus
 from slipway.cli.connection import artifacts_at
 from slipway.cli.console import answers, print_json, size
 from slipway.cli.sources import Sources, find_sources
-from slipway.configuration import LoadedConfiguration
+from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
 from slipway.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
@@ -54,10 +55,25 @@ def examine(
             checked = preflight(
                 tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
             )
+            checked = replace(checked, findings=(*_base(sources, configuration), *checked.findings))
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
         return None, Preflight((finding,)), tasks
     return sources, checked, tasks
+
+
+def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
+    """What files tell of the base model, and what is missing to know more; a base taken on trust is among the warnings."""
+    found, validation = sources.base_match, configuration.validation
+    match found.status:
+        case BaseMatchStatus.TRUSTED:
+            return []
+        case BaseMatchStatus.CONFIRMED:
+            return [Finding("base model", Verdict.OK, found.reason)]
+    if validation.enabled and validation.compare_outputs and sources.heldout is not None:
+        return [Finding("base model", Verdict.OK, f"{found.reason}; validation judges it by the held-out text")]
+    remedy = "validation can judge it by held-out text: set validation.heldout"
+    return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
 
 
 def _document(
@@ -74,6 +90,7 @@ def _document(
             "checkpoint": sources.folders.show(str(sources.checkpoint.path)),
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
         },
+        "base_match": sources.base_match.model_dump(mode="json") if sources else None,
         "tasks": [asdict(task) for task in tasks],
         "preflight": checked.to_json(),
     }

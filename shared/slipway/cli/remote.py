@@ -54,7 +54,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         folders = stack.enter_context(SourceFolders(settings, store))
         sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
         digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
-        identity = export_identity(loaded.configuration, digests)
+        identity = export_identity(loaded.configuration, digests, base_match=sources.base_match)
         export = client.create_export(
             loaded.configuration,
             sources=digests,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,19 +10,14 @@ from types import MappingProxyType
 
 from slipway.artifacts import Artifacts
 from slipway.base_format import base_format
-from slipway.checkpoints import Checkpoint, find_checkpoint
-from slipway.cli.base_names import other_base
+from slipway.base_match import BaseMatch, BaseMatchStatus
+from slipway.base_match.evidence import UsedBase, match_base
+from slipway.base_match.recorded import recorded_base, repository_of
+from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
-from slipway.model_files import ADAPTER_CONFIG, CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
-
-_TRAINING_FOLDERS = 3
-"""Folders above a checkpoint in which a base model named by a relative path is looked for."""
-
-_CACHED = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[0-9a-f]+$")
-"""A snapshot in the Hugging Face cache."""
-
 
 @dataclass(frozen=True)
 class Sources:
@@ -35,6 +29,7 @@ class Sources:
         checkpoint: The checkpoint that was chosen.
         more: Those whose adapters join it.
         heldout: Folder of held-out text, or None.
+        base_match: Whether the base is the one the adapter was trained on, as far as files tell.
         formats: How sources are stored that have to be prepared first, by name (``slipway.base_format``).
         warnings: What was odd in finding them.
         folders: Knows which of them are in a bucket, and what they are called.
@@ -45,6 +40,7 @@ class Sources:
     checkpoint: Checkpoint
     more: tuple[Checkpoint, ...]
     heldout: Path | None
+    base_match: BaseMatch
     formats: Mapping[str, str]
     warnings: tuple[str, ...]
     folders: SourceFolders
@@ -69,11 +65,8 @@ class Sources:
 
     @property
     def base_label(self) -> str:
-        """Name of the base model for people: a repository's id, or its folder's name; never a path of this machine."""
-        cached = _CACHED.search(self.base.as_posix())
-        if cached is not None:
-            return f"{cached[1]}/{cached[2]}"
-        return self.base.name if Path(self.base_name).is_absolute() or not self.base_name else self.base_name
+        """Name of the base model for people."""
+        return _label(self.base, self.base_name)
 
     def labels(self) -> dict[str, str]:
         """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
@@ -83,6 +76,7 @@ class Sources:
             "checkpoint_step": "" if self.checkpoint.step is None else str(self.checkpoint.step),
             "model_name": self.model_name,
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
+            **self.base_match.labels(),
         }
 
 
@@ -98,7 +92,7 @@ def find_sources(
 
     Raises:
         ArtifactError: An address in a bucket, or a digest, under which there is nothing.
-        CheckpointValidationError: No usable checkpoint or base model.
+        CheckpointValidationError: No usable checkpoint or base model, or a base that the adapter was not trained on.
         ConfigurationError: No base model is named anywhere, or the held-out text is not there.
     """
     try:
@@ -137,16 +131,19 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: M
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
         base = resolve_base_model(str(folders.find(name)))
     stored_as = base_format(base)
+    used = UsedBase(base, _label(base, name), contents=folders.has_contents(base))
+    adapters = (checkpoint, *more)
+    base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
+    trusted = (base_match.reason,) if base_match.status is BaseMatchStatus.TRUSTED else ()
     return Sources(
         base=base,
         base_name=name,
         checkpoint=checkpoint,
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
+        base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
-        warnings=tuple(
-            warning for each in (checkpoint, *more) for warning in (*each.warnings, *other_base(name, each.base_model))
-        ),
+        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
         folders=folders,
     )
 
@@ -173,16 +170,18 @@ def _named_by(where: str, instead: str = "") -> Iterator[None]:
         ) from error
 
 
-def _adapters_base(checkpoint: Checkpoint) -> str:
-    """The base model that the adapter's configuration names; empty when it names none.
+def _label(base: Path, name: str) -> str:
+    """A base model's name for people: a repository's id, or its folder's name; never a path of this machine."""
+    repository = repository_of(base)
+    if repository:
+        return repository
+    return base.name if Path(name).is_absolute() or not name else name
 
-    A relative path there starts where the training ran, which is most often the folder that holds the run.
-    """
-    name = checkpoint.base_model or ""
-    if not name or Path(name).expanduser().is_dir():
-        return name
-    folders = checkpoint.path.absolute().parents[:_TRAINING_FOLDERS]
-    return next((str(folder / name) for folder in folders if (folder / name / CONFIG).is_file()), name)
+
+def _adapters_base(checkpoint: Checkpoint) -> str:
+    """The base model that the adapter's configuration names, where it is found; empty when it names none."""
+    recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path))
+    return recorded.name if recorded.folder is None else str(recorded.folder)
 
 
 def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:

@@ -17,7 +17,9 @@ def summary(result: ExportResult) -> RenderableType:
     parts: list[RenderableType] = []
     if result.formats:
         parts += [_formats(result), Text()]
-    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in result.warnings]
+    parts += _base(result)
+    told = result.base_match.reason if result.base_match else ""
+    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in result.warnings if warning != told]
     parts += [
         Text.assemble(("recovered ", "yellow"), f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
         for attempt in result.attempts
@@ -30,6 +32,15 @@ def summary(result: ExportResult) -> RenderableType:
     if result.validation_report_path:
         parts.append(Text.assemble(("report  ", "bold"), result.validation_report_path))
     return Group(*parts)
+
+
+def _base(result: ExportResult) -> list[RenderableType]:
+    """The verdict on the base model."""
+    if result.base_match is None or not result.formats:
+        return []
+    found = result.base_match
+    styles = ("green", "") if found.verdict == "green" else ("bold yellow", "yellow")
+    return [Text.assemble((f"{found.headline.lower()}: ", styles[0]), (found.reason, styles[1]))]
 
 
 def _formats(result: ExportResult) -> Table:

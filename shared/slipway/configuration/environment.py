@@ -24,6 +24,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "EXPORT_BASE_MODEL": "base_model.name",
     "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
     "EXPORT_MERGE_ONTO": "base_model.merge_onto",
+    "EXPORT_BASE_MODEL_TRUST": "base_model.trust",
     "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",
     "EXPORT_GROUP_SIZE": "optimization.group_size",
     "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",

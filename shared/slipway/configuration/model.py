@@ -115,11 +115,13 @@ class BaseModelConfiguration(_Section):
         load_in_4bit: The adapter was trained on the 4-bit (NF4) base.
         merge_onto: ``original``: the base's weights as they are; ``nf4``, with ``load_in_4bit``: what quantization to NF4 and back
             leaves of them, which the adapter saw in training.
+        trust: Use the base even if files show that it is not the one the adapter was trained on; the verdict is amber then.
     """
 
     name: str = ""
     load_in_4bit: bool = False
     merge_onto: Literal["original", "nf4"] = "original"
+    trust: bool = False
 
 
 class OptimizationConfiguration(_Section):

@@ -80,8 +80,10 @@ def _front_matter(report: Report) -> dict[str, Any]:
     kinds = [_split(name)[0] for name in report.result.formats]
     tags = ["slipway", "lora", "text-generation", *sorted(set(kinds)), *_levels(report)]
     base = report.label("base_model")
+    proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
     return {
-        **({"base_model": base, "base_model_relation": "finetune"} if base else {}),
+        **({"base_model": base} if base else {}),
+        **({"base_model_relation": "finetune"} if base and proven else {}),
         "library_name": next((library for kind, library in _LIBRARIES.items() if kind in kinds), "transformers"),
         "pipeline_tag": "text-generation",
         "tags": list(dict.fromkeys(tags)),

@@ -56,9 +56,17 @@ def page(report: Report) -> str:
 
 
 def _verdict(report: Report) -> tuple[str, str]:
-    """Style class and sentence at the top of the page."""
+    """Style class and sentence at the top of the page; amber where nothing shows that the base model is the right one."""
     if not report.result.success:
         return "bad", "The export failed."
+    tone, sentence = _outputs_verdict(report)
+    base = report.result.base_match
+    if base is None or base.verdict == "green":
+        return tone, sentence
+    return "amber", f"{sentence} {base.headline}."
+
+
+def _outputs_verdict(report: Report) -> tuple[str, str]:
     if report.validation is None:
         return "muted", "The export succeeded. Nothing was validated."
     not_run = report.validation.not_run_outputs

@@ -61,7 +61,10 @@ class SourceFolders:
             folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
             self._names[str(folder)] = source
             return (self._store or open_store(self._settings)).fetch(source, folder)
-        return Path(source).expanduser()
+        try:
+            return Path(source).expanduser()
+        except RuntimeError:  # the home of somebody who has no account here
+            return Path(source)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
         """Store files of a folder that :meth:`find` gave; answers the digest."""
@@ -70,6 +73,10 @@ class SourceFolders:
             if some.is_relative_to(mirror.folder):
                 return mirror.put(files, store, scratch=self._new(), on_bytes=on_bytes)
         return store.put_files(files, on_bytes=on_bytes)
+
+    def has_contents(self, folder: Path) -> bool:
+        """Whether files of a folder that :meth:`find` gave can be read; of a bucket, only what describes them is here."""
+        return not any(folder.resolve().is_relative_to(mirror.folder.resolve()) for mirror in self._mirrors.values())
 
     def show(self, text: str) -> str:
         """A text for people: sources under their own names."""

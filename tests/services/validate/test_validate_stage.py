@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,12 @@ class TestOneValidation:
         assert report.reference.adapter_effect_kl is not None
         assert report.reference.adapter_effect_kl > 0.05
         assert report.reference.base_perplexity != pytest.approx(report.reference.perplexity, rel=0.01)
+        gains = report.reference.gain_per_window
+        assert len(gains) == report.inputs.samples
+        base, tuned = report.reference.base_perplexity, report.reference.perplexity
+        assert base
+        assert tuned
+        assert sum(filter(None, gains)) / len(gains) == pytest.approx(math.log(base / tuned), rel=1e-6)
         assert "r=4 alpha=6" in report.reference.adapter
 
     def test_onnx_ran_through_its_cache(self, report: ValidationReport) -> None:

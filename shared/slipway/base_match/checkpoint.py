@@ -1,0 +1,168 @@
+"""What a checkpoint itself tells of its base model: shapes of plain LoRA factors, the library's class, the tokenizer.
+
+Only forms that are understood are judged. Anything else gets no verdict here: the merge checks every tensor exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.base_match.models import vocabulary_size
+from slipway.base_match.recorded import read_small_json
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
+from slipway.safetensors_file import TensorInfo, read_safetensors, read_weights
+
+_PREFIX = "base_model.model."
+_LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weight")
+_LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
+_NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
+"""Options of LoRA with which factors have other shapes than those of the layer they are named after."""
+_DENSE = ("F64", "F32", "F16", "BF16")
+_LARGEST_TOKENIZER = 64 << 20
+_OTHER_TOKENIZER = 0.5
+
+
+def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
+    """Why the adapter's tensors cannot belong to a base, by headers alone; empty when nothing shows that."""
+    if (
+        config.get("peft_type") != "LORA"
+        or any(config.get(option) for option in _NOT_PLAIN)
+        or not has_safetensors(base)
+    ):
+        return ""
+    try:
+        adapter, weights = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors, read_weights(base)
+    except (CheckpointValidationError, OSError):  # reported where they are used
+        return ""
+    settings = read_small_json(base / CONFIG)
+    vocabulary = vocabulary_size(settings) if isinstance(settings, dict) else 0
+    depths = _depths(weights)
+    for name, tensor in adapter.items():
+        factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)
+        parts = factor or whole
+        if parts is None or not name.startswith(_PREFIX) or len(tensor.shape) != 2:
+            continue
+        module = parts["module"].removeprefix(_PREFIX)
+        bare = module.partition(".")[2]  # the base may have been saved without its head
+        weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
+        if weight is None:
+            found = _too_deep(module, depths) or _too_deep(bare, depths) if factor else ""
+        elif weight.dtype not in _DENSE or len(weight.shape) != 2:
+            continue
+        elif factor:
+            found = _other_factors(tensor, adapter, weight, vocabulary=vocabulary)
+        else:
+            found = _other_rows(tensor, weight, vocabulary=vocabulary)
+        if found:
+            return found
+    return ""
+
+
+def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: TensorInfo, *, vocabulary: int) -> str:
+    """A pair whose product has another shape than the weight, whichever way round that is stored. a: (r, d_in), b: (d_out, r)."""
+    b = adapter.get(a.name.replace(".lora_A.", ".lora_B."))
+    if b is None or b is a or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        return ""
+    product = (b.shape[0], a.shape[1])
+    resized = weight.shape[0] == vocabulary and product[1] == weight.shape[1]
+    if resized or product in (weight.shape, weight.shape[::-1]):
+        return ""
+    return (
+        f"adapter tensor {a.name!r} {a.shape}, with its lora_B {b.shape}, does not fit {weight.name!r} {weight.shape}"
+    )
+
+
+def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> str:
+    """A whole weight of another shape; more or fewer rows are those of a resized vocabulary."""
+    resized = weight.shape[0] == vocabulary and tensor.shape[1] == weight.shape[1]
+    if tensor.shape == weight.shape or resized:
+        return ""
+    return f"adapter tensor {tensor.name!r} {tensor.shape} does not fit {weight.name!r} {weight.shape}"
+
+
+def _depths(weights: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """Largest layer number by the name before it."""
+    found: dict[str, int] = {}
+    for match in filter(None, map(_LAYER.match, weights)):
+        found[match["prefix"]] = max(found.get(match["prefix"], 0), int(match["number"]))
+    return found
+
+
+def _too_deep(module: str, depths: Mapping[str, int]) -> str:
+    """Why a layer is none of the base's: its number is beyond the last one under the same name."""
+    match = _LAYER.match(module)
+    last = depths.get(match["prefix"]) if match else None
+    if match is None or last is None or int(match["number"]) <= last:
+        return ""
+    return f"the adapter has a layer {match['prefix']}{match['number']}, and the base ends at {match['prefix']}{last}"
+
+
+def other_library(config: Mapping[str, Any], base: Path) -> str:
+    """Why the class that was trained (``auto_mapping``) is not the base's; empty when nothing shows that."""
+    mapping = config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else None
+    found = _LIBRARY.fullmatch(library) if isinstance(library, str) else None
+    settings = read_small_json(base / CONFIG)
+    if found is None or not isinstance(settings, dict):
+        return ""
+    kind, classes = settings.get("model_type"), settings.get("architectures")
+    names = [kind, *(classes if isinstance(classes, list) else [])]
+    trained = _letters(found[1])
+    texts = [_letters(name) for name in names if isinstance(name, str) and name]
+    if not texts or any(text.startswith(trained) or trained.startswith(text) for text in texts):
+        return ""
+    return f"the adapter was trained on a model of {library}, and the base's model_type is {kind!r}"
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def other_tokenizer(checkpoint: Path, base: Path) -> str:
+    """Why the tokenizer beside the adapter is not the base's; empty when it is, is absent, or its rows were trained too.
+
+    Added tokens do not count. Half of the vocabulary under other numbers makes another tokenizer.
+    """
+    ours = read_small_json(checkpoint / "tokenizer.json", largest=_LARGEST_TOKENIZER)
+    if ours is None or _saves_embeddings(checkpoint):
+        return ""
+    trained, known = (
+        _vocabulary(ours),
+        _vocabulary(read_small_json(base / "tokenizer.json", largest=_LARGEST_TOKENIZER)),
+    )
+    if not trained or not known:
+        return ""
+    alike = sum(known.get(token) == number for token, number in trained.items()) / min(len(trained), len(known))
+    if alike >= _OTHER_TOKENIZER:
+        return ""
+    return f"its tokenizer shares {alike:.0%} of its tokens with that of the base"
+
+
+def _saves_embeddings(checkpoint: Path) -> bool:
+    """Whether the adapter brings rows of its own for the vocabulary, so that another tokenizer may be meant."""
+    try:
+        tensors = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors
+    except (CheckpointValidationError, OSError):
+        return True
+    return any("lora_" not in name and len(tensor.shape) == 2 for name, tensor in tensors.items())
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    """Token → number of a ``tokenizer.json``; empty for kinds that are not known."""
+    model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
+    found = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(found, dict):
+        return {token: number for token, number in found.items() if isinstance(number, int)}
+    if isinstance(found, list):  # Unigram: [token, score], in order
+        return {
+            entry[0]: n
+            for n, entry in enumerate(found)
+            if isinstance(entry, list) and entry and isinstance(entry[0], str)
+        }
+    return {}

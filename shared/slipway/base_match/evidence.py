@@ -1,0 +1,140 @@
+"""What files tell of a base model, before anything runs: it is the adapter's, it is another one, or nothing can be said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.base_match.checkpoint import misfit, other_library, other_tokenizer
+from slipway.base_match.match import BaseMatch, BaseMatchStatus
+from slipway.base_match.models import Comparison, Outcome, compare_models
+from slipway.base_match.recorded import Recorded, last_part, recorded_base, repository_of
+from slipway.checkpoints import read_adapter_config
+from slipway.errors import CheckpointValidationError
+
+MISFIT, MISMATCH = "ADAPTER_BASE_MISMATCH", "BASE_MODEL_MISMATCH"
+_REMEDY = (
+    "set base_model.name (--base-model, EXPORT_BASE_MODEL) to the model the adapter was trained on; if you know that this base "
+    "is right, set base_model.trust: true"
+)
+_WORST = (BaseMatchStatus.CONFIRMED, BaseMatchStatus.UNPROVEN, BaseMatchStatus.TRUSTED)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBase:
+    """The base model of an export.
+
+    Attributes:
+        folder: Where it is.
+        label: Its name for people, never a path of this machine.
+        contents: Whether its files can be read; of a bucket, only headers and configurations are here.
+    """
+
+    folder: Path
+    label: str
+    contents: bool
+
+
+def match_base(base: UsedBase, checkpoints: Sequence[Path], *, trust: bool) -> BaseMatch:
+    """Compare the base in use with the one that the adapters were trained on; of several adapters, the least certain counts.
+
+    Args:
+        base: The base in use.
+        checkpoints: Folders with the adapters.
+        trust: Take a base that files speak against.
+
+    Raises:
+        CheckpointValidationError: ``ADAPTER_BASE_MISMATCH`` when an adapter's shapes do not fit; ``BASE_MODEL_MISMATCH`` when the
+            base is another model than an adapter names.
+    """
+    found = [_match(base, checkpoint, trust=trust) for checkpoint in checkpoints]
+    return max(found, key=lambda match: _WORST.index(match.status))
+
+
+def _match(base: UsedBase, checkpoint: Path, *, trust: bool) -> BaseMatch:
+    config = read_adapter_config(checkpoint)
+    recorded = recorded_base(checkpoint, config)
+    reason, what = MISFIT, misfit(checkpoint, config, base.folder)
+    compared = None if what else _compared(base, recorded)
+    if compared is not None and compared.outcome is Outcome.SAME:
+        return BaseMatch(status=BaseMatchStatus.CONFIRMED, reason=compared.what)
+    if not what:
+        reason = MISMATCH
+        what = compared.what if compared is not None and compared.outcome is Outcome.OTHER else ""
+        what = (
+            what
+            or other_library(config, base.folder)
+            or (other_tokenizer(checkpoint, base.folder) if base.contents else "")
+        )
+    if not what:
+        return BaseMatch(status=BaseMatchStatus.UNPROVEN, reason=_unproven(base, recorded, compared))
+    if not trust:
+        raise _refusal(base, checkpoint, recorded, reason=reason, what=what)
+    return BaseMatch(
+        status=BaseMatchStatus.TRUSTED, reason=f"files speak against the base, and base_model.trust takes it: {what}"
+    )
+
+
+def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
+    """The base in use against the recorded one; None when that is not here, or is the same folder and so says nothing.
+
+    A folder can hold another model than it did when the adapter was trained. A snapshot of a repository cannot.
+    """
+    if recorded.folder is None:
+        return None
+    repository = repository_of(recorded.folder)
+    if _same_place(base.folder, recorded.folder):
+        return (
+            Comparison(Outcome.SAME, f"it is {repository} from the Hugging Face cache, which the adapter names")
+            if repository
+            else None
+        )
+    found = compare_models(base.folder, recorded.folder, contents=base.contents)
+    if found.outcome is Outcome.SAME:
+        return Comparison(Outcome.SAME, f"it is {recorded.label}, which the adapter names: {found.what}")
+    if (
+        found.outcome is Outcome.OTHER
+        and repository
+        and repository_of(base.folder) == repository
+        and not recorded.revision
+    ):
+        return Comparison(
+            Outcome.UNKNOWN, "they are two revisions of one repository, and the adapter does not say which it needs"
+        )
+    return found
+
+
+def _same_place(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _unproven(base: UsedBase, recorded: Recorded, compared: Comparison | None) -> str:
+    """Why files cannot tell."""
+    if not recorded.name:
+        return "the adapter does not name its base model"
+    if compared is not None:
+        return f"the base could not be compared with {recorded.label}, which the adapter names: {compared.what}"
+    if recorded.folder is not None:
+        return f"the base lies where the adapter says ({recorded.label}), and only that name speaks for it"
+    absent = "which is not on this machine to compare with"
+    if last_part(recorded.name) == last_part(base.label):
+        return f"only its name speaks for the base: the adapter names {recorded.label}, {absent}"
+    return f"the adapter names {recorded.label}, {absent}, and the base in use is {base.label!r}"
+
+
+def _refusal(
+    base: UsedBase, checkpoint: Path, recorded: Recorded, *, reason: str, what: str
+) -> CheckpointValidationError:
+    named = f"{recorded.name[:1000]!r}" if recorded.name else "no base model"
+    where = f", found at {recorded.folder}" if recorded.folder is not None else ""
+    return CheckpointValidationError(
+        f"the base model {base.folder} is not the one the adapter was trained on: {what}; "
+        f"adapter_config.json in {checkpoint} names {named}{where}",
+        reason=reason,
+        remedy=_REMEDY,
+        about={"base_model": base.folder, "checkpoint": checkpoint, "recorded": recorded.name[:1000]},
+    )

@@ -1,0 +1,164 @@
+"""Two model folders compared: kind of model and sizes from their configurations, shapes from headers, then sampled weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slipway.base_format import quantization_of
+from slipway.base_match.recorded import read_small_json
+from slipway.base_match.weights import WeightsOutcome, compare_weights, same_files
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import CONFIG, has_safetensors
+from slipway.safetensors_file import TensorInfo, read_weights
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+)
+"""Settings that no copy, conversion or quantization of a model changes. The vocabulary's size is not among them."""
+
+
+class Outcome(Enum):
+    """How a comparison came out."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome, and what shows it: a part of a sentence about the model in use."""
+
+    outcome: Outcome
+    what: str
+
+
+def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
+    """Compare the model in use with the one that the adapter names.
+
+    Another stored type of the same weights, other shards, a tied head that is stored or not, and a vocabulary with more rows
+    make no other model. What is quantized or a pickle is compared by its configuration only.
+
+    Args:
+        used: The model in use.
+        recorded: The one the adapter names.
+        contents: Whether the weights of ``used`` can be read, and not only their headers.
+    """
+    ours, theirs = read_small_json(used / CONFIG), read_small_json(recorded / CONFIG)
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return Comparison(Outcome.UNKNOWN, f"{CONFIG} of one of them cannot be read")
+    if other := _other_kind(ours, theirs):
+        return Comparison(Outcome.OTHER, other)
+    if contents and same_files(used, recorded):
+        return Comparison(Outcome.SAME, "their weights are the same files")
+    if why := _incomparable(ours, theirs) or _pickled(used, recorded):
+        return Comparison(Outcome.UNKNOWN, why)
+    try:
+        weights = read_weights(used), read_weights(recorded)
+    except (CheckpointValidationError, OSError):
+        return Comparison(Outcome.UNKNOWN, "the weights of one of them cannot be read")
+    return _compare_tensors(*weights, contents=contents, vocabularies={vocabulary_size(ours), vocabulary_size(theirs)})
+
+
+def _compare_tensors(
+    ours: Mapping[str, TensorInfo], theirs: Mapping[str, TensorInfo], *, contents: bool, vocabularies: set[int]
+) -> Comparison:
+    common = [(info, theirs[name]) for name, info in ours.items() if name in theirs]
+    for one, other in common:
+        if one.shape != other.shape and not _resized(one, other, vocabularies):
+            return Comparison(Outcome.OTHER, f"{one.name} has the shape {one.shape} and not {other.shape}")
+    if not contents:
+        return Comparison(Outcome.UNKNOWN, "their shapes agree, and the weights lie in a bucket")
+    in_vocabulary = partial(_in_vocabulary, vocabularies=vocabularies)
+    of_layers = sum(info.nbytes for info in ours.values() if not in_vocabulary(info))  # a tied head is stored or not
+    if 10 * sum(one.nbytes for one, _ in common if not in_vocabulary(one)) < 9 * of_layers:
+        return Comparison(Outcome.UNKNOWN, "most of their weights have other names")
+    found = compare_weights(common, in_vocabulary=in_vocabulary)
+    match found.outcome:
+        case WeightsOutcome.SAME:
+            return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
+        case WeightsOutcome.OTHER:
+            return Comparison(Outcome.OTHER, f"{found.name} has other values")
+    what = (
+        f"only rows of the vocabulary differ ({found.name})"
+        if found.name
+        else "their weights are stored in types that are not compared"
+    )
+    return Comparison(Outcome.UNKNOWN, what)
+
+
+def _incomparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Why the weights of two related models cannot be compared; empty when they can."""
+    if _type_of(ours) != _type_of(theirs):  # the text part of a model of several kinds
+        return f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}"
+    if quantization_of(ours) or quantization_of(theirs):
+        return "one of them is quantized, so that their weights cannot be compared"
+    return ""
+
+
+def _pickled(used: Path, recorded: Path) -> str:
+    if has_safetensors(used) and has_safetensors(recorded):
+        return ""
+    return "the weights of one of them are a pickle, which is not opened here"
+
+
+def _other_kind(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """What makes a configuration that of another model; empty when nothing does."""
+    one, other = _type_of(ours), _type_of(theirs)
+    if one != other and one and other and one not in _parts(theirs) and other not in _parts(ours):
+        return f"model_type is {one!r} ({_classes(ours)}) and not {other!r} ({_classes(theirs)})"
+    text, their_text = _text(ours), _text(theirs)
+    for key in _SIZES:
+        size, their_size = text.get(key), their_text.get(key)
+        if isinstance(size, int) and isinstance(their_size, int) and size != their_size:
+            return f"{key} is {size} and not {their_size}"
+    return ""
+
+
+def _type_of(config: Mapping[str, Any]) -> str:
+    found = config.get("model_type")
+    return found[:100] if isinstance(found, str) else ""
+
+
+def _parts(config: Mapping[str, Any]) -> set[str]:
+    """Kinds of the models that a model of several kinds is made of."""
+    return {_type_of(part) for part in config.values() if isinstance(part, dict)}
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _classes(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return ", ".join(str(name)[:100] for name in names[:3]) if isinstance(names, list) and names else "no architectures"
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int:
+    """Rows of a model's embedding by its configuration; 0 if that does not say."""
+    size = _text(config).get("vocab_size")
+    return size if isinstance(size, int) else 0
+
+
+def _in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:
+    """Whether a tensor has a row per token, as embedding and head have."""
+    return bool(info.shape) and info.shape[0] in vocabularies
+
+
+def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:
+    """Whether two tensors differ in the rows of a vocabulary only."""
+    rows = {info.shape[0] for info in (one, other) if info.shape}
+    return one.shape[1:] == other.shape[1:] and len(rows) == 2 and bool(rows & vocabularies)

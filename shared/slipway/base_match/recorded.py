@@ -1,0 +1,113 @@
+"""The base model that an adapter names, and where it is: in the Hugging Face cache, or in a folder near the run."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import CONFIG, cached_snapshot
+
+TRAINING_FOLDERS = 3
+"""Folders above a checkpoint in which a base model named by a relative path is looked for."""
+
+_LARGEST_JSON = 16 << 20
+_REPOSITORY = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_SNAPSHOT = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]{40}$")
+_CACHED = re.compile(r"models--[^/]+?--(?P<name>[^/]+)")  # a folder of the Hugging Face cache
+_SEPARATORS = re.compile(r"[/\\]+")  # adapters are trained on Windows too
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A base model by the adapter's own record.
+
+    Attributes:
+        name: ``base_model_name_or_path``; empty when the adapter names none.
+        revision: The repository's revision, if the adapter says.
+        folder: Where it is; None when it is not on this machine.
+    """
+
+    name: str
+    revision: str = ""
+    folder: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name for people, quoted: a repository's id, or the last part of a path; never a whole path."""
+        parts = [part for part in _SEPARATORS.split(self.name) if part]
+        name = self.name if _REPOSITORY.fullmatch(self.name) else (parts or [""])[-1]
+        return repr(name[:_SHOWN])
+
+
+def recorded_base(checkpoint: Path, adapter_config: dict[str, Any]) -> Recorded:
+    """The base model that ``adapter_config.json`` names, found if it is here. Nothing is downloaded.
+
+    The first place that has a model counts: the absolute path; the Hugging Face cache; the folders above the checkpoint, nearest
+    first, where relative paths of a training most often start; the current folder.
+    """
+    name, revision = adapter_config.get("base_model_name_or_path"), adapter_config.get("revision")
+    if not isinstance(name, str) or not name:
+        return Recorded("")
+    revision = revision if isinstance(revision, str) else ""
+    found = next((folder for folder in _places(name, revision, checkpoint) if _is_model(folder)), None)
+    return Recorded(name, revision, found)
+
+
+def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # the home of somebody who has no account here
+        return
+    if path.is_absolute():
+        yield path
+        return
+    if _REPOSITORY.fullmatch(name):
+        yield from _cached(name, revision)
+    for folder in checkpoint.absolute().parents[:TRAINING_FOLDERS]:
+        yield folder / path
+    yield path.absolute()
+
+
+def _cached(name: str, revision: str) -> list[Path]:
+    try:
+        return [cached_snapshot(name, revision or None)]
+    except (CheckpointValidationError, OSError, ValueError):  # not in the cache
+        return []
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        return (folder / CONFIG).is_file()
+    except (OSError, ValueError):  # a name that no file system takes
+        return False
+
+
+def repository_of(folder: Path) -> str:
+    """Repository whose snapshot in the Hugging Face cache a folder is; empty for any other folder."""
+    cached = _SNAPSHOT.search(folder.as_posix())
+    return f"{cached['owner']}/{cached['name']}" if cached else ""
+
+
+def last_part(name: str) -> str:
+    """What is left of a path or repository without owners and folders; comparable."""
+    cached = _CACHED.search(name)
+    parts = [part for part in _SEPARATORS.split(name) if part not in ("", ".")]
+    return (cached["name"] if cached else (parts or [""])[-1]).casefold()
+
+
+def read_small_json(path: Path, *, largest: int = _LARGEST_JSON) -> Any:
+    """JSON of a regular file of limited size; None for what is not there, too large, or not JSON."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+            return None
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,125 @@
+"""What validation tells of the base model, by the adapter's gain in each window of text."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+from rich.style import Style
+
+from slipway.base_match import BaseMatch, BaseMatchStatus, joined
+from slipway.base_match.match import REASON_LABEL, STATUS_LABEL
+from slipway.base_match.measurement import measure
+from slipway.cli.summary import summary
+from slipway.result import ExportResult, FormatResult
+from slipway.validation import Engine, Reference, ValidationInputs, ValidationReport
+
+RIGHT = (0.9, 0.7, 1.1, 0.6, 0.8, 0.5, 0.9, 1.2, 0.4, 0.9)
+"""As the sample's adapter gains on its base."""
+NOISE = (0.06, -0.03, 0.02, 0.09, -0.05, 0.04, 0.01, -0.02, 0.05, -0.06)
+"""As it gains on a model of equal shapes with other weights."""
+UNPROVEN = BaseMatch(status=BaseMatchStatus.UNPROVEN, reason="the adapter does not name its base model")
+
+
+def report(gains: tuple[float | None, ...], *, held_out: bool = True, base: float = 165.0) -> ValidationReport:
+    return ValidationReport(
+        reference=Reference(
+            description="base + adapter",
+            engine=Engine(runtime="transformers"),
+            perplexity=71.0,
+            base_perplexity=base,
+            gain_per_window=gains,
+        ),
+        inputs=ValidationInputs(
+            samples=len(gains),
+            sequence_length=128,
+            tokens=128 * len(gains),
+            requested_samples=10,
+            vocabulary=1024,
+            seed=0,
+            prompts=0,
+            new_tokens=0,
+            text_source="text",
+            held_out=held_out,
+        ),
+        outputs=(),
+    )
+
+
+def test_a_clear_gain_speaks_for_the_base() -> None:
+    found = joined(UNPROVEN, report(RIGHT))
+    assert (found.status, found.verdict) == (BaseMatchStatus.MEASURED, "green")
+    assert found.reason == "the adapter lowers perplexity from 165 to 71 on held-out text (in 10 of 10 windows)"
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (None, "validation.heldout"),
+        (report(()), "compare_outputs"),
+        (report((0.9, 0.8)), "too few"),
+        (report((0.9, 0.8, None, 0.7)), "too few"),
+        (report(NOISE), "does not clearly lower"),
+        (report(tuple(-gain for gain in RIGHT)), "does not clearly lower"),
+        (report((0.011, 0.012, 0.011, 0.012)), "does not clearly lower"),
+        (report((2.0, 0.01, 0.02, -0.01)), "does not clearly lower"),
+        (report(RIGHT, base=1100.0), "no better than guessing"),
+        (report((0.05, 0.06, 0.05, 0.06), held_out=False), "validation.heldout"),
+    ],
+)
+def test_anything_less_leaves_it_unproven(found: ValidationReport | None, says: str) -> None:
+    verdict = joined(UNPROVEN, found)
+    assert (verdict.status, verdict.verdict) == (BaseMatchStatus.UNPROVEN, "amber")
+    assert says in verdict.reason
+    assert UNPROVEN.reason in verdict.reason
+
+
+def test_the_built_in_text_needs_a_larger_gain() -> None:
+    gains = (0.05, 0.06, 0.05, 0.06)
+    assert measure(report(gains)).helps
+    assert not measure(report(gains, held_out=False)).helps
+    assert measure(report(RIGHT, held_out=False)).helps
+
+
+@pytest.mark.parametrize("status", [BaseMatchStatus.CONFIRMED, BaseMatchStatus.TRUSTED])
+def test_files_that_tell_are_not_overruled(status: BaseMatchStatus) -> None:
+    files = BaseMatch(status=status, reason="files")
+    assert joined(files, report(RIGHT)) == files
+    assert joined(files, report(NOISE)) == files
+
+
+@pytest.mark.parametrize("labels", [{}, {STATUS_LABEL: "proven", REASON_LABEL: "I say so"}, {STATUS_LABEL: ""}])
+def test_a_client_without_evidence_gets_the_measurement(labels: dict[str, str]) -> None:
+    files = BaseMatch.of_labels(labels)
+    assert files.status is BaseMatchStatus.UNPROVEN
+    assert joined(files, report(RIGHT)).verdict == "green"
+    assert joined(files, report(NOISE)).verdict == "amber"
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "colour"),
+    [
+        (BaseMatchStatus.CONFIRMED, "base model confirmed: ", "green"),
+        (BaseMatchStatus.UNPROVEN, "base model unproven: ", "bold yellow"),
+        (BaseMatchStatus.TRUSTED, "base model taken on trust: ", "bold yellow"),
+    ],
+)
+def test_the_summary_says_it_once_before_the_warnings(status: BaseMatchStatus, says: str, colour: str) -> None:
+    found = BaseMatch(status=status, reason="what is known")
+    result = ExportResult(
+        export_id="e-1",
+        timestamp=datetime(2026, 11, 21, tzinfo=UTC),
+        success=True,
+        formats={"pytorch": FormatResult(digest="sha256:0", size_bytes=1)},
+        base_match=found,
+        warnings=("another warning", found.reason),
+    )
+    console = Console(width=200, file=io.StringIO(), color_system="standard", force_terminal=True)
+    segments = list(console.render(summary(result), console.options))
+    text = "".join(segment.text for segment in segments)
+    assert text.count("what is known") == 1
+    assert text.index(says) < text.index("another warning")
+    (verdict,) = [segment for segment in segments if segment.text == says]
+    assert verdict.style == Style.parse(colour)
