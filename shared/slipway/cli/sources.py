@@ -19,6 +19,7 @@ from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 
+
 @dataclass(frozen=True)
 class Sources:
     """The folders of an export.
