@@ -70,6 +70,22 @@ class FormatResult(_Value):
     memory_usage_mb: float | None = None
 
 
+class FailedFormat(_Value):
+    """One format that was asked for and not made.
+
+    Attributes:
+        task: Task that should have made it.
+        state: ``failed``, ``skipped`` (something it needs was not made) or ``cancelled``.
+        reason: Stable reason of the failure, its own or that of the task it waited for; empty when cancelled.
+        error_message: What went wrong, with the remedy.
+    """
+
+    task: str
+    state: str
+    reason: str = ""
+    error_message: str = ""
+
+
 class ExportResult(_Value):
     """The answer of an export.
 
@@ -80,6 +96,8 @@ class ExportResult(_Value):
         paths: Folder of each produced format, absolute.
         output_directory: Folder that holds them; empty when nothing was delivered.
         formats: Details of each produced format.
+        requested: Every format that was asked for, in the plan's order.
+        failed: Of those, the ones that were not made, and why.
         original_size_bytes: The merged model, unquantized.
         optimized_size_bytes: The smallest produced format.
         size_reduction_percent: How much smaller that is.
@@ -99,6 +117,8 @@ class ExportResult(_Value):
     paths: dict[str, str] = {}
     output_directory: str = ""
     formats: dict[str, FormatResult] = {}
+    requested: tuple[str, ...] = ()
+    failed: dict[str, FailedFormat] = {}
     original_size_bytes: int | None = None
     optimized_size_bytes: int | None = None
     size_reduction_percent: float | None = None

@@ -20,7 +20,9 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
     from slipway.cli.app import app
+    from slipway.cli.encoding import write_any_encoding
 
+    write_any_encoding()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

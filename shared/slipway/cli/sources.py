@@ -11,6 +11,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_format import base_format
 from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.cli.base_names import other_base
+from slipway.cli.titles import title
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import CONFIG, model_files, resolve_base_model, travelling_files
@@ -64,6 +65,12 @@ class Sources:
         """Name of the fine-tuned model: the training run's folder."""
         path = self.checkpoint.path.resolve()
         return path.parent.name if path.name.startswith("checkpoint-") else path.name
+
+    @property
+    def title(self) -> str:
+        """What is exported, for people: ``checkpoint-40 of h_half onto qwen3-base``."""
+        names = {"checkpoint": self.checkpoint.path.name, "model_name": self.model_name, "base_model": self.base_label}
+        return title(names, more=[each.path.name for each in self.more])
 
     @property
     def base_label(self) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, Progress, examples
+from slipway.cli.progress_form import ProgressForm
 
 STAGE_EXAMPLES = examples(
     "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
@@ -23,6 +24,14 @@ def _stages(incomplete: str) -> list[str]:
     return [name for name in stage_names() if name.startswith(incomplete)]
 
 
+def _log_level() -> str:
+    import os
+
+    from slipway.settings import Settings
+
+    return Settings.from_environment(os.environ).log_level
+
+
 def stage(  # noqa: PLR0917 - typer calls it by name
     name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
@@ -32,6 +41,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
     timeout: Annotated[float | None, typer.Option("--timeout", min=0.1, help="Longest run, in seconds.")] = None,
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -47,6 +57,8 @@ def stage(  # noqa: PLR0917 - typer calls it by name
         params=parse_pairs(params or [], flag="--param"),
         threads=threads,
         timeout=timeout,
+        progress=progress,
+        level=_log_level(),
     )
     if as_json:
         print_json(done)
@@ -58,6 +70,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
 def sample(
     directory: Annotated[Path, typer.Argument(help="Folder to put the sample in; made if missing.")],
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -65,7 +78,7 @@ def sample(
     from slipway.cli.console import answers, print_json
     from slipway.cli.sample_run import run_sample
 
-    summary = run_sample(directory, seed=seed)
+    summary = run_sample(directory, seed=seed, progress=progress, level=_log_level())
     if as_json:
         print_json({"directory": str(directory.resolve()), **summary})
     else:
