@@ -180,6 +180,17 @@ class SharedHint:
             yield wrapped(Text(HINT, style="dim"), options.max_width)
 
 
+class Prose:
+    """A text in lines of the terminal's width, with a coloured word before it."""
+
+    def __init__(self, label: str, style: str, text: str | Text) -> None:
+        self._text = Text.assemble((label, style), text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Show it."""
+        yield wrapped(self._text, options.max_width)
+
+
 def wrapped(text: Text, width: int) -> Text:
     """A text in lines of at most this width, broken between words and after slashes; letters only where nothing else fits."""
     return Text("\n").join(_lines(text, width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,8 @@ _STEP = re.compile(r"\b(\d+) of (\d+)\b")
 _MEANINGFUL_SECONDS, _MEANINGFUL_PART = 5.0, 0.05
 """Before an export ran for so long and did so much of itself, no time left is told."""
 
-_SMOOTHING = 0.1
+_SETTLING_SECONDS = 5.0
+"""In so long, an estimate follows most of the way to what the newest figures say."""
 
 
 @dataclass
@@ -79,7 +81,8 @@ class Overall:
             return
         newest = seconds * (1 - self.done) / part
         expected = None if self._left is None else max(self._left - (now - self._looked), 0.0)
-        self._left = newest if expected is None else expected + _SMOOTHING * (newest - expected)
+        share = 1 - math.exp(-(now - self._looked) / _SETTLING_SECONDS)
+        self._left = newest if expected is None else expected + share * (newest - expected)
         self._looked = now
 
     def _weight(self, row: Row, rows: Rows) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from slipway.cli.columns import Column, FittedTable, SharedHint
+from slipway.cli.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.connection import artifacts_at
 from slipway.cli.console import print_json, show, size, unbroken
 from slipway.cli.sources import Sources, find_sources
@@ -90,7 +90,7 @@ def _tables(
     graph, checks, settings = tables
     parts += [graph, Text(), checks, Text()]
     warnings = dict.fromkeys((*loaded.warnings, *(sources.warnings if sources else ())))
-    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in warnings]
+    parts += [Prose("warning ", "yellow", warning) for warning in warnings]
     parts += [Text()] if warnings else []
     others = len(loaded.origins) - settings.row_count
     rest = Text(f"{others} settings have their defaults; --json shows them all", style="dim")

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from rich.text import Text
 
-from slipway.cli.columns import Column, FittedTable
+from slipway.cli.columns import Column, FittedTable, Prose
 from slipway.cli.console import errors, print_json, show, unbroken
 from slipway.cli.display import showing
 from slipway.cli.local_exports import LocalExport
@@ -47,7 +47,7 @@ def answer_export(
     )
     if export.HasField("error"):
         failure = failure_of_status(export.error)
-        show(Text.assemble(("error ", "bold red"), (f"[{failure.reason}] ", "red"), str(failure)))
+        show(Prose("error ", "bold red", Text.assemble((f"[{failure.reason}] ", "red"), str(failure))))
     say_commands(commands or {})
 
 
@@ -55,7 +55,7 @@ def say_commands(commands: Mapping[str, str]) -> None:
     """Print commands on standard error, each whole on a line of its own, so that it can be copied."""
     for purpose, command in commands.items():
         errors.print(Text(f"{purpose}:", style="dim"))
-        errors.print(unbroken("  ", command), crop=False)
+        errors.print(unbroken("  ", command), soft_wrap=True)
 
 
 def answer_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def answer_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> No
         return
     _table((export.id, export.state, export.message) for export in exports)
     problems = [export for export in exports if export.problem]
-    show(*(Text.assemble(("unreadable ", "yellow"), f"{export.id}: {export.problem}") for export in problems))
+    show(*(Prose("unreadable ", "yellow", f"{export.id}: {export.problem}") for export in problems))
 
 
 def _table(exports: Iterable[tuple[str, str, pb.Export | None]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slipway.cli.columns import Column, FittedTable
+from slipway.cli.columns import Column, FittedTable, Prose
 from slipway.cli.console import size, unbroken
 from slipway.result import ExportResult, FailedFormat, FormatResult
 
@@ -38,19 +38,19 @@ def summary(result: ExportResult) -> RenderableType:
     parts: list[RenderableType] = []
     if result.formats or result.failed:
         parts += [_formats(result), Text()]
-    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in result.warnings]
+    parts += [Prose("warning ", "yellow", warning) for warning in result.warnings]
     parts += [
-        Text.assemble(("recovered ", "yellow"), f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
+        Prose("recovered ", "yellow", f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
         for attempt in result.attempts
         if attempt.rule
     ]
     parts += [
-        Text.assemble(("not made ", "red"), f"{name}: {failed.error_message}")
+        Prose("not made ", "red", f"{name}: {failed.error_message}")
         for name, failed in result.failed.items()
         if failed.error_message and failed.error_message not in result.error_message
     ]
     if result.error_message:
-        parts.append(Text.assemble(("error ", "bold red"), (f"[{result.reason}] ", "red"), result.error_message))
+        parts.append(Prose("error ", "bold red", Text.assemble((f"[{result.reason}] ", "red"), result.error_message)))
     if result.output_directory:
         parts.append(unbroken("output  ", result.output_directory))
     if result.validation_report_path:
