@@ -89,7 +89,7 @@ def export_result(
         validation_report_path=str(output_directory / "report.html") if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
-        warnings=_folded((*warnings, *export.warnings, *_stage_warnings(export)), {task.id for task in export.tasks}),
+        warnings=_warnings(export, warnings, validation),
         attempts=tuple(_attempt(task, attempt) for task in export.tasks for attempt in task.attempts),
     )
 
@@ -181,6 +181,16 @@ def _format(digest: str, *, store: Artifacts, original: int | None, found: Outpu
 
 def _reduction(size: int | None, original: int | None) -> float | None:
     return None if size is None or not original else round(100 * (1 - size / original), 2)
+
+
+def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
+    """All warnings, each once; what validation says of a failed output is the export's error already."""
+    failed = validation.failed_outputs if validation and export.state == pb.EXPORT_STATE_SUCCEEDED else ()
+    said = tuple(f"{name} failed validation: " for name in failed)
+    found = (*warnings, *export.warnings, *_stage_warnings(export))
+    return _folded(
+        [warning for warning in found if not any(text in warning for text in said)], {task.id for task in export.tasks}
+    )
 
 
 def _stage_warnings(export: pb.Export) -> list[str]:

@@ -381,6 +381,22 @@ def test_exports_are_submitted_with_a_priority_and_listed_by_a_filter(
         "state!=failed": [made["name"]],
         "state=failed": [],
     }
+    told = in_process(
+        capfd,
+        "submit",
+        "--checkpoint",
+        run,
+        "--base-model",
+        run.parent / "base",
+        "--coordinator",
+        harness.address,
+        home=home,
+    )
+    name = made["name"].rpartition("/")[2]
+    assert told.out.startswith("checkpoint-5 of run onto base")
+    assert f"slipway watch {name} --coordinator {harness.address}" in told.err
+    again = f"slipway export --base-model {run.parent / 'base'} --checkpoint {run} --coordinator {harness.address}"
+    assert again in [line.strip() for line in told.err.splitlines()]
     wrong = call("list", "--filter", "colour=red")
     assert (wrong.code, wrong.json["reason"]) == (3, "REQUEST_INVALID")
     assert call("submit", "--priority", "1000").code == 2

@@ -92,7 +92,7 @@ def test_an_export_on_a_terminal(project: Path, tiny: dict[str, str], tmp_path: 
     assert screen.code == 6, screen.text
     check(screen, width, *LEVELS, "format", "state", "size", "reason", copied=("output", "report"))
     assert next(line for line in screen.lines if line) == "checkpoint-40 of h_half onto qwen3-base"
-    start = max(number for number, line in enumerate(screen.lines) if line.startswith("format "))
+    start = max(number for number, line in enumerate(screen.lines) if re.match(r"format +state", line))
     rows = {line.split()[0]: line.split()[1:] for line in screen.lines[start + 1 : start + 7]}
     assert list(rows) == list(LEVELS), "the plan's order, with what was not made"
     for name, cells in rows.items():
@@ -100,7 +100,7 @@ def test_an_export_on_a_terminal(project: Path, tiny: dict[str, str], tmp_path: 
     assert "total" in screen.words()
     assert screen.redraws > 3
     assert " ".join(screen.lines[start:]).count("quantize fails because the test says so") == 1
-    assert ("more columns on a wider terminal, or with --json" in screen.text) == (width < 100)
+    assert " ".join(screen.text.split()).count("more columns on a wider terminal, or with --json") == 1
 
 
 @widths

@@ -118,8 +118,7 @@ def _validate_output(
         require(result, what=name, remedy="")
     validated = evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
     if validated.status is OutputStatus.FAILED:
-        # Not among the stage's warnings: it is the export's error, which says the same.
-        ctx.log.warning(f"{name} failed validation: {validated.explanation}; {validated.remedy}")
+        ctx.warn(f"{name} failed validation: {validated.explanation}; {validated.remedy}")
     return validated
 
 
