@@ -180,8 +180,8 @@ def test_plain_lines_are_short_and_rare() -> None:
     assert texts[:2] == ["checkpoint-40 of h_half onto qwen3-base", "merge: started"]
     assert texts[-3:] == ["merge: failed in 7.0 s: OUT_OF_MEMORY", "merge: done in 7.0 s (attempt 2)", "onnx: reused"]
     steps = texts[2:-3]
-    assert 10 <= len(steps) <= 31  # a line each ten seconds or each tenth, not one per report
-    assert "merging 50% (300.0 MB/600.0 MB" in "".join(steps)
+    assert 8 <= len(steps) <= 12  # a line for each tenth, not one per report
+    assert re.search(r"merging 5\d% \(3\d\d\.0 MB/600\.0 MB", "".join(steps))
     assert all(len(line) < 120 for line in said)
 
 

@@ -25,7 +25,7 @@ _GAP = 2
 _WRAPPED_WIDTH = 24
 """A column of text is not made narrower than this while another can be dropped for it."""
 
-_PIECE = re.compile(r"[^\s/]*/+|[^\s/]+/*|\s+")
+_PIECE = re.compile(r"/*[^\s/]+/*|/+|\s+")
 """What text can be broken after: words, and the parts of a path."""
 
 
@@ -102,8 +102,12 @@ class FittedTable:
             droppable = [number for number in shown if self._columns[number].rank != NEEDED]
             if not droppable:
                 return None
-            shown.remove(max(droppable, key=lambda number: (self._columns[number].rank, number)))
+            shown.remove(max(droppable, key=lambda number: (self._empty(number), self._columns[number].rank, number)))
         return shown
+
+    def _empty(self, number: int) -> bool:
+        cells = [row[number] for row in self._rows if number < len(row)]
+        return all(isinstance(cell, Text) and not cell.plain for cell in cells)
 
     def _least(self, number: int) -> int:
         """The narrowest that a column may be."""

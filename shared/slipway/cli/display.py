@@ -65,7 +65,7 @@ def showing(form: ProgressForm, *, level: str, resuming: bool = False) -> Iterat
     display: Display
     handler: logging.Handler
     match form:
-        case ProgressForm.AUTO if errors.is_terminal:
+        case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR makes no terminal
             display, handler = LiveDisplay(errors, resuming=resuming), terminal_handler(errors)
         case ProgressForm.JSON:
             display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
@@ -177,7 +177,9 @@ class LineDisplay:
             self._state = self._rows.state
             self._lines.export(self._state)
         for row in changed:
-            self._lines.task(row)
+            said = self._lines.task(row)
+            if said and row.state == "running":
+                self._pace.due((row.task, row.attempt), "", None)
         if event.WhichOneof("event") == "progress":
             row = self._rows.tasks[event.progress.task]
             part = row.done / row.total if row.total else None
@@ -200,12 +202,10 @@ class Pace:
     """
 
     SECONDS = 10.0
-    """Between two lines about one task."""
-    AT_LEAST = 2.0
-    """The same when it came a step further meanwhile: another phase, or a tenth of this one."""
+    """Between two lines about one task that came a step further meanwhile: another phase, or a tenth of this one."""
     STEP = 0.1
-    UNCHANGED_SECONDS = 60.0
-    """A task that does not move says so this often."""
+    SLOW_SECONDS = 60.0
+    """The same for one that did not."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -222,9 +222,8 @@ class Pace:
         return True
 
     def _wait(self, other_phase: bool, part: float | None, so_far: float | None) -> float:
-        if other_phase or (part is not None and part - (so_far or 0.0) >= self.STEP):
-            return self.AT_LEAST
-        return self.UNCHANGED_SECONDS if part == so_far else self.SECONDS
+        further = part is not None and part - (so_far or 0.0) >= self.STEP
+        return self.SECONDS if other_phase or further else self.SLOW_SECONDS
 
 
 class NoDisplay:

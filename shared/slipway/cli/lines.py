@@ -24,8 +24,8 @@ class Lines(Protocol):
         """The export as a whole is in another state."""
         ...
 
-    def task(self, row: Row) -> None:
-        """A task is in another state."""
+    def task(self, row: Row) -> bool:
+        """A task is in another state; answers whether progress of it can wait."""
         ...
 
     def progress(self, row: Row, overall: Overall) -> None:
@@ -51,11 +51,12 @@ class PlainLines:
     def export(self, state: str) -> None:
         """Nothing: the tasks tell, and the answer says how it ended."""
 
-    def task(self, row: Row) -> None:
-        """What a task begins or how it ended; that it waits is nothing to say."""
+    def task(self, row: Row) -> bool:
+        """That a task begins or how it ended, but not that it waits. Of a short one, that is all there is to say."""
         text = _told(row)
         if text:
             self._write(f"{row.task}: {text}")
+        return True
 
     def progress(self, row: Row, overall: Overall) -> None:
         """Phase, amount, speed and time left."""
@@ -90,9 +91,10 @@ class JsonLines:
         """The state."""
         self._write("export", f"the export is {state}", state=state)
 
-    def task(self, row: Row) -> None:
-        """State, and what is known of an ended attempt."""
+    def task(self, row: Row) -> bool:
+        """State, and what is known of an ended attempt; its first progress comes at once."""
         self._write("task", f"{row.task}: {_told(row) or row.state}", **_task_facts(row))
+        return False
 
     def progress(self, row: Row, overall: Overall) -> None:
         """All figures."""
