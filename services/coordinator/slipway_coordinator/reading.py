@@ -50,21 +50,26 @@ def read_documents(state: Path, *conditions: sa.ColumnElement[bool]) -> list[dic
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": _BUSY_SECONDS})
     try:
         with engine.connect() as connection:
-            return [json.loads(text) for text in connection.execute(query).scalars()]
+            documents = [json.loads(text) for text in connection.execute(query).scalars()]
     except sa.exc.DatabaseError as error:
         if "no such table" in str(error.orig):
             return []
-        raise _unreadable(state, str(error.orig)) from error
+        # Only errors of the base class itself are about the file's content; others may pass, as that it is in use.
+        raise _unreadable(state, str(error.orig), damaged=type(error) is sa.exc.DatabaseError) from error
     except ValueError as error:
         raise _unreadable(state, "an export in it is damaged") from error
     finally:
         engine.dispose()
+    if not all(isinstance(document, dict) for document in documents):
+        raise _unreadable(state, "an export in it is damaged")
+    return documents
 
 
-def _unreadable(state: Path, why: str) -> ServiceError:
+def _unreadable(state: Path, why: str, *, damaged: bool = True) -> ServiceError:
+    again = f"remove {state.parent} and run its export again: finished stages are in the store"
     return ServiceError(
         f"{state} cannot be read: {why}",
         reason="STATE_SCHEMA",
-        remedy=f"remove {state.parent} and run its export again: finished stages are in the store",
+        remedy=again if damaged else "try again, and check that you may read it",
         about={"file": state},
     )
