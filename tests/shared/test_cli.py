@@ -345,7 +345,8 @@ def test_a_stage_that_fails_is_not_said_to_have_succeeded(
     words = ("stage", "stages_for_tests:TROUBLE", "--param", "kind=typed", "--out", tmp_path / "out", "--json")
     done = in_process(capfd, *words, home=home, SLIPWAY_PROGRESS="json")
     assert (done.code, done.json["reason"]) == (3, "ADAPTER_TENSOR_UNUSED")
-    events = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in done.err.splitlines()]
+    assert (events[-1]["event"], events[-1]["reason"]) == ("error", "ADAPTER_TENSOR_UNUSED")
     last = [event for event in events if event.get("event") == "task"][-1]
     assert (last["state"], last["reason"]) == ("failed", "ADAPTER_TENSOR_UNUSED")
 
