@@ -1,14 +1,15 @@
-"""Logging: lines for people on a terminal, one JSON object per line elsewhere. Secrets are never written."""
+"""Logging: lines for people, or one JSON object per line. Secrets are never written."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
@@ -29,29 +30,54 @@ def redact(text: str) -> str:
     return text
 
 
-def configure_logs(level: str, *, console: Console | None = None, stream: TextIO | None = None) -> None:
-    """Set up the ``slipway`` logger.
+_STEPS = ("slipway.coordinator", "slipway.worker")
+"""Loggers that say step by step what a display of progress shows already."""
+
+
+@contextlib.contextmanager
+def command_logs(level: str, handler: logging.Handler) -> Iterator[None]:
+    """Write the ``slipway`` logger's lines with a handler, while the context is entered.
 
     Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-        console: Terminal to write on, so that lines appear above a live view instead of through it.
-        stream: Where JSON lines go when there is no terminal; standard error by default.
+        level: ``debug``, ``info``, ``warning`` or ``error``. Only ``debug`` includes what progress shows already.
+        handler: Where lines go, in which form.
     """
-    handler: logging.Handler
-    quiet = console is not None and console.is_terminal and level == "info"
-    if console is not None and console.is_terminal:
-        handler = _terminal_handler(console)
-    else:
-        handler = logging.StreamHandler(stream or sys.stderr)
-        handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("slipway")
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())
-    logger.propagate = False
-    for name in ("slipway.coordinator", "slipway.worker"):  # the live view shows what these say step by step
-        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.NOTSET)
+    loggers = [logging.getLogger(name) for name in ("slipway", *_STEPS)]
+    before = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+    main, *steps = loggers
+    main.handlers, main.propagate = [handler], False
+    main.setLevel(level.upper())
+    for each in steps:
+        each.setLevel(logging.WARNING if level == "info" else logging.NOTSET)
+    try:
+        yield
+    finally:
+        for each, (number, propagate, handlers) in zip(loggers, before, strict=True):
+            each.setLevel(number)
+            each.propagate, each.handlers = propagate, handlers
+
+
+def terminal_handler(console: Console) -> logging.Handler:
+    """Lines above a live view instead of through it."""
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False, show_time=False, rich_tracebacks=False, markup=False)
+    handler.setFormatter(_Redacting("%(message)s"))
+    return handler
+
+
+def plain_handler(stream: TextIO) -> logging.Handler:
+    """Lines for people: ``03:14:07 warning: …``."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter())
+    return handler
+
+
+def json_handler(stream: TextIO) -> logging.Handler:
+    """One JSON object per record, as :class:`JsonFormatter` writes it, with the ``event`` ``log``."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter(event="log"))
+    return handler
 
 
 def configure_service_logs(level: str, *, form: str = "") -> None:
@@ -83,7 +109,15 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: time, level, logger, message, whatever ``extra`` gave, and the trace it belongs to."""
+    """One JSON object per record: time, level, logger, message, whatever ``extra`` gave, and the trace it belongs to.
+
+    Args:
+        event: Kind of record, for who writes several kinds; a record's own comes first.
+    """
+
+    def __init__(self, *, event: str = "") -> None:
+        super().__init__()
+        self._event = {"event": event} if event else {}
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -95,6 +129,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        document |= self._event
         document |= {key: value for key, value in record.__dict__.items() if key not in _RESERVED}
         trace_id = current_trace_id()
         if trace_id:
@@ -104,12 +139,18 @@ class JsonFormatter(logging.Formatter):
         return redact(json.dumps(document, default=str, ensure_ascii=False))
 
 
-def _terminal_handler(console: Console) -> logging.Handler:
-    from rich.logging import RichHandler
+class PlainFormatter(logging.Formatter):
+    """The time of day, the level where it matters, and the message."""
 
-    handler = RichHandler(console=console, show_path=False, show_time=False, rich_tracebacks=False, markup=False)
-    handler.setFormatter(_Redacting("%(message)s"))
-    return handler
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line; a traceback below it."""
+        level = f"{record.levelname.lower()}: " if record.levelno != logging.INFO else ""
+        lines = [
+            f"{datetime.fromtimestamp(record.created):%H:%M:%S} {level}{record.getMessage()}"
+        ]  # local, as clocks show it
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return redact("\n".join(lines))
 
 
 class _Redacting(logging.Formatter):

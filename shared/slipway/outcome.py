@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
@@ -11,7 +11,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.executor.surroundings import surroundings_of
-from slipway.result import AttemptResult, ExportResult, FormatResult
+from slipway.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.validation import OutputValidation, ValidationReport
 from slipway.wire import dict_of, failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
@@ -20,11 +20,23 @@ VALIDATION = "validation"
 """Name of the validation artifact among an export's outputs; it is rendered, not delivered."""
 
 
+_NOT_MADE = {
+    pb.TASK_STATE_FAILED: "failed",
+    pb.TASK_STATE_SKIPPED: "skipped",
+    pb.TASK_STATE_CANCELLED: "cancelled",
+}
+
+
 def delivered_formats(export: pb.Export) -> dict[str, str]:
     """Digest of each format that is delivered as a folder, in the plan's order."""
     order = {task.format: number for number, task in enumerate(export.tasks)}
     names = sorted(export.outputs, key=lambda name: (order.get(name, len(order)), name))
     return {name: export.outputs[name] for name in names if name != VALIDATION}
+
+
+def requested_formats(export: pb.Export) -> dict[str, pb.Task]:
+    """The task of each format that was asked for, in the plan's order."""
+    return {task.format: task for task in export.tasks if task.format and task.format != VALIDATION}
 
 
 def export_id(export: pb.Export) -> str:
@@ -69,6 +81,8 @@ def export_result(
         paths={name: str(output_directory / name) for name in formats} if output_directory else {},
         output_directory=folder,
         formats=formats,
+        requested=tuple(requested_formats(export)),
+        failed=failed_formats(export),
         original_size_bytes=original,
         optimized_size_bytes=smallest,
         size_reduction_percent=_reduction(smallest, original),
@@ -79,7 +93,7 @@ def export_result(
         validation_report_path=str(output_directory / "report.html") if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
-        warnings=tuple(dict.fromkeys((*warnings, *export.warnings, *_stage_warnings(export)))),
+        warnings=_warnings(export, warnings, validation),
         attempts=tuple(_attempt(task, attempt) for task in export.tasks for attempt in task.attempts),
     )
 
@@ -105,6 +119,43 @@ def _validation_failure(validation: ValidationReport | None) -> Failure | None:
         remedy=remedies or "see report.html",
         about={"outputs": ", ".join(validation.failed_outputs)},
     ).failure()
+
+
+def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
+    """Formats of an ended export that were not made, in the plan's order."""
+    found = {}
+    for name, task in requested_formats(export).items():
+        if task.state in _NOT_MADE:
+            failed = _failed_task(export, task)
+            failure = _task_failure(failed)
+            message = str(failure) if failure else ""
+            if failed.id != task.id:
+                state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
+                message = f"{failed.id}, which it needs, {'failed' if state == 'failed' else f'was {state}'}"
+            found[name] = FailedFormat(
+                task=task.id,
+                state=_NOT_MADE[task.state],
+                reason=failure.reason if failure else "",
+                error_message=message,
+            )
+    return found
+
+
+def _failed_task(export: pb.Export, task: pb.Task) -> pb.Task:
+    """The task because of which this one made nothing: itself, or the first before it that failed."""
+    tasks = {each.id: each for each in export.tasks}
+    seen: set[str] = set()
+    while task.state == pb.TASK_STATE_SKIPPED and task.id not in seen:
+        seen.add(task.id)
+        needed = (source.removeprefix("task:").partition("/")[0] for source in task.inputs.values())
+        missing = [tasks[name] for name in needed if name in tasks and tasks[name].state in _NOT_MADE]
+        task = next(iter(missing), task)
+    return task
+
+
+def _task_failure(task: pb.Task) -> Failure | None:
+    errors = [attempt.error for attempt in task.attempts if attempt.HasField("error")]
+    return failure_of_status(errors[-1]) if errors else None
 
 
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
@@ -144,13 +195,36 @@ def _reduction(size: int | None, original: int | None) -> float | None:
     return None if size is None or not original else round(100 * (1 - size / original), 2)
 
 
+def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
+    """All warnings, each once; what validation says of a failed output is the export's error already."""
+    failed = validation.failed_outputs if validation and export.state == pb.EXPORT_STATE_SUCCEEDED else ()
+    said = tuple(f"{name} failed validation: " for name in failed)
+    found = (*warnings, *export.warnings, *_stage_warnings(export))
+    return _folded(
+        [warning for warning in found if not any(text in warning for text in said)], {task.id for task in export.tasks}
+    )
+
+
 def _stage_warnings(export: pb.Export) -> list[str]:
-    """Warnings that stages recorded with their results."""
+    """Warnings that stages recorded with their results, with the task's name; the export has the same without it."""
     found = []
     for task in export.tasks:
         warnings = dict_of(task.facts).get("warnings", [])
         found += [f"{task.id}: {warning}" for warning in warnings] if isinstance(warnings, list) else []
     return found
+
+
+def _folded(warnings: Sequence[str], tasks: Collection[str]) -> tuple[str, ...]:
+    """Each warning once, in the order of their first mention, with all tasks that gave it before it."""
+    by_message: dict[str, list[str]] = {}
+    for warning in warnings:
+        task, colon, message = warning.partition(": ")
+        if not colon or task not in tasks:
+            task, message = "", warning
+        known = by_message.setdefault(message, [])
+        if task and task not in known:
+            known.append(task)
+    return tuple(f"{', '.join(found)}: {message}" if found else message for message, found in by_message.items())
 
 
 def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:

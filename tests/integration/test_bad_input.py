@@ -228,7 +228,7 @@ def test_a_full_disk_ends_with_its_reason_and_nothing_left(project: Project, sma
 
 def test_an_output_that_cannot_be_written_is_found_before_any_work(project: Project) -> None:
     project.out.touch()
-    done = project.export()
+    done = project.export("--progress", "json")
     assert (done.code, done.json["reason"]) == (3, "FILE_ERROR"), done.err
     assert str(project.out) in done.json["error_message"]
     assert '"task"' not in done.err

@@ -36,7 +36,14 @@ def command(project: Path) -> list[str | Path]:
     settings = ["formats.pytorch.quantization=int8", "formats.tensorrt.enabled=true", "formats.tensorrt.targets=sm89"]
     settings += ["validation.test_samples=2", "validation.benchmark_performance=false"]
     where = ["--base-model", project / "base", "--checkpoint", project / "run", "--out", project / "out"]
-    return ["export", "--json", *where, *(word for setting in settings for word in ("--set", setting))]
+    return [
+        "export",
+        "--json",
+        "--progress",
+        "json",
+        *where,
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
 
 
 def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

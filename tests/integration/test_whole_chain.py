@@ -180,8 +180,9 @@ def test_the_model_card_s_examples_run(folder: Path) -> None:
 
 
 def test_the_same_command_again_reuses_everything(sample: Path, home: Path, out: Path, result: dict[str, Any]) -> None:
-    again = slipway("export", "-c", sample / "export.yaml", "--out", out, "--json", home=home)
+    again = slipway("export", "-c", sample / "export.yaml", "--out", out, "--json", "--progress", "json", home=home)
     assert again.code == 0, again.err
+    assert '"event": "task"' in again.err
     assert '"state": "running"' not in again.err  # no task was carried out
     assert again.json["output_directory"] == result["output_directory"]
     assert {name: value["digest"] for name, value in again.json["formats"].items()} == {

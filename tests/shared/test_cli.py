@@ -97,7 +97,8 @@ def test_completion_scripts_are_offered(home: Path) -> None:
         (["nonesuch"], "No such command 'nonesuch'"),
         (["export", "--nonesuch"], "No such option: --nonesuch"),
         (["stage"], "Missing argument"),
-        (["list"], "SLIPWAY_COORDINATOR"),
+        (["watch", "e-1"], "SLIPWAY_COORDINATOR"),
+        (["sample", "x", "--progress", "loud"], "plain"),
         (["cache", "gc", "x"], "unexpected extra argument"),
     ],
 )
@@ -240,7 +241,14 @@ def test_artifacts_go_in_and_out_and_are_collected(
     listing = in_process(capfd, "cache", "ls", "--json", home=home).json
     assert [entry["digest"] for entry in listing["artifacts"]] == [digest]
     assert listing["blob_bytes"] == 13
-    assert digest in in_process(capfd, "cache", "ls", home=home).out
+    shown = in_process(capfd, "cache", "ls", home=home).out
+    assert digest not in shown
+    short = next(word for word in shown.split() if word.startswith("sha256:"))
+    assert digest.startswith(short)
+    assert in_process(capfd, "verify", short, home=home).code == 0
+    assert in_process(capfd, "pull", short, tmp_path / "by-short", home=home).code == 0
+    unknown = in_process(capfd, "verify", "sha256:" + "0" * 12, "--json", home=home)
+    assert (unknown.code, unknown.json["reason"]) == (3, "ARTIFACT_NOT_FOUND")
     kept = in_process(capfd, "cache", "gc", "--older-than", "1h", "--json", home=home).json
     assert kept["artifacts"] == []
     would = in_process(capfd, "cache", "gc", "--max-size", "1", "--dry-run", "--json", home=home).json
@@ -397,7 +405,7 @@ def test_one_stage_alone(capfd: pytest.CaptureFixture[str], home: Path, tmp_path
     (tmp_path / "in" / "text.txt").write_text("abc")
     given = ("--input", f"in={tmp_path / 'in'}", "--param", "text=hi", "--param", "seconds=0.1")
     words = ("stage", "stages_for_tests:ECHO", *given, "--out", tmp_path / "out")
-    done = in_process(capfd, *words, "--json", home=home)
+    done = in_process(capfd, *words, "--json", "--progress", "json", home=home)
     assert done.code == 0, done.err
     assert done.json["facts"] == {"length": 2}
     folder = Path(done.json["outputs"]["out"])
@@ -431,9 +439,10 @@ def test_a_stage_that_fails_is_not_said_to_have_succeeded(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
     words = ("stage", "stages_for_tests:TROUBLE", "--param", "kind=typed", "--out", tmp_path / "out", "--json")
-    done = in_process(capfd, *words, home=home)
+    done = in_process(capfd, *words, home=home, SLIPWAY_PROGRESS="json")
     assert (done.code, done.json["reason"]) == (3, "ADAPTER_TENSOR_UNUSED")
-    events = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in done.err.splitlines()]
+    assert (events[-1]["event"], events[-1]["reason"]) == ("error", "ADAPTER_TENSOR_UNUSED")
     last = [event for event in events if event.get("event") == "task"][-1]
     assert (last["state"], last["reason"]) == ("failed", "ADAPTER_TENSOR_UNUSED")
 
@@ -441,7 +450,7 @@ def test_a_stage_that_fails_is_not_said_to_have_succeeded(
 def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
     capfd: pytest.CaptureFixture[str], home: Path
 ) -> None:
-    assert in_process(capfd, "get", "e-1", home=home).code == 2
+    assert in_process(capfd, "watch", "e-1", home=home).code == 2
     done = in_process(capfd, "get", "e-1", "--coordinator", "127.0.0.1:9", "--json", home=home)
     assert (done.code, done.json["reason"]) == (7, "COORDINATOR_UNAVAILABLE")
     done = in_process(capfd, "get", "e-1", "--coordinator", "coordinator", "--json", home=home)
@@ -469,6 +478,22 @@ def test_exports_are_submitted_with_a_priority_and_listed_by_a_filter(
         "state!=failed": [made["name"]],
         "state=failed": [],
     }
+    told = in_process(
+        capfd,
+        "submit",
+        "--checkpoint",
+        run,
+        "--base-model",
+        run.parent / "base",
+        "--coordinator",
+        harness.address,
+        home=home,
+    )
+    name = made["name"].rpartition("/")[2]
+    assert told.out.startswith("checkpoint-5 of run onto base")
+    assert f"slipway watch {name} --coordinator {harness.address}" in told.err
+    again = f"slipway export --base-model {run.parent / 'base'} --checkpoint {run} --coordinator {harness.address}"
+    assert again in [line.strip() for line in told.err.splitlines()]
     wrong = call("list", "--filter", "colour=red")
     assert (wrong.code, wrong.json["reason"]) == (3, "REQUEST_INVALID")
     assert call("submit", "--priority", "1000").code == 2

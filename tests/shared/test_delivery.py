@@ -51,6 +51,7 @@ def export(store: LocalStore, tmp_path: Path) -> pb.Export:
     export.tasks.add(
         id="merge",
         stage="merge",
+        format="pytorch",
         state=pb.TASK_STATE_SUCCEEDED,
         inputs={"base": "source:base", "adapter": "source:adapter"},
         outputs={"pytorch": merged},
@@ -59,6 +60,7 @@ def export(store: LocalStore, tmp_path: Path) -> pb.Export:
     export.tasks.add(
         id="quantize-pytorch-int4",
         stage="quantize",
+        format="pytorch-int4",
         state=pb.TASK_STATE_SUCCEEDED,
         inputs={"model": "task:merge/pytorch"},
         outputs={"model": small},
@@ -317,3 +319,41 @@ def test_a_full_output_disk_is_named_and_left_empty(export: pb.Export, store: Lo
 
 def fill(path: Path) -> None:
     path.write_bytes(bytes(16 << 20))
+
+
+def test_a_warning_is_given_once_with_all_its_tasks(export: pb.Export, store: LocalStore) -> None:
+    """The coordinator has a stage's warnings too, and several stages may warn of the same."""
+    lost = "the change of 1 module is lost in rounding"
+    export.warnings.extend([lost, "skipped one"])
+    export.tasks[1].facts.update({"warnings": [lost]})
+    result = export_result(export, store=store, warnings=["skipped one", "skipped one"])
+    merge, other = export.tasks[0].id, export.tasks[1].id
+    assert result.warnings == ("skipped one", f"{merge}, {other}: {lost}")
+
+
+def test_an_output_that_failed_validation_is_the_error_and_no_warning(export: pb.Export, store: LocalStore) -> None:
+    failed = OutputValidation(
+        name="pytorch-int4",
+        format="pytorch",
+        status=OutputStatus.FAILED,
+        explanation="mean_kl is 0.4",
+        remedy="smaller",
+    )
+    export.tasks[1].facts.update({"warnings": ["pytorch-int4 failed validation: mean_kl is 0.4; smaller"]})
+    result = export_result(export, store=store, validation=report(failed))
+    assert result.error_message.count("mean_kl is 0.4") == 1
+    assert not any("mean_kl" in warning for warning in result.warnings)
+
+
+def test_a_format_that_was_not_made_is_in_the_result_with_its_reason(export: pb.Export, store: LocalStore) -> None:
+    error = status_of(Failure("OUT_OF_MEMORY", "too large"))
+    attempts = [pb.Attempt(number=1, state=pb.TASK_STATE_FAILED, error=error)]
+    export.tasks.add(id="onnx_export", format="onnx", state=pb.TASK_STATE_FAILED, attempts=attempts)
+    inputs = {"model": "task:onnx_export/onnx"}
+    export.tasks.add(id="quantize-onnx-int4", format="onnx-int4", state=pb.TASK_STATE_SKIPPED, inputs=inputs)
+    result = export_result(export, store=store)
+    assert result.requested == ("pytorch", "pytorch-int4", "onnx", "onnx-int4")
+    onnx, int4 = result.failed["onnx"], result.failed["onnx-int4"]
+    assert (onnx.state, onnx.reason, "too large" in onnx.error_message) == ("failed", "OUT_OF_MEMORY", True)
+    assert (int4.state, int4.reason) == ("skipped", "OUT_OF_MEMORY")
+    assert int4.error_message == "onnx_export, which it needs, failed"

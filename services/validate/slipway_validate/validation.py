@@ -67,8 +67,17 @@ def _validated(
         reference = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
     evaluator = Evaluator(reference, table(params.limits), decode=decoder(prepared))
     results = [
-        _validate_output(name, inputs[name], prepared, params, ctx, evaluator=evaluator, folder=work / "outputs" / name)
-        for name in outputs
+        _validate_output(
+            name,
+            inputs[name],
+            prepared,
+            params,
+            ctx,
+            evaluator=evaluator,
+            folder=work / "outputs" / name,
+            label=f"output {number} of {len(outputs)}: {name}",
+        )
+        for number, name in enumerate(outputs, 1)
     ]
     described = describe(reference)
     effect = described.adapter_effect_kl
@@ -95,12 +104,13 @@ def _validate_output(
     *,
     evaluator: Evaluator,
     folder: Path,
+    label: str,
 ) -> OutputValidation:
     runtime = runtime_for(model)
     spec = prepared.spec(runtime, model, params=params, threads=ctx.threads)
     if runtime:
         timeout = params.output_timeout_seconds
-        result = process.run(Spec(run=spec), folder, ctx, label=name, timeout_seconds=timeout)
+        result = process.run(Spec(run=spec), folder, ctx, label=label, timeout_seconds=timeout)
     else:
         message = "its folder has no model.safetensors, no model.onnx and no .engine file"
         result = RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)

@@ -97,13 +97,13 @@ def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG0
     """List artifacts, most recently used first."""
     from slipway.cli.cache_view import cache_table
     from slipway.cli.cache_work import list_cache
-    from slipway.cli.console import answers, print_json
+    from slipway.cli.console import print_json, show
 
     listing = list_cache()
     if as_json:
         print_json(listing)
     else:
-        answers.print(cache_table(listing))
+        show(cache_table(listing))
 
 
 @cache.command("gc", epilog=examples("slipway cache gc --older-than 30d", "slipway cache gc --max-size 50GB --dry-run"))

@@ -21,8 +21,10 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
     from slipway.cli.app import app
     from slipway.cli.completion import join_words
+    from slipway.cli.encoding import write_any_encoding
 
     join_words(os.environ)
+    write_any_encoding()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -39,19 +41,19 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
         if code == EXIT_INTERRUPTED:  # typer's answer to KeyboardInterrupt
-            return _say_failure(_interrupted(words), as_json=as_json)
+            return _say_failure(_interrupted(words), as_json=as_json, words=words)
         if code == EXIT_USAGE and as_json:
             message = f"{_misused(error)}; see slipway --help"
             _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
         return code
     except KeyboardInterrupt:
-        return _say_failure(_interrupted(words), as_json=as_json)
+        return _say_failure(_interrupted(words), as_json=as_json, words=words)
     except ModelExportError as error:
-        return _say_failure(error, as_json=as_json)
+        return _say_failure(error, as_json=as_json, words=words)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
         if "--debug" in words:
             traceback.print_exc()
-        return _say_failure(_unexpected(error), as_json=as_json)
+        return _say_failure(_unexpected(error), as_json=as_json, words=words)
     return 0
 
 
@@ -132,21 +134,30 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
     return path
 
 
-def _say_failure(error: Any, *, as_json: bool) -> int:
+def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:
+    from slipway.cli.progress_form import error_line, progress_is_json
+
+    failure = error.failure()
+    if progress_is_json(words, os.environ):
+        sys.stderr.write(error_line(failure) + "\n")
+    else:
+        _show_failure(failure)
+    if as_json:
+        _print_json(_document(failure))
+    return int(failure.exit_code)
+
+
+def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
     from slipway.cli.console import errors
     from slipway.logs import redact
 
-    failure = error.failure()
     lines = Text("error", style="bold red")
     lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))
     if failure.remedy:
         lines.append(f"\n  {redact(failure.remedy)}", style="cyan")
     errors.print(lines, soft_wrap=True, highlight=False)
-    if as_json:
-        _print_json(_document(failure))
-    return int(failure.exit_code)
 
 
 def _document(failure: Any) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from slipway.artifacts.files import folder_files
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.pulling import pull
 from slipway.checksums import verify_directory, without_checksums
+from slipway.cli.artifact_names import artifact_names, content_name
 from slipway.cli.connection import Connection
+from slipway.cli.local_exports import local_exports
 from slipway.cli.running_exports import digests_in_use
 from slipway.configuration.schema import size
 from slipway.counts import counted
@@ -45,8 +47,15 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
     """
+    digest = whole_digest(digest, _digests_of(store))
     pull(store, digest, folder)
     return {"digest": digest, "folder": str(folder.resolve()), "files": len(store.manifest(digest).files)}
+
+
+def _digests_of(store: Artifacts) -> Callable[[], list[str]]:
+    """All digests of a store; none of a coordinator's, which takes whole digests only."""
+    found: Callable[[], list[str]] = getattr(store, "digests", list)
+    return found
 
 
 def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:
@@ -62,6 +71,7 @@ def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str
     """
     import tempfile
 
+    digest = whole_digest(digest, _digests_of(store))
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:
         store.fetch(digest, Path(folder) / "artifact")
@@ -94,27 +104,53 @@ def verify_folder(path: str) -> dict[str, Any]:
 
 
 def list_cache() -> dict[str, Any]:
-    """Artifacts, most recently used first, with the stages whose results they are."""
-    store = _store()
-    makers = _makers(store)
+    """Artifacts, most recently used first, with the stages whose results they are and what they are for people."""
+    settings = Settings.from_environment(os.environ)
+    store = open_store(settings)
+    makers, names = _makers(store), artifact_names(local_exports(settings))
     artifacts = []
     for digest in store.digests():
         try:
             manifest, used = store.manifest(digest), store.last_used(digest)
         except ArtifactError:  # collected meanwhile
             continue
+        made_by = makers.get(digest, [])
         artifacts.append(
             {
                 "digest": digest,
+                "name": names.get(digest) or content_name([file.path for file in manifest.files], made_by),
                 "files": len(manifest.files),
                 "size_bytes": manifest.size_bytes,
                 "last_used": used,
                 "complete": store.exists(digest),
-                "made_by": makers.get(digest, []),
+                "made_by": made_by,
             }
         )
     artifacts.sort(key=lambda entry: (-float(str(entry["last_used"])), entry["digest"]))
     return {"store": store.where, "artifacts": artifacts, "blob_bytes": store.size_bytes()}
+
+
+def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
+    """Return the digest that begins as ``sha256:0123456789ab`` does; anything else as it is.
+
+    Args:
+        text: At least 12 of the 64 digits.
+        digests: All there are; only asked for a short one.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_NOT_FOUND`` when none, or more than one, begins so.
+    """
+    if re.fullmatch(r"sha256:[0-9a-f]{12,63}", text) is None:
+        return text
+    found = [digest for digest in digests() if digest.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    raise ArtifactError(
+        f"{len(found)} artifacts begin with {text}" if found else f"no artifact begins with {text}",
+        reason="ARTIFACT_NOT_FOUND",
+        remedy="give more of its digits; slipway cache ls --json shows all 64",
+        about={"digest": text},
+    )
 
 
 def collect_cache(
@@ -197,7 +233,3 @@ def _collect(store: ArtifactStore, in_use: Callable[[], frozenset[str]], **limit
     if not limits["dry_run"]:
         expire_unfinished_uploads(store.remote.bucket)
     return collect_bucket(store.remote, keep=in_use, **limits)
-
-
-def _store() -> ArtifactStore:
-    return open_store(Settings.from_environment(os.environ))

@@ -82,6 +82,13 @@ class Connection:
         }
         return found.model_copy(update=changes)
 
+    def options(self) -> list[str]:
+        """The words of a command line that lead to the same coordinator."""
+        words = ["--coordinator", self.coordinator] if self.coordinator else []
+        words += ["--project", self.project] if self.project else []
+        files = {name: path for name, path in self.files.items() if path is not None}
+        return [*words, *(word for name, path in files.items() for word in (f"--{name.replace('_', '-')}", str(path)))]
+
     def client(self) -> Client:
         """A client of the coordinator.
 

@@ -1,29 +1,26 @@
-"""Progress: a live table on a terminal, JSON lines elsewhere. Both write to standard error only."""
+"""Progress on standard error: a live table on a terminal, lines for people or JSON lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
-from typing import IO, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from slipway.cli.console import errors
-from slipway.cli.rows import Row, Rows
+from slipway.cli.lines import JsonLines, Lines, PlainLines
+from slipway.cli.overall import Overall
+from slipway.cli.progress_form import ProgressForm
+from slipway.cli.rows import Rows
 from slipway.cli.table import progress_table
-from slipway.errors import Failure, ModelExportError
-from slipway.stage import Progress
-from slipway.wire import status_of
+from slipway.logs import command_logs, json_handler, plain_handler, terminal_handler
 from slipway_protos.v1 import export_pb2 as pb
-
-_LINE_SECONDS = 1.0
-"""At most one progress line per task and second."""
-
-_UNCHANGED_SECONDS = 10.0
-"""A task whose progress does not change says so this often."""
 
 _log = logging.getLogger("slipway.task")
 
@@ -39,6 +36,14 @@ class Display(Protocol):
         """Stop to show."""
         ...
 
+    def title(self, text: str) -> None:
+        """Say first what is done."""
+        ...
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Take the estimated size of what each task makes, for the time left."""
+        ...
+
     def event(self, event: pb.ExportEvent) -> None:
         """Show one event."""
         ...
@@ -48,16 +53,57 @@ class Display(Protocol):
         ...
 
 
-def make_display(*, resuming: bool = False) -> Display:
-    """The display that suits where standard error goes; ``resuming`` as in :class:`Rows`."""
-    return LiveDisplay(errors, resuming=resuming) if errors.is_terminal else LineDisplay(sys.stderr, resuming=resuming)
+@contextmanager
+def showing(form: ProgressForm, *, level: str, resuming: bool = False) -> Iterator[Display]:
+    """The display of a form, entered, and logs in the same form.
+
+    Args:
+        form: ``auto`` is the live table on a terminal, and plain lines elsewhere.
+        level: Least severe messages that are logged; nothing but errors without progress.
+        resuming: As in :class:`~slipway.cli.rows.Rows`.
+    """
+    display: Display
+    handler: logging.Handler
+    match form:
+        case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR makes no terminal
+            display, handler = LiveDisplay(errors, resuming=resuming), terminal_handler(errors)
+        case ProgressForm.JSON:
+            display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
+        case ProgressForm.NONE:
+            display, handler, level = NoDisplay(), plain_handler(sys.stderr), "error"
+        case _:
+            display, handler = LineDisplay(PlainLines(sys.stderr), resuming=resuming), plain_handler(sys.stderr)
+    with command_logs(level, handler), display:
+        yield display
+
+
+class _TaskLog:
+    """Hands the log lines of tasks to the log; a warning that was said is not said again by another attempt or task."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def take(self, event: pb.ExportEvent) -> None:
+        """Pass on the line of an event, if it has one."""
+        if event.WhichOneof("event") != "log":
+            return
+        line = event.log
+        level = logging.getLevelNamesMapping().get(line.level.upper(), logging.INFO)
+        if level >= logging.WARNING:
+            if line.message in self._said:
+                return
+            self._said.add(line.message)
+        _log.log(level, "%s: %s", line.task, line.message, extra={"task": line.task})
 
 
 class LiveDisplay:
-    """One row per task, redrawn in place; log lines appear above."""
+    """One row per task and a bar for the whole, redrawn in place; log lines appear above."""
 
     def __init__(self, console: Console, *, resuming: bool = False) -> None:
+        self._console = console
         self._rows = Rows(resuming=resuming)
+        self._overall = Overall()
+        self._task_log = _TaskLog()
         self._note = ""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8)
 
@@ -70,26 +116,43 @@ class LiveDisplay:
         self._live.refresh()
         self._live.__exit__(None, None, None)
 
+    def title(self, text: str) -> None:
+        """Print it above the table."""
+        self._console.print(Text(text, style="bold"))
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Weight the tasks by what they make."""
+        self._overall.task_bytes = task_bytes
+
     def event(self, event: pb.ExportEvent) -> None:
         """Take an event; the table is redrawn by itself."""
         self._rows.take(event)
-        _pass_on(event)
+        self._overall.look(self._rows)
+        self._task_log.take(event)
 
     def note(self, message: str) -> None:
         """Show a line below the table."""
         self._note = message
 
     def _render(self) -> RenderableType:
-        return progress_table(self._rows, now=time.time(), note=self._note)
+        return progress_table(self._rows, now=time.time(), note=self._note, overall=self._overall)
 
 
 class LineDisplay:
-    """One JSON object per change of a task, and for progress at most one per task and second."""
+    """A line for each change of a task, and for progress one now and then.
 
-    def __init__(self, stream: IO[str], *, resuming: bool = False) -> None:
-        self._stream = stream
+    Args:
+        lines: Writes them, in its form.
+        resuming: As in :class:`~slipway.cli.rows.Rows`.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(self, lines: Lines, *, resuming: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
         self._rows = Rows(resuming=resuming)
-        self._said: dict[str, tuple[float, object]] = {}
+        self._overall = Overall(clock=clock)
+        self._task_log = _TaskLog()
+        self._pace = Pace(clock)
         self._state = ""
 
     def __enter__(self) -> Self:
@@ -98,117 +161,88 @@ class LineDisplay:
     def __exit__(self, *exc: object) -> None:
         pass
 
+    def title(self, text: str) -> None:
+        """Write it as the first line."""
+        self._lines.title(text)
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Weight the tasks by what they make."""
+        self._overall.task_bytes = task_bytes
+
     def event(self, event: pb.ExportEvent) -> None:
         """Write what an event changes."""
         changed = self._rows.take(event)
+        self._overall.look(self._rows)
         if self._rows.state != self._state:
             self._state = self._rows.state
-            self._write({"event": "export", "state": self._state})
+            self._lines.export(self._state)
         for row in changed:
-            self._write({"event": "task", **_facts(row)})
+            said = self._lines.task(row)
+            if said and row.state == "running":
+                self._pace.due((row.task, row.attempt), "", None)
         if event.WhichOneof("event") == "progress":
-            self._progress(self._rows.tasks[event.progress.task])
-        _pass_on(event)
+            row = self._rows.tasks[event.progress.task]
+            part = row.done / row.total if row.total else None
+            if self._pace.due((row.task, row.attempt), row.phase, part):
+                self._lines.progress(row, self._overall)
+        self._task_log.take(event)
 
     def note(self, message: str) -> None:
-        """Write a line, unless one was written just now or there is nothing to say."""
-        if message and self._due("", message.partition(":")[0]):
-            self._write({"event": "note", "message": message})
+        """Write a line, unless one about the same was written just now or there is nothing to say."""
+        about = message.partition(":")[0]
+        if message and self._pace.due(about, about, None):
+            self._lines.note(message)
 
-    def _progress(self, row: Row) -> None:
-        if self._due(row.task, (row.attempt, row.phase, row.done, row.total)):
-            self._write({"event": "progress", **_progress_facts(row)})
 
-    def _due(self, about: str, what: object) -> bool:
-        """Whether something new, or something not said for long, may be said about a task now."""
-        now = time.monotonic()
-        said, before = self._said.get(about, (-_UNCHANGED_SECONDS, None))
-        if now - said < (_LINE_SECONDS if what != before else _UNCHANGED_SECONDS):
-            return False
-        self._said[about] = (now, what)
+class Pace:
+    """Says when another line of progress is due: rarely, so that a long run leaves a log that can be read.
+
+    Args:
+        clock: Seconds, from any beginning.
+    """
+
+    SECONDS = 10.0
+    """Between two lines about one task that came a step further meanwhile: another phase, or a tenth of this one."""
+    STEP = 0.1
+    SLOW_SECONDS = 60.0
+    """The same for one that did not."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said: dict[object, tuple[float, str, float | None]] = {}
+
+    def due(self, about: object, phase: str, part: float | None) -> bool:
+        """Whether a line may be written now; True counts as written."""
+        now = self._clock()
+        if about in self._said:
+            then, before, so_far = self._said[about]
+            if now - then < self._wait(phase != before, part, so_far):
+                return False
+        self._said[about] = (now, phase, part)
         return True
 
-    def _write(self, document: dict[str, object]) -> None:
-        self._stream.write(json.dumps({"time": round(time.time(), 3), **document}) + "\n")
-        self._stream.flush()
+    def _wait(self, other_phase: bool, part: float | None, so_far: float | None) -> float:
+        further = part is not None and part - (so_far or 0.0) >= self.STEP
+        return self.SECONDS if other_phase or further else self.SLOW_SECONDS
 
 
-class StageReporter:
-    """Progress of one stage that runs outside of any export."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._display = make_display()
+class NoDisplay:
+    """Shows nothing."""
 
     def __enter__(self) -> Self:
-        self._display.__enter__()
-        self._export(pb.TASK_STATE_RUNNING)
         return self
 
-    def __exit__(self, kind: object, error: object, *rest: object) -> None:
-        failure = error.failure() if isinstance(error, ModelExportError) else None
-        self._export(pb.TASK_STATE_FAILED if kind else pb.TASK_STATE_SUCCEEDED, failure)
-        self._display.__exit__(kind, error, *rest)
+    def __exit__(self, *exc: object) -> None:
+        pass
 
-    def progress(self, progress: Progress, memory_bytes: int) -> None:
-        """Show a stage's progress."""
-        report = pb.TaskProgress(
-            task=self._name,
-            attempt=1,
-            phase=progress.phase,
-            done=progress.done,
-            total=progress.total,
-            unit=progress.unit,
-            memory_bytes=memory_bytes,
-        )
-        self._display.event(pb.ExportEvent(progress=report))
+    def title(self, text: str) -> None:
+        """Leave it out."""
 
-    def log(self, level: str, message: str) -> None:
-        """Pass a stage's log line on."""
-        self._display.event(pb.ExportEvent(log=pb.LogLine(task=self._name, level=level, message=message)))
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Leave it out."""
 
-    def _export(self, state: pb.TaskState, failure: Failure | None = None) -> None:
-        attempt = pb.Attempt(number=1, state=state, error=None if failure is None else status_of(failure))
-        attempt.start_time.GetCurrentTime()
-        if state != pb.TASK_STATE_RUNNING:
-            attempt.end_time.GetCurrentTime()
-        else:
-            self._started = attempt.start_time
-        attempt.start_time.CopyFrom(self._started)
-        task = pb.Task(id=self._name, stage=self._name, state=state, attempts=[attempt])
-        self._display.event(pb.ExportEvent(export=pb.Export(state=pb.EXPORT_STATE_RUNNING, tasks=[task])))
+    def event(self, event: pb.ExportEvent) -> None:
+        """Leave it out."""
 
-
-def _pass_on(event: pb.ExportEvent) -> None:
-    """Hand a task's log line to the log."""
-    if event.WhichOneof("event") == "log":
-        level = logging.getLevelNamesMapping().get(event.log.level.upper(), logging.INFO)
-        _log.log(level, "%s: %s", event.log.task, event.log.message, extra={"task": event.log.task})
-
-
-def _facts(row: Row) -> dict[str, object]:
-    facts: dict[str, object] = {"task": row.task, "state": row.state, "attempt": row.attempt}
-    elapsed = row.elapsed_seconds(time.time())
-    if row.ended is not None and elapsed is not None:
-        facts["seconds"] = round(elapsed, 3)
-        facts["peak_memory_bytes"] = row.memory_bytes
-    if row.reused or row.kept:
-        facts["reused"] = True
-    if row.reason:
-        facts["reason"] = row.reason
-    return facts
-
-
-def _progress_facts(row: Row) -> dict[str, object]:
-    remaining = row.remaining_seconds()
-    return {
-        "task": row.task,
-        "attempt": row.attempt,
-        "phase": row.phase,
-        "done": row.done,
-        "total": row.total,
-        "unit": row.unit,
-        "per_second": round(row.rate, 1) if row.rate else None,
-        "memory_bytes": row.memory_bytes,
-        "remaining_seconds": None if remaining is None else round(remaining, 1),
-    }
+    def note(self, message: str) -> None:
+        """Leave it out."""

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from slipway.cli.columns import Column, FittedTable, SharedHint
 from slipway.cli.console import size
 from slipway.doctor import DoctorReport
 
 
 def doctor_tables(report: DoctorReport) -> Group:
     """The machine, the stages and the formats."""
-    return Group(_machine(report), Text(), _stages(report), Text(), _formats(report))
+    stages, formats = _stages(report), _formats(report)
+    return Group(_machine(report), Text(), stages, Text(), formats, SharedHint(stages, formats))
 
 
 def _mark(good: bool) -> Text:
     return Text("yes", style="green") if good else Text("no", style="red")
 
 
-def _machine(report: DoctorReport) -> Table:
+def _machine(report: DoctorReport) -> FittedTable:
     machine = report.machine
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    table = FittedTable(Column("", style="bold"), Column("", wrap=True), header="")
     rows = {
         "slipway": machine.slipway,
         "python": machine.python,
@@ -35,28 +34,32 @@ def _machine(report: DoctorReport) -> Table:
         "gpu": f"{machine.gpu}, {size(machine.gpu_memory_bytes)}" if machine.gpu else "none",
     }
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, value)
     return table
 
 
-def _stages(report: DoctorReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "runs", "library", "there", "version", "detail"):
-        table.add_column(name, overflow="fold")
+def _stages(report: DoctorReport) -> FittedTable:
+    table = FittedTable(
+        Column("stage", style="bold"),
+        Column("runs"),
+        Column("library"),
+        Column("there", rank=2),
+        Column("version", rank=3),
+        Column("detail", wrap=True),
+        hint="",
+    )
     for stage in report.stages:
-        first = (Text(stage.name, style="bold"), _mark(stage.available))
+        first = (Text(stage.name), _mark(stage.available))
         if not stage.providers:
-            table.add_row(*first, "", "", "", Text(stage.missing))
+            table.add_row(*first, "", "", "", stage.missing)
         for provider in stage.providers:
-            table.add_row(*first, provider.name, _mark(provider.available), provider.version, Text(provider.detail))
+            table.add_row(*first, provider.name, _mark(provider.available), provider.version, provider.detail)
             first = (Text(), Text())
     return table
 
 
-def _formats(report: DoctorReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("format", "can be made", "why not"):
-        table.add_column(name, overflow="fold")
+def _formats(report: DoctorReport) -> FittedTable:
+    table = FittedTable(Column("format", style="bold"), Column("can be made"), Column("why not", wrap=True), hint="")
     for entry in report.formats:
-        table.add_row(Text(entry.name, style="bold"), _mark(entry.available), Text(entry.detail))
+        table.add_row(entry.name, _mark(entry.available), entry.detail)
     return table

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.cli.connection import Connection, with_connection
-from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, Out, examples
+from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, Out, Progress, examples
+from slipway.cli.progress_form import ProgressForm
 
 if TYPE_CHECKING:
     from slipway.configuration import LoadedConfiguration
@@ -51,6 +52,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
     assignments: Assignments = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
     connection: Connection = Connection(),  # noqa: B008 - frozen
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -67,5 +69,5 @@ def export(  # noqa: PLR0917 - typer calls it by name
     else:
         from slipway.cli.exporting import run_export
 
-        code = run_export(loaded, settings, coordinator=settings.coordinator, as_json=as_json)
+        code = run_export(loaded, settings, coordinator=settings.coordinator, as_json=as_json, progress=progress)
     raise typer.Exit(code)

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from slipway.cli.console import answers, errors, print_json
-from slipway.cli.display import make_display
+from slipway.cli.console import print_json, show
+from slipway.cli.display import showing
 from slipway.cli.job import ExportJob
+from slipway.cli.progress_form import ProgressForm
 from slipway.cli.summary import summary
 from slipway.configuration import LoadedConfiguration
 from slipway.errors import REASONS
-from slipway.logs import configure_logs
 from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.telemetry import tracing
 
 
-def run_export(loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool) -> int:
+def run_export(
+    loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool, progress: ProgressForm
+) -> int:
     """Carry the export out and print its result; answers the exit code."""
-    configure_logs(loaded.configuration.log.level, console=errors)
-    with tracing(settings):
-        job = ExportJob(loaded, settings, coordinator=coordinator, display=make_display(resuming=True))
-        result = job.run()
+    level = loaded.configuration.log.level
+    with tracing(settings), showing(progress, level=level, resuming=True) as display:
+        result = ExportJob(loaded, settings, coordinator=coordinator, display=display).run()
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        answers.print(summary(result))
+        show(summary(result))
     return exit_code(result)
 
 

@@ -20,7 +20,7 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Say what can run on this machine, with which versions, and what is missing for the rest."""
     import os
 
-    from slipway.cli.console import answers, print_json
+    from slipway.cli.console import print_json, show
     from slipway.cli.doctor_view import doctor_tables
     from slipway.doctor import examine
     from slipway.settings import Settings
@@ -29,7 +29,7 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     if as_json:
         print_json(report.to_json())
     else:
-        answers.print(doctor_tables(report))
+        show(doctor_tables(report))
 
 
 @with_connection
@@ -44,7 +44,7 @@ def checkpoints(
 
     from slipway.checkpoints import list_checkpoints, no_checkpoint
     from slipway.cli.checkpoints_view import checkpoints_table
-    from slipway.cli.console import answers, print_json
+    from slipway.cli.console import print_json, show
     from slipway.errors import ModelExportError
     from slipway.sources import SourceFolders
 
@@ -71,4 +71,4 @@ def checkpoints(
     if as_json:
         print_json(document)
     else:
-        answers.print(table)
+        show(table)

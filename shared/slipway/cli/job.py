@@ -46,7 +46,7 @@ class ExportJob:
         loaded: The configuration and what was odd about it.
         settings: Of this machine.
         coordinator: ``HOST:PORT``; empty runs everything inside this process.
-        display: Where progress goes.
+        display: Where progress goes; entered already.
     """
 
     loaded: LoadedConfiguration
@@ -63,12 +63,12 @@ class ExportJob:
         configuration = self.configuration
         attributes = {"slipway.checkpoint": configuration.checkpoint.path}
         with ExitStack() as stack:
-            stack.enter_context(self.display)
             stack.enter_context(span("export", attributes=attributes))
             store = stack.enter_context(artifacts_at(self.coordinator, self.settings))
             folders = stack.enter_context(SourceFolders(self.settings, store))
             sources = find_sources(configuration, folders, origins=self.loaded.origins)
-            warnings = (*self.loaded.warnings, *sources.warnings, *self._preflight(sources))
+            self.display.title(sources.title)
+            warnings = tuple(dict.fromkeys((*self.loaded.warnings, *sources.warnings, *self._preflight(sources))))
             for warning in warnings:
                 _log.warning(warning)
             digests = store_sources(sources, store, on_bytes=self._reading)
@@ -101,6 +101,7 @@ class ExportJob:
         error = checked.error()
         if error is not None:
             raise error
+        self.display.expect(checked.task_bytes or {})
         return [str(finding) for finding in checked.findings if finding.verdict is Verdict.WARNING]
 
     @property

@@ -8,8 +8,18 @@ from typing import Annotated
 import typer
 
 from slipway.cli import completion
+from slipway.cli.progress_form import ProgressForm
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Progress = Annotated[
+    ProgressForm,
+    typer.Option(
+        "--progress",
+        help="Progress and logs: a live table on a terminal and plain lines elsewhere (auto), or always one form.",
+        envvar="SLIPWAY_PROGRESS",
+        case_sensitive=False,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of unexpected errors.")]
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with the export's settings.")

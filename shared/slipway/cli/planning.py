@@ -1,4 +1,4 @@
-"""``slipway export --plan``: the settings with their sources, the task graph and the preflight; nothing is run or written."""
+"""``slipway export --plan``: what would be done, whether this machine can, and the settings that ask for it; nothing is run or written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from slipway.base_match import BaseMatchStatus
+from slipway.cli.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.connection import artifacts_at
-from slipway.cli.console import answers, print_json, size
+from slipway.cli.console import print_json, show, size, unbroken
 from slipway.cli.sources import Sources, find_sources
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
@@ -32,7 +32,7 @@ def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: s
     if as_json:
         print_json(_document(loaded, sources, checked, tasks))
     else:
-        answers.print(_tables(loaded, sources, checked, tasks))
+        show(*_tables(loaded, sources, checked, tasks))
     error = checked.error()
     return REASONS[error.reason].category.exit_code if error else 0
 
@@ -98,31 +98,40 @@ def _document(
 
 def _tables(
     loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
-) -> RenderableType:
-    warnings = [*loaded.warnings, *(sources.warnings if sources else ())]
-    lines = [Text.assemble(("warning ", "yellow"), warning) for warning in warnings]
-    found: list[RenderableType] = [_sources(sources), Text()] if sources else []
-    return Group(_settings(loaded), Text(), *found, _graph(tasks, checked), Text(), _preflight(checked), *lines)
+) -> list[RenderableType]:
+    """What, how, whether it can be done here, and which settings ask for it."""
+    parts: list[RenderableType] = []
+    if sources:
+        parts += [Text(sources.title, style="bold"), *_folders(sources), Text()]
+    tables = (_graph(tasks, checked), _preflight(checked), _settings(loaded))
+    graph, checks, settings = tables
+    parts += [graph, Text(), checks, Text()]
+    warnings = dict.fromkeys((*loaded.warnings, *(sources.warnings if sources else ())))
+    parts += [Prose("warning ", "yellow", warning) for warning in warnings]
+    parts += [Text()] if warnings else []
+    others = len(loaded.origins) - settings.row_count
+    rest = Text(f"{others} settings have their defaults; --json shows them all", style="dim")
+    return [*parts, *([settings] if settings.row_count else []), rest, SharedHint(*tables)]
 
 
-def _settings(loaded: LoadedConfiguration) -> Table:
-    table = _table("setting", "value", "from")
+def _folders(sources: Sources) -> list[Text]:
+    """What was chosen: the newest whole checkpoint, and where a base model's name led."""
+    found = {"checkpoint": sources.checkpoint.path, "base": sources.base, "heldout": sources.heldout}
+    show_path = sources.folders.show
+    return [unbroken(f"{name:<11}", show_path(str(path)), style="dim") for name, path in found.items() if path]
+
+
+def _settings(loaded: LoadedConfiguration) -> FittedTable:
+    """The settings that somebody set."""
+    origins = Column("from", rank=1, wrap=True, style="dim")
+    table = FittedTable(Column("setting"), Column("value", wrap=True), origins, hint="")
     for key, origin in sorted(loaded.origins.items()):
+        if origin == "default":
+            continue
         value: Any = loaded.configuration
         for part in key.split("."):
             value = getattr(value, part)
-        style = "dim" if origin == "default" else ""
-        table.add_row(Text(key, style=style), Text(_shown(value), style=style), Text(origin, style="dim"))
-    return table
-
-
-def _sources(sources: Sources) -> Table:
-    """What was chosen: the newest whole checkpoint, and where a base model's name led."""
-    table = _table("source", "folder")
-    table.add_row(Text("base"), Text(str(sources.base)))
-    table.add_row(Text("checkpoint"), Text(str(sources.checkpoint.path)))
-    if sources.heldout:
-        table.add_row(Text("heldout"), Text(str(sources.heldout)))
+        table.add_row(key, _shown(value), origin)
     return table
 
 
@@ -136,14 +145,20 @@ def _shown(value: Any) -> str:
     return "–" if value in (None, "") else str(value)
 
 
-def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> Table:
-    table = _table("task", "delivers", "size", "from", "parameters")
+def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
+    table = FittedTable(
+        Column("task"),
+        Column("delivers", rank=1),
+        Column("size", rank=2, right=True),
+        Column("from", rank=3, wrap=True),
+        Column("parameters", rank=4, wrap=True),
+        hint="",
+    )
     for task in tasks:
         inputs = ", ".join(dict.fromkeys(source.partition(":")[2].partition("/")[0] for source in task.inputs.values()))
         params = " ".join(f"{name}={_param(value)}" for name, value in task.params.items())
         made = (checked.task_bytes or {}).get(task.id, 0)
-        shown = f"≤ {size(made)}" if made else ""
-        table.add_row(*(Text(part) for part in (task.id, task.format, shown, inputs, params)))
+        table.add_row(task.id, task.format, f"≤ {size(made)}" if made else "", inputs, params)
     return table
 
 
@@ -153,16 +168,11 @@ def _param(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _preflight(checked: Preflight) -> Table:
-    table = _table("preflight", "", "found", "remedy")
+def _preflight(checked: Preflight) -> FittedTable:
+    with_remedy = any(finding.remedy for finding in checked.findings)
+    columns = [Column("preflight"), Column("", width=7), Column("found", wrap=True)]
+    table = FittedTable(*columns, *([Column("remedy", wrap=True)] if with_remedy else []), hint="")
     for finding in checked.findings:
         verdict = Text(finding.verdict.value, style=_VERDICTS[finding.verdict])
-        table.add_row(Text(finding.check), verdict, Text(finding.message), Text(finding.remedy))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name, overflow="fold", no_wrap=number == 0)
+        table.add_row(finding.check, verdict, finding.message, *([finding.remedy] if with_remedy else []))
     return table

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import Connection, artifacts_at, with_connection
-from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json
+from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, Progress
+from slipway.cli.progress_form import ProgressForm
 
 _EXPORT = "e-0123456789abcdef01"
 
@@ -42,6 +43,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     """Create an export at a coordinator and return at once."""
     from slipway.cli.export import load_configuration
     from slipway.cli.identity import export_identity
+    from slipway.cli.next_commands import submitted_commands
     from slipway.cli.remote_view import answer_export
     from slipway.cli.sources import find_sources, store_sources
     from slipway.sources import SourceFolders
@@ -63,16 +65,28 @@ def submit(  # noqa: PLR0917 - typer calls it by name
             priority=priority,
             source_formats=sources.formats,
         )
-    answer_export(export, as_json=as_json)
+    given = {"--base-model": base_model, "--checkpoint": checkpoint}
+    commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
+    answer_export(export, as_json=as_json, commands=commands)
 
 
 @with_connection
 def get(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Show one export."""
+    """Show one export, of a coordinator or of this machine, and how to fetch what it made."""
+    from slipway.cli.next_commands import fetch_commands
     from slipway.cli.remote_view import answer_export
 
-    with connection.client() as client:
-        answer_export(client.get_export(export), as_json=as_json)
+    state = ""
+    if connection.coordinator:
+        with connection.client() as client:
+            found = client.get_export(export)
+    else:
+        from slipway.cli.local_exports import local_export
+
+        local = local_export(connection.settings(), export)
+        assert local.message is not None
+        found, state = local.message, local.state
+    answer_export(found, as_json=as_json, state=state, commands=fetch_commands(found, connection.options()))
 
 
 @with_connection
@@ -82,21 +96,33 @@ def list_exports(
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """List exports, newest first."""
-    from slipway.cli.remote_view import answer_exports
+    """List exports, newest first: those of a coordinator, or without one those that ran on this machine."""
+    from slipway.cli.remote_view import answer_exports, answer_local_exports
 
+    if not connection.coordinator:
+        from slipway.cli.local_exports import local_exports
+
+        answer_local_exports(local_exports(connection.settings(), filter=filter), as_json=as_json)
+        return
     with connection.client() as client:
         answer_exports(list(client.list_exports(filter=filter)), as_json=as_json)
 
 
 @with_connection
-def watch(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+def watch(
+    export: Name,
+    progress: Progress = ProgressForm.AUTO,
+    connection: Connection = _NONE,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
     """Follow an export to its end; Ctrl-C only stops watching."""
+    from slipway.cli.next_commands import fetch_commands
     from slipway.cli.remote_view import answer_export, exit_code_of, follow
 
     with connection.client() as client:
-        ended = follow(client, export)
-    answer_export(ended, as_json=as_json)
+        ended = follow(client, export, progress=progress, level=connection.settings().log_level)
+    answer_export(ended, as_json=as_json, commands=fetch_commands(ended, connection.options()))
     raise typer.Exit(exit_code_of(ended))
 
 

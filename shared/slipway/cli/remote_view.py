@@ -1,64 +1,106 @@
-"""Exports of a coordinator, shown."""
+"""Exports of a coordinator or of this machine, shown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
-from rich.table import Table
 from rich.text import Text
 
-from slipway.cli.console import answers, errors, print_json
-from slipway.cli.display import make_display
+from slipway.cli.columns import Column, FittedTable, Prose
+from slipway.cli.console import errors, print_json, show, unbroken
+from slipway.cli.display import showing
+from slipway.cli.local_exports import LocalExport
+from slipway.cli.progress_form import ProgressForm
 from slipway.cli.rows import EXPORT_STATES, Rows
 from slipway.cli.table import progress_table
+from slipway.cli.titles import title
 from slipway.client import Client
-from slipway.logs import configure_logs
 from slipway.wire import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
 _ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
 
 
-def answer_export(export: pb.Export, *, as_json: bool) -> None:
-    """Print one export."""
+def answer_export(
+    export: pb.Export, *, as_json: bool, state: str = "", commands: Mapping[str, str] | None = None
+) -> None:
+    """Print one export, and for people how to go on.
+
+    Args:
+        export: The export.
+        as_json: As one document.
+        state: Its state, when more is known of it than the message says.
+        commands: What can be done next, by what it is for.
+    """
     if as_json:
-        print_json(_document(export))
+        print_json(_document(export) | ({"commands": dict(commands)} if commands else {}))
         return
     rows = Rows()
     rows.take(pb.ExportEvent(export=export))
-    answers.print(Text(f"{export.name}  {EXPORT_STATES[export.state]}", style="bold"))
-    answers.print(progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9))
+    what = title(export.labels)
+    show(
+        *([Text(what, style="bold")] if what else []),
+        unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}"),
+        progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9),
+    )
     if export.HasField("error"):
         failure = failure_of_status(export.error)
-        answers.print(Text.assemble(("error ", "bold red"), (f"[{failure.reason}] ", "red"), str(failure)))
+        show(Prose("error ", "bold red", Text.assemble((f"[{failure.reason}] ", "red"), str(failure))))
+    say_commands(commands or {})
+
+
+def say_commands(commands: Mapping[str, str]) -> None:
+    """Print commands on standard error, each whole on a line of its own, so that it can be copied."""
+    for purpose, command in commands.items():
+        errors.print(Text(f"{purpose}:", style="dim"))
+        errors.print(unbroken("  ", command), soft_wrap=True)
 
 
 def answer_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
-    """Print several exports."""
+    """Print several exports of a coordinator."""
     if as_json:
         print_json({"exports": [_document(export) for export in exports]})
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("export", "state", "model", "created", "formats"):
-        table.add_column(name, overflow="fold")
-    for export in exports:
-        cells = (
-            export.name.rpartition("/")[2],
-            EXPORT_STATES[export.state],
-            export.labels.get("model_name", ""),
-            export.create_time.ToDatetime().isoformat(" ", "seconds"),
-            ", ".join(sorted(export.outputs)),
-        )
-        table.add_row(*(Text(cell) for cell in cells))
-    answers.print(table)
+    _table((export.name.rpartition("/")[2], EXPORT_STATES[export.state], export) for export in exports)
 
 
-def follow(client: Client, name: str) -> pb.Export:
+def answer_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> None:
+    """Print the exports of this machine; what cannot be read is named with the reason."""
+    if as_json:
+        print_json({"exports": [_local_document(export) for export in exports]})
+        return
+    _table((export.id, export.state, export.message) for export in exports)
+    problems = [export for export in exports if export.problem]
+    show(*(Prose("unreadable ", "yellow", f"{export.id}: {export.problem}") for export in problems))
+
+
+def _table(exports: Iterable[tuple[str, str, pb.Export | None]]) -> None:
+    table = FittedTable(
+        Column("export"),
+        Column("state"),
+        Column("of", rank=1, wrap=True),
+        Column("created", rank=2),
+        Column("formats", rank=3, wrap=True),
+    )
+    for name, state, export in exports:
+        if export is None:
+            table.add_row(name, state, "", "", "")
+            continue
+        created = export.create_time.ToDatetime().isoformat(" ", "seconds")
+        formats = ", ".join(sorted(name for name in export.outputs if name != "validation"))
+        table.add_row(name, state, title(export.labels), created, formats)
+    if table.row_count:
+        show(table)
+    else:
+        errors.print("no exports")
+
+
+def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> pb.Export:
     """Show an export's events until it ends; answers it."""
-    configure_logs("info", console=errors)
-    with make_display() as display:
+    with showing(progress, level=level) as display:
+        display.title(title(client.get_export(name).labels) or name)
         for event in client.watch_export(name):
             display.event(event)
             if event.WhichOneof("event") == "export" and event.export.state in _ENDED:
@@ -73,3 +115,9 @@ def exit_code_of(export: pb.Export) -> int:
 
 def _document(export: pb.Export) -> dict[str, Any]:
     return MessageToDict(export, preserving_proto_field_name=True)
+
+
+def _local_document(export: LocalExport) -> dict[str, Any]:
+    message = _document(export.message) if export.message else {"name": export.id}
+    more = {"folder": str(export.folder), "local_state": export.state}
+    return message | more | ({"problem": export.problem} if export.problem else {})

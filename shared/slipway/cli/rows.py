@@ -24,6 +24,8 @@ class Row:
 
     Attributes:
         task: Its id.
+        stage: What it runs; empty while unknown.
+        format: What it delivers; empty for nothing.
         state: As in :data:`STATES`.
         attempt: Number of the newest attempt; 0 before the first.
         phase: What is being done.
@@ -38,6 +40,8 @@ class Row:
     """
 
     task: str
+    stage: str = ""
+    format: str = ""
     state: str = "waiting"
     attempt: int = 0
     phase: str = ""
@@ -52,6 +56,11 @@ class Row:
     reason: str = ""
     rate: float | None = None
     _measured: tuple[float, int] | None = None
+
+    @property
+    def ended_for_good(self) -> bool:
+        """Whether nothing more comes of it in this run."""
+        return self.state in ENDED or self.state == "skipped"
 
     def advance(self, phase: str, *, done: int, total: int, unit: str, memory_bytes: int, now: float) -> None:
         """Take a progress report."""
@@ -117,6 +126,7 @@ class Rows:
 
     def _task(self, task: pb.Task) -> Row | None:
         row = self.tasks.setdefault(task.id, Row(task.id))
+        row.stage, row.format = task.stage, task.format
         before = (row.state, row.attempt)
         row.state = STATES[task.state]
         row.kept = row.kept and row.state in ENDED

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
-import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slipway.artifacts import ArtifactStore
+from slipway.errors import ServiceError
 from slipway.settings import Settings
+from slipway_coordinator.reading import read_documents
+from slipway_coordinator.schema import exports
 
 GRACE_SECONDS = 3600.0
 """While an export runs, artifacts used so recently are kept: it may be about to name them."""
@@ -25,7 +24,7 @@ def digests_in_use(settings: Settings, store: ArtifactStore, *, now: float) -> f
     found: set[str] = set()
     running = False
     for state in sorted(settings.exports_path.glob("*/state.db")):
-        running = running or _locked(state.with_name("state.db.lock"))
+        running = running or is_locked(state.with_name("state.db.lock"))
         for record in _unfinished(state):
             found |= set(record.get("sources", {}).values())
             for task in record.get("tasks", []):
@@ -35,18 +34,15 @@ def digests_in_use(settings: Settings, store: ArtifactStore, *, now: float) -> f
     return frozenset(found)
 
 
-def _unfinished(state: Path) -> Iterator[dict[str, Any]]:
-    """Records of the exports in a state file that have not ended; a file without any (a new one) gives none."""
-    with contextlib.suppress(sqlite3.Error):
-        connection = sqlite3.connect(f"file:{state}?mode=ro", uri=True, timeout=5)
-        try:
-            for (text,) in connection.execute("SELECT record FROM slipway_exports WHERE NOT ended").fetchall():
-                yield json.loads(text)
-        finally:
-            connection.close()
+def _unfinished(state: Path) -> list[dict[str, Any]]:
+    """Exports in a state that have not ended; none in one that cannot be read, because nothing goes on with it."""
+    try:
+        return read_documents(state, exports.c.ended.is_(False))
+    except ServiceError:
+        return []
 
 
-def _locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a living process holds a lock."""
     try:
         with path.open("rb") as file:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipway.cli.display import StageReporter
+from slipway.cli.display import showing
+from slipway.cli.progress_form import ProgressForm
+from slipway.cli.reporter import StageReporter
 from slipway.errors import ConfigurationError
 
 
-def run_sample(directory: Path, *, seed: int) -> dict[str, Any]:
+def run_sample(
+    directory: Path, *, seed: int, progress: ProgressForm = ProgressForm.AUTO, level: str = "info"
+) -> dict[str, Any]:
     """Train the sample into a folder; answers its summary as plain data.
 
     Raises:
@@ -27,6 +31,6 @@ def run_sample(directory: Path, *, seed: int) -> dict[str, Any]:
         )
     from slipway.sample import make_sample
 
-    with StageReporter("sample") as reporter:
-        summary = make_sample(directory, seed=seed, on_progress=lambda progress: reporter.progress(progress, 0))
+    with showing(progress, level=level) as display, StageReporter("sample", display) as reporter:
+        summary = make_sample(directory, seed=seed, on_progress=lambda step: reporter.progress(step, 0))
     return summary.model_dump(mode="json")

@@ -14,6 +14,7 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
+from slipway.cli.titles import title
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
@@ -63,6 +64,12 @@ class Sources:
         """Name of the fine-tuned model: the training run's folder."""
         path = self.checkpoint.path.resolve()
         return path.parent.name if path.name.startswith("checkpoint-") else path.name
+
+    @property
+    def title(self) -> str:
+        """What is exported, for people: ``checkpoint-40 of h_half onto qwen3-base``."""
+        names = {"checkpoint": self.checkpoint.path.name, "model_name": self.model_name, "base_model": self.base_label}
+        return title(names, more=[each.path.name for each in self.more])
 
     @property
     def base_label(self) -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.cgroup import ControlGroup, available_memory
-from slipway.cli.display import StageReporter
+from slipway.cli.display import showing
+from slipway.cli.progress_form import ProgressForm
+from slipway.cli.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor.process import Execution, Outcome, execute
 from slipway.registry import load_stage
@@ -48,6 +50,8 @@ def run_stage(
     params: Mapping[str, str],
     threads: int = 0,
     timeout: float | None = None,
+    progress: ProgressForm = ProgressForm.AUTO,
+    level: str = "info",
 ) -> dict[str, Any]:
     """Run a stage and move its outputs to ``out``; answers outputs, facts and peak memory.
 
@@ -78,18 +82,19 @@ def run_stage(
             max_memory_bytes=available_memory(ControlGroup().memory()) // 2,
             timeout_seconds=timeout,
         )
-        outcome = asyncio.run(_interruptible(execution, name))
+        with showing(progress, level=level) as display:
+            outcome = asyncio.run(_interruptible(execution, StageReporter(name, display)))
         return _move(outcome, out, scratch)
 
 
-async def _interruptible(execution: Execution, name: str) -> Outcome:
+async def _interruptible(execution: Execution, reporter: StageReporter) -> Outcome:
     """Run; Ctrl-C and SIGTERM end the child before they end us.
 
     Raises:
         ModelExportError: What the stage fails with.
     """
     loop = asyncio.get_running_loop()
-    with StageReporter(name) as reporter:
+    with reporter:
         running = asyncio.ensure_future(execute(execution, on_progress=reporter.progress, on_log=reporter.log))
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread

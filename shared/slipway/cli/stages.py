@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, Progress, examples
+from slipway.cli.progress_form import ProgressForm
 
 STAGE_EXAMPLES = examples(
     "slipway stage merge --help",
@@ -40,6 +41,14 @@ def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
     return completion.assignments(incomplete, tuple(model.model_fields), lambda key: values(model, key), os.environ)
 
 
+def _log_level() -> str:
+    import os
+
+    from slipway.settings import Settings
+
+    return Settings.from_environment(os.environ).log_level
+
+
 def stage(  # noqa: PLR0917 - typer calls it by name
     name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
@@ -50,6 +59,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
     timeout: Annotated[float | None, typer.Option("--timeout", min=0.1, help="Longest run, in seconds.")] = None,
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -67,6 +77,8 @@ def stage(  # noqa: PLR0917 - typer calls it by name
         params=parse_pairs(params or [], flag="--param"),
         threads=threads,
         timeout=timeout,
+        progress=progress,
+        level=_log_level(),
     )
     validation = read_validation(done)
     if as_json:
@@ -83,6 +95,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
 def sample(
     directory: Annotated[Path, typer.Argument(help="Folder to put the sample in; made if missing.")],
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -90,7 +103,7 @@ def sample(
     from slipway.cli.console import answers, print_json
     from slipway.cli.sample_run import run_sample
 
-    summary = run_sample(directory, seed=seed)
+    summary = run_sample(directory, seed=seed, progress=progress, level=_log_level())
     if as_json:
         print_json({"directory": str(directory.resolve()), **summary})
     else:

@@ -3,34 +3,60 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from slipway.cli.console import size
-from slipway.result import ExportResult, FormatResult
+from slipway.cli.columns import Column, FittedTable, Prose
+from slipway.cli.console import size, unbroken
+from slipway.result import ExportResult, FailedFormat, FormatResult
 
-_STATUS = {"passed": "green", "failed": "red", "not_run": "yellow", "not_validated": "dim"}
+_STATUS = {
+    "passed": "green",
+    "failed": "red",
+    "not_run": "yellow",
+    "not_validated": "dim",
+    "skipped": "red",
+    "cancelled": "yellow",
+}
+
+_COLUMNS = (
+    Column("format", style="bold"),
+    Column("state"),
+    Column("size", rank=1, right=True),
+    Column("smaller by", rank=3, right=True),
+    Column("KL", rank=4, right=True),
+    Column("top-1", rank=5, right=True),
+    Column("prefill", rank=7, right=True),
+    Column("decode", rank=6, right=True),
+    Column("memory", rank=8, right=True),
+    Column("merged", rank=9, right=True),
+)
+_REASON = Column("reason", rank=2)
 
 
 def summary(result: ExportResult) -> RenderableType:
     """What was made, how good it is, and where it is."""
     parts: list[RenderableType] = []
-    if result.formats:
+    if result.formats or result.failed:
         parts += [_formats(result), Text()]
     parts += _base(result)
     told = result.base_match.reason if result.base_match else ""
-    parts += [Text.assemble(("warning ", "yellow"), warning) for warning in result.warnings if warning != told]
+    parts += [Prose("warning ", "yellow", warning) for warning in result.warnings if warning != told]
     parts += [
-        Text.assemble(("recovered ", "yellow"), f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
+        Prose("recovered ", "yellow", f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
         for attempt in result.attempts
         if attempt.rule
     ]
+    parts += [
+        Prose("not made ", "red", f"{name}: {failed.error_message}")
+        for name, failed in result.failed.items()
+        if failed.error_message and failed.error_message not in result.error_message
+    ]
     if result.error_message:
-        parts.append(Text.assemble(("error ", "bold red"), (f"[{result.reason}] ", "red"), result.error_message))
+        parts.append(Prose("error ", "bold red", Text.assemble((f"[{result.reason}] ", "red"), result.error_message)))
     if result.output_directory:
-        parts.append(Text.assemble(("output  ", "bold"), result.output_directory))
+        parts.append(unbroken("output  ", result.output_directory))
     if result.validation_report_path:
-        parts.append(Text.assemble(("report  ", "bold"), result.validation_report_path))
+        parts.append(unbroken("report  ", result.validation_report_path))
     return Group(*parts)
 
 
@@ -40,24 +66,39 @@ def _base(result: ExportResult) -> list[RenderableType]:
         return []
     found = result.base_match
     styles = ("green", "") if found.verdict == "green" else ("bold yellow", "yellow")
-    return [Text.assemble((f"{found.headline.lower()}: ", styles[0]), (found.reason, styles[1]))]
+    return [Prose(f"{found.headline.lower()}: ", styles[0], Text(found.reason, style=styles[1]))]
 
 
-def _formats(result: ExportResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("format", no_wrap=True)
-    for name in ("merged", "size", "smaller by", "KL", "top-1", "prefill", "decode", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("validation", no_wrap=True)
-    table.add_column("path", overflow="fold")
-    for name, entry in result.formats.items():
-        table.add_row(Text(name, style="bold"), *_figures(result, entry), _relative(result, name))
+def _formats(result: ExportResult) -> FittedTable:
+    """A row for each format that was asked for, made or not, in the plan's order."""
+    reasons = {name: _reason(result, name) for name in _names(result)}
+    with_reasons = any(reasons.values())
+    table = FittedTable(*_COLUMNS, *([_REASON] if with_reasons else []))
+    for name, reason in reasons.items():
+        entry = result.formats.get(name)
+        cells = _figures(result, entry) if entry else _missing(result.failed[name])
+        table.add_row(name, *cells, *([reason] if with_reasons else []))
     return table
+
+
+def _names(result: ExportResult) -> list[str]:
+    known = dict.fromkeys((*result.requested, *result.formats, *result.failed))
+    return [name for name in known if name in result.formats or name in result.failed]
+
+
+def _reason(result: ExportResult, name: str) -> str:
+    if name in result.formats:
+        return "VALIDATION_FAILED" if result.formats[name].status == "failed" else ""
+    return result.failed[name].reason
+
+
+def _missing(failed: FailedFormat) -> tuple[RenderableType, ...]:
+    return (Text(failed.state, style=_STATUS.get(failed.state, "")), *["–"] * 8)
 
 
 def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType, ...]:
     return (
-        size(result.original_size_bytes) if result.original_size_bytes else "–",
+        Text(entry.status.replace("_", " "), style=_STATUS.get(entry.status, "")),
         size(entry.size_bytes),
         _number(entry.reduction_percent, "{:.0f} %"),
         _number(entry.mean_kl, "{:.1e}"),
@@ -65,13 +106,8 @@ def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType,
         _number(entry.inference_speed_ms, "{:.1f} ms"),
         _number(entry.decode_tokens_per_second, "{:.0f} tok/s"),
         _number(entry.memory_usage_mb, "{:.0f} MB"),
-        Text(entry.status.replace("_", " "), style=_STATUS.get(entry.status, "")),
+        size(result.original_size_bytes) if result.original_size_bytes else "–",
     )
-
-
-def _relative(result: ExportResult, name: str) -> Text:
-    path = result.paths.get(name, "")
-    return Text(path.removeprefix(result.output_directory).lstrip("/") + "/" if path else "")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,7 +1,7 @@
 """Stages of the real names that do next to nothing, found before the real ones where this folder leads the Python path.
 
 What they do besides is in ``SLIPWAY_TEST_STAGES``, a folder: each run is one line of ``runs``, and a stage waits while a file
-``hold-{stage}`` is there. ``SLIPWAY_TEST_SECONDS`` is how long each takes.
+``hold-{stage}`` is there, and fails where ``fail-{stage}`` is, with a quantization level in it for that one alone. ``SLIPWAY_TEST_SECONDS`` is how long each takes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
+from slipway.errors import ModelExportError
 from slipway.stage import Context, Stage, StageParams
 
 
@@ -30,6 +31,9 @@ def _stage(name: str, output: str) -> Stage[AnyParams]:
         while time.monotonic() < until or (folder / f"hold-{name}").exists():
             ctx.progress("holding", done=0)
             time.sleep(0.05)
+        failing = folder / f"fail-{name}"
+        if failing.exists() and failing.read_text() in {"", (params.model_extra or {}).get("level")}:
+            raise ModelExportError(f"{name} fails because the test says so", reason="UNSUPPORTED")
         (ctx.workdir / output).mkdir()
         (ctx.workdir / output / "made").write_text(f"{name} {sorted(inputs)} {sorted(params.model_extra or {})}")
         (ctx.workdir / output / "from").write_text(_digest(inputs))

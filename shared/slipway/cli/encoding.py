@@ -1,0 +1,30 @@
+"""Output on terminals that do not take UTF-8: characters are replaced, and nothing fails."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from typing import Any
+
+_ASCII = str.maketrans("✔✘●○■·–—→≤≥…×µ•‘’“”", "+x*o#.--><>.xu*''\"\"")
+"""What is written instead where the terminal's encoding lacks a character; one for one, so that tables stay aligned."""
+
+
+def write_any_encoding() -> None:
+    """Replace what a terminal without UTF-8 cannot show, instead of failing on it."""
+    codecs.register_error("slipway.ascii", _replace)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure") and not is_utf8(stream):
+            stream.reconfigure(errors="slipway.ascii")
+
+
+def is_utf8(stream: Any) -> bool:
+    """Whether a stream takes every character."""
+    return str(getattr(stream, "encoding", "") or "utf-8").lower().replace("-", "").startswith("utf")
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "replace").decode("ascii"), error.end
