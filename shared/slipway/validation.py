@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 FILE_NAME = "validation.json"
 
@@ -283,6 +283,23 @@ class Limits(_Value):
     perplexity_ratio: float
     case_mean_kl: float
     adapter_strength_error: float
+
+
+LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
+"""Rows of the table of limits, from tightest to loosest: the types that weights are stored in."""
+
+
+class LimitOverrides(BaseModel):
+    """Limits that replace the table's for one level; None keeps the table's."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    max_abs_diff: float | None = Field(default=None, gt=0, description="share of the reference's logit scale")
+    mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    top1_agreement: float | None = Field(default=None, ge=0, le=1, description="share of positions")
+    perplexity_ratio: float | None = Field(default=None, ge=1)
+    case_mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    adapter_strength_error: float | None = Field(default=None, gt=0, description="share of the adapter's effect")
 
 
 class OutputValidation(_Value):

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from slipway.stage import Context, Provider, Stage, StageParams, library_provider
-from slipway_validate.limits import LimitOverrides
+from slipway.validation import LimitOverrides
 
 
 class ValidateParams(StageParams):

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slipway.cli.console import size
+from slipway.report import figures
 from slipway.result import ExportResult, FormatResult
 
 _STATUS = {"passed": "green", "failed": "red", "not_run": "yellow", "not_validated": "dim"}
@@ -51,8 +52,8 @@ def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType,
         _number(entry.reduction_percent, "{:.0f} %"),
         _number(entry.mean_kl, "{:.1e}"),
         _number(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %"),
-        _number(entry.inference_speed_ms, "{:.1f} ms"),
-        _number(entry.decode_tokens_per_second, "{:.0f} tok/s"),
+        figures.prompt_speed(entry),
+        figures.generation_speed(entry),
         _number(entry.memory_usage_mb, "{:.0f} MB"),
         Text(entry.status.replace("_", " "), style=_STATUS.get(entry.status, "")),
     )

@@ -10,7 +10,10 @@ from slipway.report import figures
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#|!~])")
 _SPACE = re.compile(r"\s+")
-_FIGURES = ("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration")
+_FIGURES = (
+    *("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration"),
+    *("prompt_speed", "generation_speed", "times"),
+)
 
 
 def html_environment() -> Environment:

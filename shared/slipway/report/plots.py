@@ -28,6 +28,8 @@ class Bar:
         tone: Style class: ``good``, ``bad``, ``plain`` or ``muted``.
         limit: Drawn as a mark across the row.
         note: Shown instead of the figure when there is no value.
+        range: Where the value scatters, drawn as a whisker.
+        remark: Shown behind the figure.
     """
 
     label: str
@@ -35,6 +37,8 @@ class Bar:
     tone: str = "plain"
     limit: float | None = None
     note: str = ""
+    range: tuple[float, float] | None = None
+    remark: str = ""
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None], str], log: bool = False) -> Markup:
@@ -76,7 +80,7 @@ class _Scale:
 
 
 def _finite(bars: Sequence[Bar]) -> list[float]:
-    values = [value for bar in bars for value in (bar.value, bar.limit) if value is not None]
+    values = [value for bar in bars for value in (bar.value, bar.limit, *(bar.range or ())) if value is not None]
     return [value for value in values if math.isfinite(value)]
 
 
@@ -114,13 +118,19 @@ def _row(bar: Bar, top: int, *, scale: _Scale, show: Callable[[float | None], st
                 bar.tone, _LABEL, middle - _BAR / 2, max(1.0, scale.x(bar.value) - _LABEL), _BAR
             )
         )
+    if bar.range is not None:
+        low, high = (scale.x(value) for value in bar.range)
+        path = Markup(
+            '<path class="whisker" d="M{0:.1f} {2:.1f}V{3:.1f}M{0:.1f} {4:.1f}H{1:.1f}M{1:.1f} {2:.1f}V{3:.1f}"/>'
+        )
+        parts.append(path.format(low, high, middle - 4, middle + 4, middle))
     if bar.limit is not None:
         parts.append(
             Markup('<line class="limit" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>').format(
                 scale.x(bar.limit), middle - _BAR / 2 - 4, middle + _BAR / 2 + 4
             )
         )
-    figure = bar.note if bar.value is None and bar.note else show(bar.value)
+    figure = bar.note if bar.value is None and bar.note else show(bar.value) + bar.remark
     parts.append(
         Markup('<text class="figure" x="{}" y="{:.1f}">{}</text>').format(_WIDTH - _VALUE + 8, middle + 4, figure)
     )
