@@ -66,6 +66,7 @@ class Runner:
 
     Attributes:
         result: What it found.
+        timeout_seconds: How long its result, and each round, may take.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Runner:
         self._folder = folder
         self._ctx = ctx
         self._label = label
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._lines = _lines_of(process)
         self.result = self._first_result()
 
@@ -96,7 +97,7 @@ class Runner:
             answer = self._wait_for(ROUND)
         except TimeoutError as error:
             self.end()
-            raise RunnerEnded(f"a round did not finish within {self._timeout_seconds:g} s") from error
+            raise RunnerEnded(f"a round did not finish within {self.timeout_seconds:g} s") from error
         if answer is None:
             raise RunnerEnded(_ending(self._folder, self._process.returncode)[1])
         return Round.model_validate(answer)
@@ -134,7 +135,7 @@ class Runner:
             # Where only the timing hangs, what was compared stands.
             if (self._folder / RESULT_FILE).is_file():
                 return _read(self._folder)
-            message = f"it did not finish within {self._timeout_seconds:g} s"
+            message = f"it did not finish within {self.timeout_seconds:g} s"
             return RunResult(status="failed", reason="STAGE_TIMEOUT", message=message)
         if waits or (self._folder / RESULT_FILE).is_file():
             return _read(self._folder)
@@ -148,7 +149,7 @@ class Runner:
             TimeoutError: It takes longer than it may.
             StageError: ``CANCELLED``.
         """
-        deadline = time.monotonic() + self._timeout_seconds
+        deadline = time.monotonic() + self.timeout_seconds
         while time.monotonic() < deadline:
             self._ctx.check_cancelled()
             ended = self._process.poll() is not None  # asked before the lines, so that the last of them is seen
