@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.artifacts import Artifacts
 from slipway.errors import Failure, ValidationError
 from slipway.result import AttemptResult, ExportResult, FormatResult
-from slipway.validation import OutputValidation, Speed, ValidationReport
+from slipway.validation import OutputValidation, Ratio, Speed, ValidationReport
 from slipway.wire import dict_of, failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -129,12 +129,16 @@ def _speed(speed: Speed) -> dict[str, float | bool | None]:
         "decode_tokens_per_second": speed.decode_tokens_per_second,
         "decode_spread_percent": _percent(speed.decode_spread),
         "decode_stable": speed.decode_stable,
-        "decode_speedup": speed.decode_speedup.median if speed.decode_speedup else None,
+        "decode_speedup": _reliable(speed.decode_speedup),
         "inference_speed_ms": speed.prefill_ms,
         "inference_speed_spread_percent": _percent(speed.prefill_spread),
         "inference_speed_stable": speed.prefill_stable,
-        "inference_speedup": speed.prefill_speedup.median if speed.prefill_speedup else None,
+        "inference_speedup": _reliable(speed.prefill_speedup),
     }
+
+
+def _reliable(ratio: Ratio | None) -> float | None:
+    return ratio.median if ratio is not None and ratio.stable else None
 
 
 def _percent(share: float | None) -> float | None:

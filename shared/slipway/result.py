@@ -58,7 +58,8 @@ class FormatResult(_Value):
         decode_spread_percent: Width of the range that most rounds lie in (10th to 90th percentile), in percent of the median; None
             of a single round.
         decode_stable: Whether that is little enough to rely on (see ``slipway.validation.Speed``).
-        decode_speedup: How many times as fast as the reference, timed in turn with it; None where it was not.
+        decode_speedup: How many times as fast as the reference, timed in turn with it; None where it was not, or where that was
+            not stable.
         inference_speed_ms: Time of one forward pass over a prompt (prefill), median of several rounds.
         inference_speed_spread_percent: As ``decode_spread_percent``.
         inference_speed_stable: As ``decode_stable``.

@@ -142,10 +142,18 @@ class Ratio(_Value):
     Attributes:
         median: Over the rounds; above 1, the output is faster.
         range: From the 10th to the 90th percentile of the rounds; None of a single one.
+        rounds: Pairs of rounds.
     """
 
     median: float
     range: tuple[float, float] | None = None
+    rounds: int = 1
+
+    @computed_field  # type: ignore[prop-decorator] # mypy has no rule for decorators above property
+    @property
+    def stable(self) -> bool:
+        """Whether it can be relied on, by the rule for :class:`Speed`."""
+        return _stable(_spread(self.median, self.range), self.rounds)
 
 
 class Speed(_Value):
@@ -194,17 +202,17 @@ class Speed(_Value):
     other_cores: float | None = None
     note: str = ""
 
-    @computed_field  # type: ignore[prop-decorator] # mypy has no rule for decorators above property
+    @computed_field  # type: ignore[prop-decorator] # as above
     @property
     def prefill_stable(self) -> bool:
         """Whether the prefill figure can be relied on."""
-        return self._stable(self.prefill_spread)
+        return _stable(self.prefill_spread, self.rounds)
 
     @computed_field  # type: ignore[prop-decorator] # as above
     @property
     def decode_stable(self) -> bool:
         """Whether the decode figure can be relied on; false when there is none."""
-        return self._stable(self.decode_spread)
+        return _stable(self.decode_spread, self.rounds)
 
     @property
     def stable(self) -> bool:
@@ -221,8 +229,9 @@ class Speed(_Value):
         """Width of the range of decode speeds, as a share of the median; None of a single round."""
         return _spread(self.decode_tokens_per_second, self.decode_range)
 
-    def _stable(self, spread: float | None) -> bool:
-        return self.rounds >= MIN_STABLE_ROUNDS and spread is not None and spread <= MAX_STABLE_SPREAD
+
+def _stable(spread: float | None, rounds: int) -> bool:
+    return rounds >= MIN_STABLE_ROUNDS and spread is not None and spread <= MAX_STABLE_SPREAD
 
 
 def _spread(median: float | None, limits: tuple[float, float] | None) -> float | None:

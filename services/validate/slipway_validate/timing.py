@@ -140,7 +140,9 @@ def _quotient(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _ratio(quotients: Sequence[float]) -> Ratio | None:
-    return Ratio(median=float(np.median(quotients)), range=_range(quotients)) if quotients else None
+    if not quotients:
+        return None
+    return Ratio(median=float(np.median(quotients)), range=_range(quotients), rounds=len(quotients))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float] | None:

@@ -81,7 +81,7 @@ def times(value: Ratio | None) -> str:
     if value is None:
         return MISSING
     limits = f" ({_digits(value.range[0])} to {_digits(value.range[1])})" if value.range else ""
-    return f"{_digits(value.median)} times{limits}"
+    return f"{_digits(value.median)} times{limits}" + ("" if value.stable else ", unstable")
 
 
 def number(value: float | None) -> str:

@@ -87,7 +87,7 @@ def test_one_model_under_two_names_has_one_speed(
     first, again = speeds["pytorch"].prefill_speedup, speeds["pytorch-again"].prefill_speedup
     assert first is not None
     assert again is not None
-    # Beside the reference, what else the machine does cancels out; twofold is far beyond what is left of it.
-    assert 0.5 < first.median / again.median < 2
+    # Medians of the same model agree, where they say of themselves that they can be relied on.
+    assert not (first.stable and again.stable) or 0.6 < first.median / again.median < 1.6
     memory = {output.name: output.memory.peak_rss_bytes for output in report.outputs if output.memory}
     assert memory["pytorch"] == pytest.approx(memory["pytorch-again"], rel=0.05), "memory does not scatter"

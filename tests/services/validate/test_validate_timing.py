@@ -100,6 +100,7 @@ def test_what_slows_both_leaves_the_ratio_alone() -> None:
         assert ratio is not None
         assert ratio.median == pytest.approx(2.5)
         assert ratio.range == pytest.approx((2.5, 2.5))
+        assert ratio.stable
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def test_time_is_bounded_but_one_round_is_taken() -> None:
     assert not speed.stable
     assert speed.prefill_speedup is not None
     assert speed.prefill_speedup.range is None
+    assert not speed.prefill_speedup.stable
 
 
 def test_a_runner_that_dies_keeps_the_rounds_it_gave() -> None:
