@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 _WIDTH = 760
 _LABEL = 150
-_VALUE = 120
+_VALUE = 150
 _ROW = 26
 _BAR = 14
 _AXIS = 22
