@@ -18,7 +18,8 @@ def die_with_parent() -> SimpleQueue[str]:
     """End this process when its parent ends, however that happens; returns the queue of lines that the parent writes.
 
     Twice, because each alone leaves a gap: the kernel's signal is tied to the thread that started us and exists on
-    Linux only; the pipe (the parent holds its other end) needs no kernel support, but a thread that can run. Ctrl-C, which a terminal sends to all of its programs, is left to the stage: it decides what is cancelled.
+    Linux only; the pipe (the parent holds its other end) needs no kernel support, but a thread that can run. Ctrl-C, which
+    a terminal sends to all of its programs, is left to the stage: it decides what is cancelled.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

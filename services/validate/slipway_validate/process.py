@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -78,6 +79,7 @@ class Runner:
         self._label = label
         self.timeout_seconds = timeout_seconds
         self._lines = _lines_of(process)
+        self._cpu_seconds = 0.0
         self.result = self._first_result()
 
     def time_round(self) -> Round:
@@ -116,12 +118,11 @@ class Runner:
         return int(memory.rss - getattr(memory, "shared", 0))
 
     def cpu_seconds(self) -> float:
-        """Processor time that it used so far; 0 when it is gone."""
-        try:
+        """Processor time that it used so far, as far as it was asked for while it was there."""
+        with contextlib.suppress(psutil.Error):
             times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
+            self._cpu_seconds = float(times.user + times.system)
+        return self._cpu_seconds
 
     def end(self) -> None:
         """End the process, and wait until it is gone."""
@@ -189,10 +190,8 @@ def _process(folder: Path, *, threads: int) -> Iterator[subprocess.Popen[str]]:
         _end(process)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(BrokenPipeError):  # a line it did not read any more
                     pipe.close()
-                except BrokenPipeError:  # a line it did not read any more
-                    continue
 
 
 def _end(process: subprocess.Popen[str]) -> None:
