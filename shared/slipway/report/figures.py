@@ -73,7 +73,8 @@ def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
         return figure
     if spread is None:
         return f"{figure}, one round"
-    return f"{figure} ±{_digits(spread / 2)} %" + ("" if stable else ", unstable")
+    half = f"{spread / 2:.0f}" if spread >= 20 else f"{spread / 2:.1g}"
+    return f"{figure} ±{half} %" + ("" if stable else ", unstable")
 
 
 def times(value: Ratio | None) -> str:
