@@ -31,12 +31,12 @@ print("left" if "OMP_WAIT_POLICY" in os.environ else "clean")
 TRAIN = """
 import sys, time
 from dataclasses import replace
-from transformers import AutoTokenizer
-from slipway.sample.base import train_base
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import _deterministic
 times = []
 with _deterministic(int(sys.argv[2])):
+    from transformers import AutoTokenizer
+    from slipway.sample.base import train_base
     train_base(AutoTokenizer.from_pretrained(sys.argv[1]), list(range(1000)) * 4, recipe=replace(Recipe(), base_steps=6), seed=0,
                on_step=lambda _: times.append(time.process_time()))
 print((times[-1] - times[1]) / 4)

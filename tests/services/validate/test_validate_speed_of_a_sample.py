@@ -55,7 +55,7 @@ def test_after_the_comparison_a_model_computes_as_it_is_served(outputs: dict[str
     model.leave_comparison()
     after, _ = model.forward(step)
     assert (before == after).all()
-    assert (before != compared).any(), "the comparison widens"
+    assert (before != compared).any() == (model.native_dtype != "float32"), "the comparison widens"
     for key, tensor in model._tensors():
         assert tensor.dtype == tensors[key].dtype, key
         assert torch.equal(tensor, tensors[key]), key
