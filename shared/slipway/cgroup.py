@@ -94,9 +94,9 @@ def available_memory(group: MemoryGroup | None) -> int:
     return machine if group is None else max(min(machine, group.limit_bytes - group.used_bytes()), 0)
 
 
-def usable_cores(group: ControlGroup) -> int:
-    """Cores that may be used at the same time; of a fraction of one, all of it."""
-    cores, quota = len(os.sched_getaffinity(0)), group.cores()
+def usable_cores(group: ControlGroup | None = None) -> int:
+    """Cores that may be used at the same time, by the affinity mask and the group's quota; of a fraction of one, all of it."""
+    cores, quota = len(os.sched_getaffinity(0)), (group or ControlGroup()).cores()
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
@@ -12,7 +12,7 @@ from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.executor.surroundings import surroundings_of
 from slipway.result import AttemptResult, ExportResult, FailedFormat, FormatResult
-from slipway.validation import OutputValidation, ValidationReport
+from slipway.validation import OutputValidation, Ratio, Speed, ValidationReport
 from slipway.wire import dict_of, failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -68,11 +68,8 @@ def export_result(
         for name, digest in delivered_formats(export).items()
     }
     smallest = min((entry.size_bytes for entry in formats.values()), default=None)
-    fastest = min(
-        (entry for entry in formats.values() if entry.inference_speed_ms is not None),
-        key=lambda entry: entry.inference_speed_ms or 0.0,
-        default=None,
-    )
+    stable = [entry.inference_speed_ms for entry in formats.values() if entry.inference_speed_stable]
+    memory = [entry.memory_usage_mb for entry in formats.values()]
     folder = str(output_directory) if output_directory else ""
     return ExportResult(
         export_id=export_id(export),
@@ -86,8 +83,8 @@ def export_result(
         original_size_bytes=original,
         optimized_size_bytes=smallest,
         size_reduction_percent=_reduction(smallest, original),
-        inference_speed_ms=fastest.inference_speed_ms if fastest else None,
-        memory_usage_mb=fastest.memory_usage_mb if fastest else None,
+        inference_speed_ms=_least(stable),
+        memory_usage_mb=_least(memory),
         validation_passed=None if validation is None else validation.passed,
         base_match=joined(BaseMatch.of_labels(export.labels), validation),
         validation_report_path=str(output_directory / "report.html") if output_directory else "",
@@ -184,11 +181,35 @@ def _format(digest: str, *, store: Artifacts, original: int | None, found: Outpu
             "status": found.status.value,
             "mean_kl": found.to_reference.mean_kl if found.to_reference else None,
             "top1_agreement": found.to_reference.top1_agreement if found.to_reference else None,
-            "decode_tokens_per_second": found.speed.decode_tokens_per_second if found.speed else None,
-            "inference_speed_ms": found.speed.prefill_ms if found.speed else None,
+            **(_speed(found.speed) if found.speed else {}),
             "memory_usage_mb": found.memory.peak_rss_bytes / 1e6 if found.memory else None,
         }
     )
+
+
+def _speed(speed: Speed) -> dict[str, float | bool | None]:
+    return {
+        "decode_tokens_per_second": speed.decode_tokens_per_second,
+        "decode_spread_percent": _percent(speed.decode_spread),
+        "decode_stable": speed.decode_stable,
+        "decode_speedup": _reliable(speed.decode_speedup),
+        "inference_speed_ms": speed.prefill_ms,
+        "inference_speed_spread_percent": _percent(speed.prefill_spread),
+        "inference_speed_stable": speed.prefill_stable,
+        "inference_speedup": _reliable(speed.prefill_speedup),
+    }
+
+
+def _reliable(ratio: Ratio | None) -> float | None:
+    return ratio.median if ratio is not None and ratio.stable else None
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 1)
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _reduction(size: int | None, original: int | None) -> float | None:

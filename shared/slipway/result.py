@@ -71,8 +71,16 @@ class FormatResult(_Value):
         status: ``passed``, ``failed``, ``not_run`` (this machine cannot run it) or ``not_validated``.
         mean_kl: Against the reference, nats per token.
         top1_agreement: Share of positions where both rank the same token first, 0 to 1.
-        decode_tokens_per_second: Speed of generation.
-        inference_speed_ms: Time of one forward pass over a prompt (prefill).
+        decode_tokens_per_second: Speed of generation, median of several rounds.
+        decode_spread_percent: Width of the range that most rounds lie in (10th to 90th percentile), in percent of the median; None
+            of a single round.
+        decode_stable: Whether that is little enough to rely on (see ``slipway.validation.Speed``).
+        decode_speedup: How many times as fast as the reference, timed in turn with it; None where it was not, or where that was
+            not stable.
+        inference_speed_ms: Time of one forward pass over a prompt (prefill), median of several rounds.
+        inference_speed_spread_percent: As ``decode_spread_percent``.
+        inference_speed_stable: As ``decode_stable``.
+        inference_speedup: As ``decode_speedup``.
         memory_usage_mb: Peak memory while the model was measured, 10^6 bytes.
     """
 
@@ -83,7 +91,13 @@ class FormatResult(_Value):
     mean_kl: float | None = None
     top1_agreement: float | None = None
     decode_tokens_per_second: float | None = None
+    decode_spread_percent: float | None = None
+    decode_stable: bool = False
+    decode_speedup: float | None = None
     inference_speed_ms: float | None = None
+    inference_speed_spread_percent: float | None = None
+    inference_speed_stable: bool = False
+    inference_speedup: float | None = None
     memory_usage_mb: float | None = None
 
 
@@ -118,8 +132,8 @@ class ExportResult(_Value):
         original_size_bytes: The merged model, unquantized.
         optimized_size_bytes: The smallest produced format.
         size_reduction_percent: How much smaller that is.
-        inference_speed_ms: Of the fastest produced format: one forward pass over a prompt.
-        memory_usage_mb: Of the same format: peak memory while it was measured, 10^6 bytes.
+        inference_speed_ms: One forward pass over a prompt by the fastest produced format; None where no format's figure was stable.
+        memory_usage_mb: Peak memory of the produced format that needs least, while it was measured, 10^6 bytes.
         validation_passed: None when nothing was validated.
         base_match: Whether the base model is the one the adapter was trained on, and what speaks for it; its verdict is green or
             amber, and amber is no failure.

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 FILE_NAME = "validation.json"
 
@@ -132,32 +132,110 @@ class GreedyComparison(_Value):
     example_output: str = ""
 
 
+MIN_STABLE_ROUNDS = 3
+MAX_STABLE_SPREAD = 0.2
+
+
+class Ratio(_Value):
+    """How many times faster an output is than the reference: each of its rounds against the reference's beside it.
+
+    Attributes:
+        median: Over the rounds; above 1, the output is faster.
+        range: From the 10th to the 90th percentile of the rounds; None of a single one.
+        rounds: Pairs of rounds.
+    """
+
+    median: float
+    range: tuple[float, float] | None = None
+    rounds: int = 1
+
+    @computed_field  # type: ignore[prop-decorator] # mypy has no rule for decorators above property
+    @property
+    def stable(self) -> bool:
+        """Whether it can be relied on, by the rule for :class:`Speed`."""
+        return _stable(_spread(self.median, self.range), self.rounds)
+
+
 class Speed(_Value):
-    """Median speed of one output in its own process, batch 1, after a warm-up.
+    """Speed of one output in its own process, batch 1, after a warm-up: medians over rounds, and how far the rounds scatter.
+
+    A figure is *stable* when at least three rounds were taken and the range from the 10th to the 90th percentile of the rounds is at
+    most a fifth of their median. One that is not says little: what else the machine did is in it.
 
     Attributes:
         threads: Threads the runtime may use.
         device: ``cpu``, or the GPU's name.
         dtype: Data type of the computation that was timed.
         prefill_tokens: Length of the prompt.
-        prefill_ms: Time of one pass over the prompt, milliseconds (also the time to the first token).
-        decode_tokens_per_second: Tokens per second, one at a time with the KV cache.
-        decode_ms_median: Time of one decode step, milliseconds.
+        rounds: Rounds taken; 1 for reports of versions that took one.
+        interleaved: Whether the reference was timed in turn, round by round.
+        prefill_ms: Time of one pass over the prompt, milliseconds (also the time to the first token); median of the rounds.
+        prefill_ms_range: From the 10th to the 90th percentile of the rounds, milliseconds; None of a single one.
+        prefill_speedup: Against the reference; None when it was not timed in turn.
+        decode_tokens_per_second: Tokens per second, one at a time with the KV cache; median of the rounds.
+        decode_range: From the 10th to the 90th percentile of the rounds, tokens per second; None of a single one.
+        decode_speedup: Against the reference; None when it was not timed in turn.
+        decode_ms_median: Time of one decode step, milliseconds, over all steps.
         decode_ms_p95: 95th percentile of it.
-        repeats: Timed prefills.
-        decode_steps: Timed decode steps.
+        repeats: Timed prefills of all rounds.
+        decode_steps: Timed decode steps of all rounds.
+        other_cores: Cores that other processes of the machine kept busy meanwhile; None when not known.
+        note: Why there are fewer rounds than asked for, or why they were not interleaved; empty otherwise.
     """
 
     threads: int
     device: str
     dtype: str
     prefill_tokens: int
+    rounds: int = 1
+    interleaved: bool = False
     prefill_ms: float
+    prefill_ms_range: tuple[float, float] | None = None
+    prefill_speedup: Ratio | None = None
     decode_tokens_per_second: float | None = None
+    decode_range: tuple[float, float] | None = None
+    decode_speedup: Ratio | None = None
     decode_ms_median: float | None = None
     decode_ms_p95: float | None = None
     repeats: int = 0
     decode_steps: int = 0
+    other_cores: float | None = None
+    note: str = ""
+
+    @computed_field  # type: ignore[prop-decorator] # as above
+    @property
+    def prefill_stable(self) -> bool:
+        """Whether the prefill figure can be relied on."""
+        return _stable(self.prefill_spread, self.rounds)
+
+    @computed_field  # type: ignore[prop-decorator] # as above
+    @property
+    def decode_stable(self) -> bool:
+        """Whether the decode figure can be relied on; false when there is none."""
+        return _stable(self.decode_spread, self.rounds)
+
+    @property
+    def stable(self) -> bool:
+        """Whether every figure that was taken can be relied on."""
+        return self.prefill_stable and (self.decode_stable or self.decode_tokens_per_second is None)
+
+    @property
+    def prefill_spread(self) -> float | None:
+        """Width of the range of prefill times, as a share of the median; None of a single round."""
+        return _spread(self.prefill_ms, self.prefill_ms_range)
+
+    @property
+    def decode_spread(self) -> float | None:
+        """Width of the range of decode speeds, as a share of the median; None of a single round."""
+        return _spread(self.decode_tokens_per_second, self.decode_range)
+
+
+def _stable(spread: float | None, rounds: int) -> bool:
+    return rounds >= MIN_STABLE_ROUNDS and spread is not None and spread <= MAX_STABLE_SPREAD
+
+
+def _spread(median: float | None, limits: tuple[float, float] | None) -> float | None:
+    return (limits[1] - limits[0]) / median if median and limits else None
 
 
 class Memory(_Value):
@@ -214,6 +292,23 @@ class Limits(_Value):
     perplexity_ratio: float
     case_mean_kl: float
     adapter_strength_error: float
+
+
+LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
+"""Rows of the table of limits, from tightest to loosest: the types that weights are stored in."""
+
+
+class LimitOverrides(BaseModel):
+    """Limits that replace the table's for one level; None keeps the table's."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    max_abs_diff: float | None = Field(default=None, gt=0, description="share of the reference's logit scale")
+    mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    top1_agreement: float | None = Field(default=None, ge=0, le=1, description="share of positions")
+    perplexity_ratio: float | None = Field(default=None, ge=1)
+    case_mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    adapter_strength_error: float | None = Field(default=None, gt=0, description="share of the adapter's effect")
 
 
 class OutputValidation(_Value):

@@ -194,7 +194,7 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
         if value is None:
             continue
         if _is_map(field):
-            getattr(message, name).update(value)
+            _fill_map(getattr(message, name), value)
         elif field.type != FieldDescriptor.TYPE_MESSAGE:
             if field.is_repeated:
                 getattr(message, name).extend(value)
@@ -209,11 +209,21 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
             _fill(getattr(message, name), value)
 
 
+def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
+    for key, row in data.items():
+        if isinstance(row, Mapping):
+            _fill(rows[key], row)  # looking a message up makes it
+        else:
+            rows[key] = row
+
+
 def _data(message: Message) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for field, value in message.ListFields():
         if _is_map(field):
-            data[field.name] = dict(sorted(value.items()))
+            data[field.name] = {
+                key: _data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
+            }
         elif field.type != FieldDescriptor.TYPE_MESSAGE:
             data[field.name] = list(value) if field.is_repeated else value
         elif _type_name(field) == "QuantizationLevels":

@@ -51,14 +51,15 @@ PeftModel.from_pretrained(base, sys.argv[2]).merge_and_unload().save_pretrained(
 """
 
 STAGE = """
-import os, sys
+import sys
 from pathlib import Path
+from slipway.cgroup import usable_cores
 from slipway.stage import Context
 from slipway_merge.stage import STAGE, MergeParams
 out = Path(sys.argv[3])
 out.mkdir()
 inputs = {"base": Path(sys.argv[1]), "adapter": Path(sys.argv[2])}
-STAGE.run(inputs, MergeParams(), Context(workdir=out, threads=len(os.sched_getaffinity(0))))
+STAGE.run(inputs, MergeParams(), Context(workdir=out, threads=usable_cores()))
 """
 
 Command = Callable[[Path, Path], list[str | Path]]

@@ -171,6 +171,78 @@ def test_timeouts_of_stages_that_cannot_be(canonical: Path, assignment: str, mes
     assert "resources.stage_timeouts" in problem["key"]
 
 
+def test_limits_come_from_every_source_and_are_joined_value_by_value(canonical: Path) -> None:
+    canonical.write_text(
+        CANONICAL.replace(
+            "test_samples: 10,", "test_samples: 10, limits: {int4: {mean_kl: 0.03, top1_agreement: 0.8}},"
+        )
+    )
+    found = loaded(
+        canonical,
+        "validation.limits.int8.perplexity_ratio=2",
+        EXPORT_VALIDATION_LIMITS="int4.mean_kl=0.04, float32.max_abs_diff=1e-3",
+    )
+    limits = {level: row.model_dump(exclude_none=True) for level, row in found.configuration.validation.limits.items()}
+    assert limits == {
+        "int4": {"mean_kl": 0.04, "top1_agreement": 0.8},
+        "int8": {"perplexity_ratio": 2.0},
+        "float32": {"max_abs_diff": 1e-3},
+    }
+    for source in ("export.yaml:", "EXPORT_VALIDATION_LIMITS", "--set validation.limits.int8.perplexity_ratio"):
+        assert source in found.origins["validation.limits"]
+    assert not any("limits" in warning for warning in found.warnings)
+    unused = loaded(canonical, "validation.limits.int8.mean_kl=2", "validation.compare_outputs=false")
+    assert any("validation.limits is not applied" in warning for warning in unused.warnings)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "message", "remedy"),
+    [
+        ("validation.limits.fp8.mean_kl=1", "validation.limits", "'fp8' is not a level", "float32"),
+        ("validation.limits.int8.mean_k=1", "validation.limits", "'mean_k' is not a limit", "'mean_kl'"),
+        ("validation.limits.int8.mean_kl=much", "validation.limits", "'much' is not a number", "digits"),
+        (
+            "validation.limits.int8.mean_kl=0",
+            "validation.limits.int8.mean_kl",
+            "0.0 is less than possible",
+            "more than 0",
+        ),
+        ("validation.limits.int8.mean_kl=nan", "validation.limits.int8.mean_kl", "not a finite number", "digits"),
+        (
+            "validation.limits.int8.top1_agreement=95",
+            "validation.limits.int8.top1_agreement",
+            "more than possible",
+            "1",
+        ),
+        ("validation.limits.int8.perplexity_ratio=0.9", "validation.limits.int8.perplexity_ratio", "less than", "1"),
+        ("validation.limits.int8=1", "validation.limits", "'int8' is a row", "int8.max_abs_diff"),
+        ("validation.limits=int8", "validation.limits", "'int8' has no value", "row.name=0.1"),
+    ],
+)
+def test_limits_that_cannot_be(canonical: Path, assignment: str, key: str, message: str, remedy: str) -> None:
+    (problem,) = problems(canonical, assignment)
+    assert problem["key"] == key
+    assert message in problem["message"]
+    assert remedy in problem["remedy"]
+
+
+@pytest.mark.parametrize("row", ["int8", "{int8: 1}", "{int8: {mean_kl: '1'}}", "{int8: {mean_kl: true}}", "[int8]"])
+def test_limits_of_another_form_are_refused(canonical: Path, row: str) -> None:
+    canonical.write_text(CANONICAL.replace("test_samples: 10,", f"test_samples: 10, limits: {row},"))
+    (problem,) = problems(canonical)
+    assert problem["key"].startswith("validation.limits")
+    assert "is not a" in problem["message"]
+    assert "range" not in problem["message"]
+    assert problem["remedy"]
+
+
+def test_the_levels_of_limits_are_the_stage_s() -> None:
+    from slipway.validation import LIMIT_LEVELS
+    from slipway_validate.limits import LIMITS
+
+    assert tuple(LIMITS) == LIMIT_LEVELS
+
+
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:
     tensorrt = TensorRTConfiguration(enabled=True)
     everything = ExportConfiguration(

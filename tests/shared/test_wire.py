@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -103,6 +103,11 @@ def test_whole_numbers_are_integers_and_tuples_lists() -> None:
             "resources": {"max_memory_bytes": 1 << 45, "threads": 3, "stage_timeouts": {"merge": 60, "validate": 5}},
             "recovery": {"profile": "conservative", "max_attempts": 2},
         },
+        {
+            "validation": {
+                "limits": {"int4": {"mean_kl": 0.03, "perplexity_ratio": 2}, "float32": {"top1_agreement": 0.0}}
+            }
+        },
         {"checkpoint": {"path": "x", "auto_detect_latest": False}, "log": {"level": "debug"}},
     ],
 )
@@ -137,6 +142,10 @@ def walk(model: type[BaseModel], descriptor: Any) -> None:
         field = descriptor.fields_by_name[name]
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             walk(info.annotation, field.message_type)
+        elif rows := [
+            kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]:
+            walk(rows[0], field.message_type.fields_by_name["value"].message_type)
         elif field.type != FieldDescriptor.TYPE_MESSAGE and descriptor.name != "DimensionRange":
             assert field.is_repeated or field.has_presence, f"{field.full_name}: not set and zero would be the same"
 

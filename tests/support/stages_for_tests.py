@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -47,6 +48,13 @@ def with_library(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -
     out.mkdir()
     (out / "version").write_text(VERSION)
     ctx.record(version=VERSION)
+    return {"out": out}
+
+
+def environment(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    out = ctx.workdir / "out"
+    out.mkdir()
+    (out / "environment.json").write_text(json.dumps(dict(os.environ)))
     return {"out": out}
 
 
@@ -146,6 +154,7 @@ def keeping(inputs: Mapping[str, Path], params: KeepingParams, ctx: Context) -> 
 
 ECHO = Stage(name="echo", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=echo)
 SOURCE = Stage(name="source", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo)
+ENVIRONMENT = Stage(name="environment", version=1, inputs=(), outputs=("out",), params=EchoParams, run=environment)
 TROUBLE = Stage(name="trouble", version=1, inputs=(), outputs=("out",), params=TroubleParams, run=trouble)
 LIBRARY = Stage(
     name="library",

@@ -147,18 +147,43 @@ class DimensionRange(_message.Message):
     def __init__(self, min: _Optional[int] = ..., opt: _Optional[int] = ..., max: _Optional[int] = ...) -> None: ...
 
 class ValidationConfiguration(_message.Message):
-    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout")
+    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: LimitOverrides
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[LimitOverrides, _Mapping]] = ...) -> None: ...
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     TEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     COMPARE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     BENCHMARK_PERFORMANCE_FIELD_NUMBER: _ClassVar[int]
     HELDOUT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     test_samples: int
     compare_outputs: bool
     benchmark_performance: bool
     heldout: str
-    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ...) -> None: ...
+    limits: _containers.MessageMap[str, LimitOverrides]
+    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ...) -> None: ...
+
+class LimitOverrides(_message.Message):
+    __slots__ = ("max_abs_diff", "mean_kl", "top1_agreement", "perplexity_ratio", "case_mean_kl", "adapter_strength_error")
+    MAX_ABS_DIFF_FIELD_NUMBER: _ClassVar[int]
+    MEAN_KL_FIELD_NUMBER: _ClassVar[int]
+    TOP1_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    PERPLEXITY_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CASE_MEAN_KL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_STRENGTH_ERROR_FIELD_NUMBER: _ClassVar[int]
+    max_abs_diff: float
+    mean_kl: float
+    top1_agreement: float
+    perplexity_ratio: float
+    case_mean_kl: float
+    adapter_strength_error: float
+    def __init__(self, max_abs_diff: _Optional[float] = ..., mean_kl: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., perplexity_ratio: _Optional[float] = ..., case_mean_kl: _Optional[float] = ..., adapter_strength_error: _Optional[float] = ...) -> None: ...
 
 class OutputConfiguration(_message.Message):
     __slots__ = ("directory", "naming_pattern")

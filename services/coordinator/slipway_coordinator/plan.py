@@ -251,6 +251,7 @@ def _validate(
             "test_samples": validation.test_samples,
             "compare_outputs": validation.compare_outputs,
             "benchmark_performance": validation.benchmark_performance,
+            "limits": {level: row.model_dump(exclude_none=True) for level, row in sorted(validation.limits.items())},
         },
         inputs=inputs,
         format=VALIDATION,

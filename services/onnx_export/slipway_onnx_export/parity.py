@@ -16,6 +16,7 @@ import transformers
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
+from slipway.threads import session_options
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 Array = npt.NDArray[Any]
@@ -188,9 +189,7 @@ def _reference(source: ModelSource, conversations: list[_Conversation], *, on_ca
 
 
 def _session(model_path: Path, *, threads: int) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options = session_options(threads)
     try:
         return onnxruntime.InferenceSession(str(model_path), options, providers=["CPUExecutionProvider"])
     except ORT_ERRORS as error:

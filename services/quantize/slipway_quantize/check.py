@@ -13,6 +13,7 @@ import torch
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.stage import Context
+from slipway.threads import session_options
 from slipway_quantize.companions import read_json
 from slipway_quantize.onnx_folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
@@ -73,9 +74,6 @@ def _run_onnx(target: Path, ctx: Context) -> Any:
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = max(1, ctx.threads)
-    options.log_severity_level = 3
     failures = (
         states.Fail,
         states.InvalidArgument,
@@ -84,7 +82,9 @@ def _run_onnx(target: Path, ctx: Context) -> Any:
         states.RuntimeException,
     )
     try:
-        session = ort.InferenceSession(target / GRAPH_FILE, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            target / GRAPH_FILE, session_options(ctx.threads), providers=["CPUExecutionProvider"]
+        )
         return session.run(["logits"], _feeds(session, _tokens(target)))[0].astype(np.float32)
     except failures as error:
         raise _does_not_load("ONNX Runtime", str(error)) from error

@@ -1,57 +1,49 @@
-"""Speed of one model: batch 1, a warm-up first, medians of what follows."""
+"""One round of timing of one model, in its own process: a pass over a prompt, then decode steps, batch 1."""
 
 from __future__ import annotations
 
 import time
 
-import numpy as np
-
-from slipway.validation import Speed
 from slipway_validate.model import LanguageModel, Past, plain_step
 from slipway_validate.numerics import Ints
-from slipway_validate.protocol import Benchmark
+from slipway_validate.protocol import Benchmark, Round
 
 WARM_UP_STEPS = 2
+"""Decode steps that are not timed: what ran before, perhaps another process, has taken the caches."""
 
 
-def measure(model: LanguageModel, tokens: Ints, benchmark: Benchmark, *, threads: int) -> Speed:
+def time_round(model: LanguageModel, tokens: Ints, benchmark: Benchmark) -> Round:
     """Time prefill and decode. tokens: (N, T), whose first window gives prompt and decoded tokens.
 
-    Wall-clock time of whole calls as a caller sees them, logits included. The machine's clock and neighbours scatter it:
-    compare figures of one report only.
+    Wall-clock time of whole calls as a caller sees them, logits included. A round is over after ``round_seconds``, but not before
+    one prefill and one decode step are timed.
     """
     prompt = [int(token) for token in tokens[0, : min(benchmark.prefill_tokens, model.bounds.sequence)]]
-    prefills, past = _time_prefill(model, prompt, benchmark)
-    steps = _time_decode(model, prompt, past, benchmark) if model.has_cache else []
-    median = float(np.median(steps)) if steps else None
-    return Speed(
-        threads=threads,
-        device=model.device,
-        dtype=model.native_dtype,
-        prefill_tokens=len(prompt),
-        prefill_ms=float(np.median(prefills)) * 1000,
-        decode_tokens_per_second=1 / median if median else None,
-        decode_ms_median=median * 1000 if median else None,
-        decode_ms_p95=float(np.percentile(steps, 95)) * 1000 if steps else None,
-        repeats=len(prefills),
-        decode_steps=len(steps),
-    )
+    deadline = time.monotonic() + benchmark.round_seconds
+    prefills, past = _time_prefill(model, prompt, benchmark, deadline)
+    steps = _time_decode(model, prompt, past, benchmark=benchmark, deadline=deadline) if model.has_cache else ()
+    return Round(prefill_tokens=len(prompt), prefill_seconds=prefills, decode_seconds=steps)
 
 
-def _time_prefill(model: LanguageModel, prompt: list[int], benchmark: Benchmark) -> tuple[list[float], Past]:
+def _time_prefill(
+    model: LanguageModel, prompt: list[int], benchmark: Benchmark, deadline: float
+) -> tuple[tuple[float, ...], Past]:
+    """Drop the first of several, which is slower; where there is time for one only, it has to do."""
     step = plain_step(prompt, past=None, past_length=0)
-    deadline = time.monotonic() + benchmark.max_seconds
-    _, past = model.forward(step)
     times: list[float] = []
-    while not times or (len(times) < benchmark.repeats and time.monotonic() < deadline):
+    past: Past = None
+    # Half of the time at most, so that some is left for decoding.
+    until = deadline - benchmark.round_seconds / 2
+    while not times or (len(times) < 1 + benchmark.prefills and time.monotonic() < until):
         begin = time.perf_counter()
         _, past = model.forward(step)
         times.append(time.perf_counter() - begin)
-    return times, past
+    return tuple(times[1:] or times), past
 
 
-def _time_decode(model: LanguageModel, prompt: list[int], past: Past, benchmark: Benchmark) -> list[float]:
-    deadline = time.monotonic() + benchmark.max_seconds
+def _time_decode(
+    model: LanguageModel, prompt: list[int], past: Past, *, benchmark: Benchmark, deadline: float
+) -> tuple[float, ...]:
     room = max(0, model.bounds.past - len(prompt))
     times: list[float] = []
     for index in range(min(WARM_UP_STEPS + benchmark.decode_steps, room)):
@@ -62,4 +54,4 @@ def _time_decode(model: LanguageModel, prompt: list[int], past: Past, benchmark:
             times.append(time.perf_counter() - begin)
             if time.monotonic() > deadline:
                 break
-    return times
+    return tuple(times)

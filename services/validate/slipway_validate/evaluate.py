@@ -158,7 +158,6 @@ class Evaluator:
             status=OutputStatus.NOT_RUN,
             size_bytes=folders.size_bytes(folder),
             engine=result.engine,
-            speed=result.speed,
             memory=result.memory,
             load_seconds=result.load_seconds,
         )

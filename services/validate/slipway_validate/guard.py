@@ -8,27 +8,31 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 PR_SET_PDEATHSIG = 1
 EXIT_PARENT_GONE = 17
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens.
+def die_with_parent() -> SimpleQueue[str]:
+    """End this process when its parent ends, however that happens; returns the queue of lines that the parent writes.
 
     Twice, because each alone leaves a gap: the kernel's signal is tied to the thread that started us and exists on
-    Linux only; the pipe (the parent holds its other end and never writes) needs no kernel support, but a thread that
-    can run. Ctrl-C, which a terminal sends to all of its programs, is left to the stage: it decides what is cancelled.
+    Linux only; the pipe (the parent holds its other end) needs no kernel support, but a thread that can run. Ctrl-C, which
+    a terminal sends to all of its programs, is left to the stage: it decides what is cancelled.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_wait_for_end_of_input, name="parent-watch", daemon=True).start()
+    lines: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_read_to_the_end, args=(lines,), name="parent-watch", daemon=True).start()
+    return lines
 
 
-def _wait_for_end_of_input() -> None:
-    while os.read(0, 4096):
-        pass
+def _read_to_the_end(lines: SimpleQueue[str]) -> None:
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as pipe:
+        for line in pipe:
+            lines.put(line.decode(errors="replace").strip())
     os._exit(EXIT_PARENT_GONE)  # no clean-up: native code may be running in the main thread
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from slipway.validation import Engine, Limits
+from slipway.validation import Engine, LimitOverrides, Limits
 
 # fmt: off
 _ROWS: tuple[tuple[str, float | None, float, float, float, float, float], ...] = (
@@ -50,19 +48,6 @@ NOISE_FACTOR = 8.0
 """Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
 MAX_NOISE_SHARE = 1e-3
 """… as long as that stays below this share of the logit scale, beyond which noise is no excuse."""
-
-
-class LimitOverrides(BaseModel):
-    """Limits that replace the table's for one level; None keeps the table's."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    max_abs_diff: float | None = Field(default=None, gt=0, description="share of the reference's logit scale")
-    mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
-    top1_agreement: float | None = Field(default=None, ge=0, le=1, description="share of positions")
-    perplexity_ratio: float | None = Field(default=None, ge=1)
-    case_mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
-    adapter_strength_error: float | None = Field(default=None, gt=0, description="share of the adapter's effect")
 
 
 def table(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:

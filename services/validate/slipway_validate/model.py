@@ -75,6 +75,10 @@ class LanguageModel(Protocol):
         """Switch to the arithmetic in which logits are compared (float32 where the runtime lets us choose)."""
         ...
 
+    def leave_comparison(self) -> None:
+        """Switch back to the arithmetic that it is served in."""
+        ...
+
     def peak_device_bytes(self) -> int | None:
         """Most GPU memory used so far, None on the CPU."""
         ...

@@ -53,7 +53,7 @@ class Prepared:
         benchmark = Benchmark(
             prefill_tokens=params.sequence_length,
             decode_steps=params.benchmark_decode_steps,
-            repeats=params.benchmark_repeats,
+            round_seconds=params.benchmark_seconds / (2 * params.benchmark_repeats),
         )
         return RunSpec(
             runtime=runtime,

@@ -1,7 +1,8 @@
 """What the stage tells a runner process to do, and what the runner answers: files in one folder.
 
 The stage writes ``spec.json``; the runner writes logits as ``.npy`` files and last ``result.json``, whose presence means
-that it finished. N = windows, T = tokens per window, V = vocabulary.
+that it finished. A runner that is to be timed then waits for lines on its standard input: ``TIME`` takes one round, which it writes
+as a line of JSON, ``{"round": …}``. N = windows, T = tokens per window, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.validation import Engine, Memory, Speed
+from slipway.validation import Engine, Memory
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 LOGITS_FILE = "logits.npy"
 """(N, T, V) float32."""
+TIME = "time"
+"""The line that asks for a round of timing."""
+WAITING, ROUND = "waiting", "round"
+"""Keys of a runner's lines: its result is written and it waits; what a round gave."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """As LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
@@ -57,12 +62,33 @@ class Case(_Message):
 
 
 class Benchmark(_Message):
-    """What is timed: ``repeats`` prefills of ``prefill_tokens``, ``decode_steps`` steps, each within its seconds."""
+    """What one round of timing is.
+
+    Attributes:
+        prefill_tokens: Tokens of the prompt.
+        prefills: Timed passes over it.
+        decode_steps: Timed decode steps behind it.
+        round_seconds: When a round ends, however little was timed.
+    """
 
     prefill_tokens: int
+    prefills: int = 2
     decode_steps: int
-    repeats: int
-    max_seconds: float = 4.0
+    round_seconds: float = 1.0
+
+
+class Round(_Message):
+    """What one round of timing gave.
+
+    Attributes:
+        prefill_tokens: Tokens of the prompt.
+        prefill_seconds: Of each timed pass over the prompt.
+        decode_seconds: Of each timed decode step; empty without a KV cache.
+    """
+
+    prefill_tokens: int
+    prefill_seconds: tuple[float, ...]
+    decode_seconds: tuple[float, ...] = ()
 
 
 class RunSpec(_Message):
@@ -79,7 +105,8 @@ class RunSpec(_Message):
         cases: Shape cases to compute.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
-        benchmark: None when speed is not measured.
+        benchmark: What a round of timing is; the process then stays, and takes a round whenever it is told. None when speed is
+            not measured.
     """
 
     runtime: str
@@ -137,6 +164,7 @@ class RunResult(_Message):
         continuations: Greedy continuations, one per prompt.
         architecture: Class of the model, where known.
         adapter: The adapter in words, of the reference.
+        device: What computed it: ``cpu`` or the GPU's name.
     """
 
     status: Literal["done", "not_run", "failed"] = "done"
@@ -146,10 +174,10 @@ class RunResult(_Message):
     vocabulary: int = 0
     load_seconds: float | None = None
     memory: Memory | None = None
-    speed: Speed | None = None
     non_finite: int = 0
     first_non_finite: str = ""
     skipped_cases: dict[str, str] = {}
     continuations: tuple[tuple[int, ...], ...] = ()
     architecture: str = ""
     adapter: str = ""
+    device: str = ""

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.stage import Context
-from slipway.validation import Engine, Reference
+from slipway.validation import Engine, Reference, Speed
 from slipway_validate import process
 from slipway_validate.compare import CaseLogits, compare_case
 from slipway_validate.evaluate import MERGED, ReferenceRun
 from slipway_validate.folders import stored_dtype
 from slipway_validate.limits import level_of
 from slipway_validate.preparation import Prepared, require
-from slipway_validate.protocol import Spec
+from slipway_validate.protocol import RunResult, RunSpec, Spec
 from slipway_validate.stage import ValidateParams
 
 DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
 NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
 
 
+@contextmanager
 def run_reference(
     inputs: Mapping[str, Path], prepared: Prepared, params: ValidateParams, ctx: Context, *, folder: Path
-) -> ReferenceRun:
-    """Run it.
+) -> Iterator[tuple[ReferenceRun, process.Runner]]:
+    """Run it; its process waits within the context, to be timed beside the outputs.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: it cannot be loaded, or its logits are not finite.
@@ -32,7 +34,14 @@ def run_reference(
     spec = prepared.spec("reference", inputs["base"], params=params, threads=ctx.threads)
     spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
     timeout = params.output_timeout_seconds
-    result = process.run(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout)
+    with process.started(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
+        yield _checked(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
+
+
+def _checked(
+    result: RunResult, spec: RunSpec, inputs: Mapping[str, Path], *, prepared: Prepared, folder: Path
+) -> ReferenceRun:
+    """What it found, if outputs can be compared with it."""
     remedy = "check that base model and checkpoint belong together and are complete"
     require(result, what="base + adapter, the reference, cannot be run", remedy=remedy)
     if result.non_finite:
@@ -51,8 +60,8 @@ def run_reference(
     return run.completed(noise=max((case.self_max_abs_diff or 0.0 for case in cases), default=None))
 
 
-def describe(run: ReferenceRun | None) -> Reference:
-    """For the report; None when outputs were not compared."""
+def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
+    """For the report; a run of None says that outputs were not compared."""
     if run is None:
         return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
     return Reference(
@@ -68,5 +77,5 @@ def describe(run: ReferenceRun | None) -> Reference:
         arithmetic_noise=run.noise,
         memory=run.result.memory,
         load_seconds=run.result.load_seconds,
-        speed=run.result.speed,
+        speed=speed,
     )

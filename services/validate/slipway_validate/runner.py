@@ -1,7 +1,8 @@
 """One model, one process: ``python -m slipway_validate.runner FOLDER`` does what ``FOLDER/spec.json`` says.
 
-Progress goes to stdout as JSON lines; the last thing written is ``FOLDER/result.json``. The process ends when the
-stage that started it ends, and at the end of its standard input.
+Progress goes to stdout as JSON lines; what comes out is ``FOLDER/result.json``. Where speed is to be measured, the process then
+waits with its model and takes a round of timing whenever its standard input says so. It ends when the stage that started it ends,
+and at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn
 
 import numpy as np
 
 from slipway.disk_full import is_disk_full
 from slipway.validation import Memory
 from slipway_validate import guard
-from slipway_validate.benchmark import measure
+from slipway_validate.benchmark import time_round
 from slipway_validate.cases import native_case
 from slipway_validate.collect import Collector
 from slipway_validate.model import LanguageModel, NotRunnable, Unusable
@@ -27,7 +30,10 @@ from slipway_validate.protocol import (
     BASE_LOGITS_FILE,
     LOGITS_FILE,
     RESULT_FILE,
+    ROUND,
     SPEC_FILE,
+    TIME,
+    WAITING,
     RunResult,
     RunSpec,
     Spec,
@@ -72,8 +78,8 @@ RUNTIMES: dict[str, Callable[[RunSpec], Callable[[], LanguageModel]]] = {
 """By name: imports the libraries, then gives the function that loads the model (only that is timed as loading)."""
 
 
-def run_model(spec: RunSpec, folder: Path) -> RunResult:
-    """Load a model, run it as it is served (memory and speed), then compute what is compared.
+def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
+    """Load a model, run it as it is served (for its memory), then compute what is compared.
 
     Raises:
         NotRunnable: This machine cannot run it.
@@ -88,7 +94,8 @@ def run_model(spec: RunSpec, folder: Path) -> RunResult:
     collector = Collector(model, folder, write=spec.write_logits, report=_report)
 
     collector.case(native_case(*tokens.shape), tokens)
-    speed = measure(model, tokens, spec.benchmark, threads=spec.threads) if spec.benchmark else None
+    if spec.benchmark:
+        time_round(model, tokens, spec.benchmark)  # a first one is slower; its time counts for nothing, its memory does
     memory = Memory(
         peak_rss_bytes=guard.peak_rss_bytes(),
         baseline_rss_bytes=baseline,
@@ -101,19 +108,31 @@ def run_model(spec: RunSpec, folder: Path) -> RunResult:
         collector.case(case, tokens)
     continuations = tuple(collector.continuation(prompt, spec.new_tokens) for prompt in spec.prompts)
     adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.runtime == "reference" else ""
-    return RunResult(
+    result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
         load_seconds=load_seconds,
         memory=memory,
-        speed=speed,
         non_finite=collector.non_finite,
         first_non_finite=collector.first_non_finite,
         skipped_cases=collector.skipped,
         continuations=continuations,
         architecture=model.architecture,
         adapter=adapter,
+        device=model.device,
     )
+    return result, model
+
+
+def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
+    """Wait for commands and do them, for as long as the stage is there (the thread that reads them ends the process with it)."""
+    assert spec.benchmark is not None
+    tokens = np.load(spec.tokens)
+    model.leave_comparison()
+    _write({WAITING: True})
+    while True:
+        if commands.get() == TIME:
+            _write({ROUND: time_round(model, tokens, spec.benchmark).model_dump()})
 
 
 def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector, *, tokens: np.ndarray) -> str:
@@ -140,27 +159,35 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     return RunResult(vocabulary=len(tokenizer))
 
 
-def execute(folder: Path) -> RunResult:
-    """Do what the folder's spec says; whatever goes wrong comes back as a result."""
-    spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
+    """Do what a spec says; whatever goes wrong comes back as a result. The model is still there if it ran."""
     try:
         if spec.tokenize is not None:
-            return tokenize(spec.tokenize)
+            return tokenize(spec.tokenize), None
         assert spec.run is not None
         return run_model(spec.run, folder)
-    except NotRunnable as finding:
-        return RunResult(status="not_run", message=str(finding))
-    except Unusable as error:
-        return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
-    except MemoryError as error:
-        return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
     except Exception as error:  # noqa: BLE001 - a runtime's errors share no base, and each is one output's failure
-        reason = "DISK_FULL" if is_disk_full(error) else "VALIDATION_IMPOSSIBLE"
-        return RunResult(status="failed", reason=reason, message=f"{type(error).__name__}: {error}")
+        return _failed(error), None
+
+
+def _failed(error: Exception) -> RunResult:
+    match error:
+        case NotRunnable():
+            return RunResult(status="not_run", message=str(error))
+        case Unusable():
+            return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
+        case MemoryError():
+            return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
+    reason = "DISK_FULL" if is_disk_full(error) else "VALIDATION_IMPOSSIBLE"
+    return RunResult(status="failed", reason=reason, message=f"{type(error).__name__}: {error}")
 
 
 def _report(phase: str, done: int, total: int) -> None:
-    print(json.dumps({"phase": phase, "done": done, "total": total}), file=_progress, flush=True)
+    _write({"phase": phase, "done": done, "total": total})
+
+
+def _write(line: dict[str, object]) -> None:
+    print(json.dumps(line), file=_progress, flush=True)
 
 
 _progress = sys.stdout
@@ -168,14 +195,17 @@ _progress = sys.stdout
 
 def main() -> int:
     """Entry point."""
-    guard.die_with_parent()
+    commands = guard.die_with_parent()
     folder = Path(sys.argv[1])
-    # Libraries print as they like: only progress may reach the pipe.
+    spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    # Libraries print as they like: only our lines may reach the pipe.
     with contextlib.redirect_stdout(sys.stderr):
-        result = execute(folder)
-    temporary = folder / f"{RESULT_FILE}.part"
-    temporary.write_text(result.model_dump_json(), encoding="utf-8")
-    temporary.replace(folder / RESULT_FILE)
+        result, model = execute(spec, folder)
+        temporary = folder / f"{RESULT_FILE}.part"
+        temporary.write_text(result.model_dump_json(), encoding="utf-8")
+        temporary.replace(folder / RESULT_FILE)
+        if model is not None and spec.run is not None and spec.run.benchmark is not None:
+            take_rounds(spec.run, model, commands)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the result is complete; unloading gigabytes and native threads would only take time, or crash

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from slipway.threads import session_options
 from slipway.validation import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, Past, Step, Unusable
@@ -79,6 +80,9 @@ class OnnxModel:
     def prepare_comparison(self) -> None:
         """The graph fixes its arithmetic; nothing to switch."""
 
+    def leave_comparison(self) -> None:
+        """The graph fixes its arithmetic; nothing to switch back."""
+
     def peak_device_bytes(self) -> int | None:
         """No GPU is used."""
         return None
@@ -112,10 +116,7 @@ def load(folder: Path, *, threads: int) -> OnnxModel:
     Raises:
         Unusable: ONNX Runtime cannot load the graph, or it is no decoder.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options = session_options(threads)
     try:
         session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
     except ORT_ERRORS as error:

@@ -113,6 +113,9 @@ class TensorRTModel:
     def prepare_comparison(self) -> None:
         """The engine fixes its arithmetic; nothing to switch."""
 
+    def leave_comparison(self) -> None:
+        """The engine fixes its arithmetic; nothing to switch back."""
+
     def peak_device_bytes(self) -> int | None:
         """Tensors and the engine's own memory together: what the device has in use now."""
         free, total = self._torch.cuda.mem_get_info()

@@ -25,6 +25,7 @@ class TransformersModel:
 
     def __init__(self, module: Any, *, stored: str) -> None:
         self._module = module.eval()
+        self._served_as: dict[str, torch.dtype] = {}
         causal = module.get_base_model() if hasattr(module, "get_base_model") else module
         self._takes_positions = "position_ids" in inspect.signature(causal.forward).parameters
         self.architecture = type(causal).__name__
@@ -55,7 +56,18 @@ class TransformersModel:
         """Compute in float32 from here on. The weights keep their stored values: widening a float is exact."""
         # transformers forbids its own .float() to quantized models, for other formats' sake; compressed-tensors keeps
         # its codes in integers, which this leaves alone, and computes in the data type of its scales.
+        self._served_as = {name: tensor.dtype for name, tensor in self._tensors()}
         torch.nn.Module.float(self._module)
+
+    def leave_comparison(self) -> None:
+        """Compute as it is served again; what was widened is narrowed to the values it had."""
+        for name, tensor in self._tensors():
+            dtype = self._served_as.get(name, tensor.dtype)
+            if dtype != tensor.dtype:
+                tensor.data = tensor.data.to(dtype)
+
+    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [*self._module.named_parameters(), *self._module.named_buffers()]
 
     def peak_device_bytes(self) -> int | None:
         """No GPU is used."""

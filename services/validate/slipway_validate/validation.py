@@ -5,20 +5,24 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from slipway.errors import ValidationError
 from slipway.stage import Context
-from slipway.validation import OutputStatus, OutputValidation, ValidationReport
+from slipway.validation import OutputStatus, OutputValidation, Speed, ValidationReport
 from slipway_validate import process
 from slipway_validate.evaluate import MERGED, Evaluator, runtime_for
 from slipway_validate.limits import LIMITS, table
 from slipway_validate.preparation import Prepared, decoder, prepare, require
-from slipway_validate.protocol import RunResult, Spec
+from slipway_validate.protocol import RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
 from slipway_validate.stage import ValidateParams
+from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
 NOT_OUTPUTS = ("adapter", "base", "heldout")
+OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
+"""Reasons of an output's failure that the waiting reference may be to blame for: it is tried again without."""
 WEAK_EFFECT_KL = 1e-3
 """Below this (nats per token) the adapter hardly changes the text's predictions, so comparing proves little."""
 
@@ -62,24 +66,21 @@ def _validated(
 ) -> ValidationReport:
     begin = time.monotonic()
     prepared = prepare(inputs, params, ctx, work=work)
-    reference = None
-    if params.compare_outputs:
-        reference = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
-    evaluator = Evaluator(reference, table(params.limits), decode=decoder(prepared))
-    results = [
-        _validate_output(
-            name,
-            inputs[name],
-            prepared,
-            params,
-            ctx,
-            evaluator=evaluator,
-            folder=work / "outputs" / name,
-            label=f"output {number} of {len(outputs)}: {name}",
-        )
-        for number, name in enumerate(outputs, 1)
-    ]
-    described = describe(reference)
+    reference = waiting = None
+    with ExitStack() as running:
+        if params.compare_outputs:
+            found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
+            reference, waiting = running.enter_context(found)
+        evaluator = Evaluator(reference, table(params.limits), decode=decoder(prepared))
+        stopwatch = Stopwatch(waiting, params, ctx)
+        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
+        results = [
+            one.validate(
+                name, inputs[name], work / "outputs" / name, label=f"output {number} of {len(outputs)}: {name}"
+            )
+            for number, name in enumerate(outputs, 1)
+        ]
+        described = describe(reference, stopwatch.reference_speed())
     effect = described.adapter_effect_kl
     if effect is not None and effect < WEAK_EFFECT_KL:
         ctx.warn(
@@ -95,31 +96,51 @@ def _validated(
     )
 
 
-def _validate_output(
-    name: str,
-    model: Path,
-    prepared: Prepared,
-    params: ValidateParams,
-    ctx: Context,
-    *,
-    evaluator: Evaluator,
-    folder: Path,
-    label: str,
-) -> OutputValidation:
-    runtime = runtime_for(model)
-    spec = prepared.spec(runtime, model, params=params, threads=ctx.threads)
-    if runtime:
-        timeout = params.output_timeout_seconds
-        result = process.run(Spec(run=spec), folder, ctx, label=label, timeout_seconds=timeout)
-    else:
-        message = "its folder has no model.safetensors, no model.onnx and no .engine file"
-        result = RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
-    if result.reason == "DISK_FULL":
-        require(result, what=name, remedy="")
-    validated = evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
-    if validated.status is OutputStatus.FAILED:
-        ctx.warn(f"{name} failed validation: {validated.explanation}; {validated.remedy}")
-    return validated
+class _OneOutput:
+    """Runs, times and judges one output after the other."""
+
+    def __init__(
+        self, prepared: Prepared, params: ValidateParams, ctx: Context, *, evaluator: Evaluator, stopwatch: Stopwatch
+    ) -> None:
+        self._prepared = prepared
+        self._params = params
+        self._ctx = ctx
+        self._evaluator = evaluator
+        self._stopwatch = stopwatch
+
+    def validate(self, name: str, model: Path, folder: Path, *, label: str) -> OutputValidation:
+        """Validate one output in a new folder; its progress is reported as ``label``."""
+        runtime = runtime_for(model)
+        spec = self._prepared.spec(runtime, model, params=self._params, threads=self._ctx.threads)
+        speed, note = None, ""
+        if runtime:
+            result, speed, note = self._run(spec, folder, label)
+        else:
+            message = "its folder has no model.safetensors, no model.onnx and no .engine file"
+            result = RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
+        if result.reason == "DISK_FULL":
+            require(result, what=name, remedy="")
+        found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
+        if found.status is OutputStatus.FAILED:
+            self._ctx.warn(f"{name} failed validation: {found.explanation}; {found.remedy}")
+        return found.model_copy(update={"speed": speed, "notes": (*found.notes, *filter(None, (note,)))})
+
+    def _run(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:
+        """Result, speed, and why there is no speed."""
+        self._stopwatch.make_room()
+        result, speed, note = self._run_once(spec, folder, label)
+        if result.reason in OUT_OF_MEMORY and self._stopwatch.waits:
+            self._stopwatch.release(NO_ROOM)
+            shutil.rmtree(folder)
+            result, speed, note = self._run_once(spec, folder, label)
+        return result, speed, note
+
+    def _run_once(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:
+        timeout = self._params.output_timeout_seconds
+        with process.started(Spec(run=spec), folder, self._ctx, label=label, timeout_seconds=timeout) as runner:
+            if runner.result.status != "done" or spec.benchmark is None:
+                return runner.result, None, ""
+            return runner.result, *self._stopwatch.time(runner)
 
 
 def _record(report: ValidationReport, ctx: Context) -> None:
@@ -139,6 +160,7 @@ def _summary(output: OutputValidation) -> dict[str, object]:
         "size_bytes": output.size_bytes,
         "prefill_ms": speed.prefill_ms if speed else None,
         "decode_tokens_per_second": speed.decode_tokens_per_second if speed else None,
+        "speed_stable": speed.stable if speed else None,
         "peak_rss_bytes": memory.peak_rss_bytes if memory else None,
         "mean_kl": distance.mean_kl if distance else None,
         "top1_agreement": distance.top1_agreement if distance else None,

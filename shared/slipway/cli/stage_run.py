@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipway.cgroup import ControlGroup, available_memory
+from slipway.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.cli.display import showing
 from slipway.cli.progress_form import ProgressForm
 from slipway.cli.reporter import StageReporter
@@ -73,13 +72,14 @@ def run_stage(
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
+        group = ControlGroup()
         execution = Execution(
             stage=name,
             params=values,
             inputs={key: folder.resolve() for key, folder in inputs.items()},
             workdir=workdir,
-            threads=threads or len(os.sched_getaffinity(0)),
-            max_memory_bytes=available_memory(ControlGroup().memory()) // 2,
+            threads=threads or usable_cores(group),
+            max_memory_bytes=available_memory(group.memory()) // 2,
             timeout_seconds=timeout,
         )
         with showing(progress, level=level) as display:

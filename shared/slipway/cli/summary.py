@@ -7,6 +7,7 @@ from rich.text import Text
 
 from slipway.cli.columns import Column, FittedTable, Prose
 from slipway.cli.console import size, unbroken
+from slipway.report import figures
 from slipway.result import ExportResult, FailedFormat, FormatResult
 
 _STATUS = {
@@ -103,8 +104,8 @@ def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType,
         _number(entry.reduction_percent, "{:.0f} %"),
         _number(entry.mean_kl, "{:.1e}"),
         _number(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %"),
-        _number(entry.inference_speed_ms, "{:.1f} ms"),
-        _number(entry.decode_tokens_per_second, "{:.0f} tok/s"),
+        figures.prompt_speed(entry),
+        figures.generation_speed(entry),
         _number(entry.memory_usage_mb, "{:.0f} MB"),
         size(result.original_size_bytes) if result.original_size_bytes else "–",
     )

@@ -35,6 +35,12 @@ def cautions(configuration: ExportConfiguration) -> tuple[str, ...]:
         found.append(
             "optimization.quantization is not applied: only the pytorch and onnx formats are quantized, and neither is enabled"
         )
+    if configuration.validation.limits and not (
+        configuration.validation.enabled and configuration.validation.compare_outputs
+    ):
+        found.append(
+            "validation.limits is not applied: outputs are compared only with validation.enabled and compare_outputs"
+        )
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
     return tuple(found)

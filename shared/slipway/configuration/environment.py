@@ -48,6 +48,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
     "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
     "EXPORT_HELDOUT": "validation.heldout",
+    "EXPORT_VALIDATION_LIMITS": "validation.limits",
     "EXPORT_OUTPUT_DIR": "output.directory",
     "EXPORT_NAMING_PATTERN": "output.naming_pattern",
     "EXPORT_RECOVERY_PROFILE": "recovery.profile",

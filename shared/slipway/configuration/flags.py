@@ -39,9 +39,9 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> L
 
 
 def _read(layer: Layer, key: str, text: str, source: str) -> None:
-    table, _, row = key.rpartition(".")
-    if key not in keys() and table in keys() and is_table(table):
-        key, text = table, f"{row}={text}"
+    table = next((name for name in keys() if is_table(name) and key.startswith(f"{name}.")), "")
+    if table:
+        key, text = table, f"{key.removeprefix(f'{table}.')}={text}"
     if key not in keys():
         layer.problems.append(Problem(key, "is not a setting", did_you_mean(key, keys()), source))
         return

@@ -22,8 +22,18 @@ def put(settings: dict[str, Setting], key: str, setting: Setting) -> None:
     before = settings.get(key)
     if before is not None and isinstance(before.value, Mapping) and isinstance(setting.value, Mapping):
         sources = dict.fromkeys((before.source, setting.source))
-        setting = Setting({**before.value, **setting.value}, ", ".join(sources))
+        setting = Setting(_joined(before.value, setting.value), ", ".join(sources))
     settings[key] = setting
+
+
+def _joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with the rows of another put in; of rows that both have, value by value where they are tables themselves."""
+    both = {
+        name: _joined(before[name], row)
+        for name, row in after.items()
+        if isinstance(row, Mapping) and isinstance(before.get(name), Mapping)
+    }
+    return {**before, **after, **both}
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +200,12 @@ def _sourced(problem: Problem, settings: Mapping[str, Setting]) -> Problem:
     return Problem(problem.key, problem.message, problem.remedy, setting.source if setting else "")
 
 
+_NO_TABLE = {"dict_type", "model_type", "model_attributes_type"}
 _EXPECTED = {
     "bool_type": ("is neither true nor false", "use true or false without quotes"),
     "int_type": ("is not a whole number", "use digits without quotes"),
+    "float_type": ("is not a number", "use digits and a point, without quotes"),
+    "finite_number": ("is not a finite number", "use digits and a point"),
     "string_type": ("is not a text", "put it in quotes"),
     "tuple_type": ("is not a list", "write it like [a, b]"),
     "mapping_type": ("is not a table", "write it like {name: 60}"),
@@ -214,6 +217,13 @@ _EXPECTED = {
 
 def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem:
     setting = settings.get(key)
+    if key in keys() and is_table(key):
+        place = ".".join(str(part) for part in details["loc"])
+        return replace(_worded(key, details, setting), key=place)
+    return _worded(key, details, setting)
+
+
+def _worded(key: str, details: Any, setting: Setting | None) -> Problem:
     source = setting.source if setting else ""
     value = setting.value if setting and not is_table(key) else details["input"]
     context = details.get("ctx", {})
@@ -221,10 +231,13 @@ def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem
         return Problem(key, details["msg"], context["remedy"], source)
     if details["type"] == "literal_error":
         return Problem(key, f"{value!r} is not possible", f"use {context['expected']}", source)
-    if details["type"] in {"greater_than_equal", "less_than_equal"}:
-        word, limit = ("less", context.get("ge")) if "ge" in context else ("more", context.get("le"))
-        return Problem(key, f"{value!r} is {word} than possible", f"the nearest that works is {limit}", source)
-    if details["type"] in _EXPECTED:
-        what, remedy = _EXPECTED[details["type"]]
+    if details["type"] in {"greater_than", "greater_than_equal", "less_than_equal"}:
+        word = "more" if "le" in context else "less"
+        nearest = f"use more than {context['gt']:g}" if "gt" in context else "the nearest that works is {ge}{le}"
+        remedy = nearest.format(ge=context.get("ge", ""), le=context.get("le", ""))
+        return Problem(key, f"{value!r} is {word} than possible", remedy, source)
+    kind = "mapping_type" if details["type"] in _NO_TABLE and is_table(key) else details["type"]
+    if kind in _EXPECTED:
+        what, remedy = _EXPECTED[kind]
         return Problem(key, f"{value!r} {what}", remedy, source)
     return Problem(key, f"{value!r}: {details['msg']}", "", source)

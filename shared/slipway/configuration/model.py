@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from slipway.configuration.naming import pattern_fault
 from slipway.configuration.problems import did_you_mean
+from slipway.validation import LIMIT_LEVELS, LimitOverrides
 
 Level = Literal["fp16", "bf16", "int8", "int4"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -44,14 +45,27 @@ def _levels(value: Any) -> Any:
 
 def _by_stage(value: Any) -> Any:
     """Values by stage, as they are; a name that is no stage's is refused."""
-    unknown = [name for name in value if name not in STAGES] if isinstance(value, Mapping) else []
-    if unknown:
-        raise PydanticCustomError(
-            "stage",
-            "{found} is not a stage",
-            {"found": repr(unknown[0]), "remedy": did_you_mean(str(unknown[0]), STAGES)},
-        )
+    for name in value if isinstance(value, Mapping) else ():
+        _refuse_unknown(name, STAGES, kind="stage")
     return value
+
+
+def _by_level(value: Any) -> Any:
+    """Limits by level, as they are; a name that is no level's or no limit's is refused."""
+    rows = value if isinstance(value, Mapping) else {}
+    for level, row in rows.items():
+        _refuse_unknown(level, LIMIT_LEVELS, kind="level")
+        for name in row if isinstance(row, Mapping) else ():
+            _refuse_unknown(name, tuple(LimitOverrides.model_fields), kind="limit")
+    return value
+
+
+def _refuse_unknown(name: Any, known: tuple[str, ...], *, kind: str) -> None:
+    if name not in known:
+        remedy = did_you_mean(str(name), known)
+        raise PydanticCustomError(
+            kind, "{found} is not a {kind}", {"found": repr(name), "kind": kind, "remedy": remedy}
+        )
 
 
 def _tuple(value: Any) -> Any:
@@ -290,6 +304,10 @@ class ValidationConfiguration(_Section):
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
         heldout: Folder of .txt files with text the model was not trained on; empty uses the built-in text.
+        limits: Limits of the comparison that replace the table's (``services/validate/slipway_validate/limits.py``), by the type that
+            weights are stored in (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or
+            ``int4.mean_kl=0.03,int8.top1_agreement=0.97`` as text. They are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
+            ``perplexity_ratio``, ``case_mean_kl`` and ``adapter_strength_error``.
     """
 
     enabled: bool = True
@@ -297,6 +315,7 @@ class ValidationConfiguration(_Section):
     compare_outputs: bool = True
     benchmark_performance: bool = True
     heldout: str = ""
+    limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(_by_level)] = Field(default_factory=dict)
 
 
 class OutputConfiguration(_Section):

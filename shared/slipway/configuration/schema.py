@@ -69,7 +69,7 @@ def usual_values(key: str) -> tuple[str, ...]:
 
 
 def is_table(key: str) -> bool:
-    """Whether a setting holds whole numbers by name."""
+    """Whether a setting holds values by name, or rows of them."""
     return get_origin(_plain(keys()[key])) is Mapping
 
 
@@ -83,7 +83,7 @@ def from_text(key: str, text: str) -> Any:
     if kind is int and key.endswith("_bytes"):
         return size(text)
     if get_origin(kind) is Mapping:
-        return dict(_row(part) for part in _list(text))
+        return _table(get_args(kind)[1], _list(text))
     element = int if kind is DimensionRange else get_args(kind)[0] if get_origin(kind) is tuple else None
     if element is not None:
         return [_scalar(element, part) for part in _list(text)]
@@ -147,11 +147,25 @@ def _list(text: str) -> list[str]:
     return [part.strip() for part in text.strip().strip("[]").split(",") if part.strip()]
 
 
-def _row(text: str) -> tuple[str, int]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"{text!r} has no value|write it like name=60,other=90")
-    return name.strip(), _integer(value)
+def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
+    """Values by name, ``merge=60``, or rows of named values, ``int4.mean_kl=0.03``."""
+    columns = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not equals:
+            example = "name=60,other=90" if columns is None else "row.name=0.1,row.other=0.2"
+            raise ValueError(f"{entry!r} has no value|write it like {example}")
+        if columns is None:
+            found[name] = _scalar(_plain(kind), value)
+            continue
+        row, point, column = name.partition(".")
+        if not point:
+            raise ValueError(f"{name!r} is a row, not a value|write it like {name}.{next(iter(columns))}=0.1")
+        # An unknown name is refused where the whole setting is checked.
+        known = _plain(columns[column].annotation) if column in columns else str
+        found.setdefault(row, {})[column] = _scalar(known, value)
+    return found
 
 
 def _boolean(text: str) -> bool:

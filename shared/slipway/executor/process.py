@@ -24,11 +24,11 @@ from slipway.executor.surroundings import with_surroundings
 from slipway.logs import SECRET_NAMES
 from slipway.stage import Progress
 from slipway.telemetry import record
+from slipway.threads import thread_variables
 
 GRACE_SECONDS = 3.0
 _SAMPLE_SECONDS = 0.5
 _POLL_SECONDS = 0.02
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 OnProgress = Callable[[Progress, int], None]
 OnLog = Callable[[str, str], None]
@@ -252,9 +252,9 @@ class _Child:
 
 
 def _environment(execution: Execution) -> dict[str, str]:
-    """The child's environment: the parent's without secrets, threads limited, libraries kept from the network."""
+    """The child's environment: the parent's without secrets, threads limited and asleep while they wait, libraries kept from the network."""
     environment = {key: value for key, value in os.environ.items() if not SECRET_NAMES.search(key)}
-    environment |= dict.fromkeys(_THREAD_VARIABLES, str(execution.threads))
+    environment |= thread_variables(execution.threads, environment=environment)
     environment |= {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

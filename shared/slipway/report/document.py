@@ -51,6 +51,11 @@ class Report(BaseModel):
         found = self.validation.outputs if self.validation else ()
         return tuple(sorted(found, key=lambda output: (order.get(output.name, len(order)), output.name)))
 
+    @property
+    def timed(self) -> tuple[OutputValidation, ...]:
+        """The outputs whose speed was measured."""
+        return tuple(output for output in self.outputs if output.speed is not None)
+
     def validated(self, name: str) -> OutputValidation | None:
         """What validation found about one format."""
         return next((output for output in self.outputs if output.name == name), None)

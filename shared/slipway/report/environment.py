@@ -15,7 +15,10 @@ _MARKUP = re.compile(r"[`*|~\[$]|\\(?=[!-/:-@\[-`{-~]|$)|(?<![^\W_])_+|_+(?![^\W
 _BLOCK = re.compile(r"^(?=[#+=>-])|^(\d{1,9})(?=[.)])")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 _SPACE = re.compile(r"\s+")
-_FIGURES = ("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration")
+_FIGURES = (
+    *("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration"),
+    *("prompt_speed", "generation_speed", "times"),
+)
 
 
 def html_environment() -> Environment:

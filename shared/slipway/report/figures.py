@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from slipway.result import FormatResult
+from slipway.validation import Ratio
+
 MISSING = "–"
 
 
@@ -44,6 +47,42 @@ def milliseconds(value: float | None) -> str:
 def rate(value: float | None) -> str:
     """Tokens per second."""
     return MISSING if value is None else f"{_digits(value)} tok/s"
+
+
+def prompt_speed(entry: FormatResult) -> str:
+    """Time of one pass over a prompt, with its scatter: ``5.03 ms ±4 %``."""
+    figure = milliseconds(entry.inference_speed_ms)
+    return scattered(figure, entry.inference_speed_spread_percent, stable=entry.inference_speed_stable)
+
+
+def generation_speed(entry: FormatResult) -> str:
+    """Speed of generation, with its scatter: ``25 tok/s ±60 %, unstable``."""
+    figure = rate(entry.decode_tokens_per_second)
+    return scattered(figure, entry.decode_spread_percent, stable=entry.decode_stable)
+
+
+def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
+    """A median with half the width of the range that most rounds lie in, marked where it is not to be relied on.
+
+    Args:
+        figure: The median, as it is shown.
+        spread: Width of the range, in percent of the median; None of a single round.
+        stable: Whether the figure can be relied on.
+    """
+    if figure == MISSING:
+        return figure
+    if spread is None:
+        return f"{figure}, one round"
+    half = f"{spread / 2:.0f}" if spread >= 20 else f"{spread / 2:.1g}"
+    return f"{figure} ±{half} %" + ("" if stable else ", unstable")
+
+
+def times(value: Ratio | None) -> str:
+    """How many times as fast as the reference, and where most rounds lie: ``1.8 times (1.7 to 1.9)``."""
+    if value is None:
+        return MISSING
+    limits = f" ({_digits(value.range[0])} to {_digits(value.range[1])})" if value.range else ""
+    return f"{_digits(value.median)} times{limits}" + ("" if value.stable else ", unstable")
 
 
 def number(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,35 +117,44 @@ def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str)
     return bar_chart(title, bars, show=figures.small, log=True)
 
 
-def _speed_charts(outputs: Iterable[OutputValidation]) -> list[Chart]:
-    timed = [output for output in outputs if output.speed is not None]
-    if not timed:
-        return []
-    prompt = timed[0].speed.prefill_tokens if timed[0].speed else 0
-    rows: list[tuple[str, str, Callable[[OutputValidation], float | None], Callable[[float | None], str]]] = [
-        (
-            "Generation",
-            "Tokens per second, one at a time with the KV cache, batch 1; longer is better.",
-            lambda output: output.speed.decode_tokens_per_second if output.speed else None,
-            figures.rate,
-        ),
-        (
-            "Prompt",
-            f"Time of one pass over a prompt of {counted(prompt, 'token')}, batch 1; shorter is better.",
-            lambda output: output.speed.prefill_ms if output.speed else None,
-            figures.milliseconds,
-        ),
-        (
-            "Memory",
-            "Peak resident memory of the process that ran the model, libraries included.",
-            lambda output: output.memory.peak_rss_bytes if output.memory else None,
-            figures.size,
-        ),
-    ]
-    return [
-        Chart(heading, caption, bar_chart(heading, [Bar(output.name, of(output)) for output in timed], show=show))
-        for heading, caption, of, show in rows
-    ]
+def _speed_charts(outputs: Sequence[OutputValidation]) -> list[Chart]:
+    timed = [(output, output.speed) for output in outputs if output.speed is not None]
+    measured = [output for output in outputs if output.memory is not None]
+    charts = []
+    if timed:
+        generation = [
+            _speed_bar(output.name, speed.decode_tokens_per_second, speed.decode_range, stable=speed.decode_stable)
+            for output, speed in timed
+        ]
+        prompt = [
+            _speed_bar(output.name, speed.prefill_ms, speed.prefill_ms_range, stable=speed.prefill_stable)
+            for output, speed in timed
+        ]
+        scatter = "the whisker is where most rounds lie, and what scatters too much is unstable."
+        charts = [
+            Chart(
+                "Generation",
+                f"Tokens per second, one at a time with the KV cache, batch 1; longer is better; {scatter}",
+                bar_chart("Generation", generation, show=figures.rate),
+            ),
+            Chart(
+                "Prompt",
+                f"Time of one pass over a prompt of {counted(timed[0][1].prefill_tokens, 'token')}, batch 1; shorter is better; {scatter}",
+                bar_chart("Prompt", prompt, show=figures.milliseconds),
+            ),
+        ]
+    if measured:
+        bars = [Bar(output.name, output.memory.peak_rss_bytes if output.memory else None) for output in measured]
+        caption = "Peak resident memory of the process that ran the model, libraries included."
+        charts.append(Chart("Memory", caption, bar_chart("Memory", bars, show=figures.size)))
+    return charts
+
+
+def _speed_bar(name: str, value: float | None, limits: tuple[float, float] | None, *, stable: bool) -> Bar:
+    unstable = value is not None and not stable
+    return Bar(
+        name, value, tone="muted" if unstable else "plain", range=limits, remark=", unstable" if unstable else ""
+    )
 
 
 def _limit(checks: Iterable[Check], measure: str) -> float | None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from slipway.cgroup import usable_cores
 from slipway.sample.corpus import Corpus
 from slipway.sample.recipe import Recipe
 from slipway.stage import Progress
+from slipway.threads import sleeping_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -67,7 +69,7 @@ def train(
     """
     from slipway.sample.tokenizer import train_tokenizer
 
-    with _deterministic(threads or min(_THREADS, os.cpu_count() or 1)), _quiet_and_offline():
+    with _deterministic(threads or min(_THREADS, usable_cores())), _quiet_and_offline():
         tokenizer = train_tokenizer(english.training, vocab_size=recipe.vocab_size, max_length=recipe.max_positions)
         base, on_english = _train_base(tokenizer, english, recipe=recipe, seed=seed, on_progress=on_progress)
         base.save_pretrained(folder / BASE)
@@ -149,7 +151,8 @@ def _steps(phase: str, total: int, on_progress: Callable[[Progress], None]) -> C
 @contextmanager
 def _deterministic(threads: int) -> Iterator[None]:
     """Fixed number of threads and deterministic kernels; the caller's settings and random state come back after."""
-    import torch
+    with sleeping_threads():
+        import torch
 
     threads_before = torch.get_num_threads()
     deterministic_before = torch.are_deterministic_algorithms_enabled()

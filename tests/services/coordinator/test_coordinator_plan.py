@@ -14,6 +14,7 @@ from slipway.configuration import parse
 from slipway.errors import ServiceError
 from slipway.registry import load_stage
 from slipway.runner import check_call
+from slipway.wire import dict_of, struct_of
 from slipway_coordinator.plan import PlannedTask, plan
 
 SOURCES = ("adapter", "base")
@@ -128,6 +129,16 @@ def test_settings_become_parameters() -> None:
     data = {"optimization": {"quantization": "int4", "group_size": 64, "compress_weights": False}}
     params = planned(data)["quantize-pytorch-int4"].params
     assert (params["group_size"], params["packed"], params["level"]) == (64, False, "int4")
+
+
+def test_limits_reach_the_stage_and_travel_there() -> None:
+    limits = {"int4": {"mean_kl": 0.5, "perplexity_ratio": 2.0}}
+    params = planned({"validation": {"limits": limits}})["validate"].params
+    stage = load_stage("validate")
+    taken = stage.params.model_validate(dict_of(struct_of(params)))  # as a task carries them
+    assert params["limits"] == limits
+    assert taken.model_dump()["limits"]["int4"]["mean_kl"] == 0.5
+    assert taken.model_dump()["limits"]["int4"]["top1_agreement"] is None
 
 
 def test_a_missing_source_is_named() -> None:

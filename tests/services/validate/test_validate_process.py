@@ -8,8 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import psutil
 import pytest
 
@@ -17,7 +21,10 @@ from coordinator_harness import wait_for
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway.validation import OutputStatus, ValidationReport
+from slipway_validate import process
+from slipway_validate.protocol import Benchmark, RunSpec, Spec
 from slipway_validate.stage import STAGE, ValidateParams
+from slipway_validate.stopwatch import Stopwatch
 from validation_models import Models
 
 PARAMS = ValidateParams(sequence_length=48, test_samples=2, compare_outputs=False, benchmark_decode_steps=4096)
@@ -33,6 +40,13 @@ def runner_of(process: psutil.Process, workdir: Path) -> psutil.Process | None:
         except (psutil.Error, IndexError):
             continue
     return None
+
+
+def pid_of(context: Context) -> int:
+    """The one runner of a work folder."""
+    runners = [child for child in psutil.Process().children() if child.cmdline()[-1] == str(context.workdir / "run")]
+    assert len(runners) == 1
+    return runners[0].pid
 
 
 class Running:
@@ -98,6 +112,65 @@ def test_cancellation_ends_the_runner(inputs: dict[str, Path], context: Context)
     assert not any(context.workdir.iterdir())
 
 
+@pytest.mark.slow
+class TestWhileBeingTimed:
+    """A process that waits with its result can end, or be ended, in any round; the result stands and nothing is left."""
+
+    SPEC: ClassVar[dict[str, Any]] = {"runtime": "transformers", "prompts": ((1, 2, 3),), "new_tokens": 2}
+
+    @pytest.fixture
+    def spec(self, tiny: Models, tmp_path: Path) -> Spec:
+        tokens = tmp_path / "tokens.npy"
+        np.save(tokens, np.arange(32, dtype=np.int64).reshape(2, 16) % 20)
+        benchmark = Benchmark(prefill_tokens=16, decode_steps=4)
+        return Spec(run=RunSpec(model=tiny.merged, tokens=tokens, benchmark=benchmark, **self.SPEC))
+
+    @contextmanager
+    def waiting(self, spec: Spec, context: Context, *, timeout_seconds: float = 240.0) -> Iterator[process.Runner]:
+        before = set(psutil.Process().children(recursive=True))
+        folder = context.workdir / "run"
+        with process.started(spec, folder, context, label="x", timeout_seconds=timeout_seconds) as runner:
+            yield runner
+        assert set(psutil.Process().children(recursive=True)) <= before, "nothing is left of it"
+
+    def test_rounds_are_taken_on_demand_and_it_sleeps_between_them(self, spec: Spec, context: Context) -> None:
+        with self.waiting(spec, context) as runner:
+            assert runner.result.status == "done"
+            assert runner.alive
+            taken = [runner.time_round() for _ in range(2)]
+            assert [len(each.decode_seconds) for each in taken] == [4, 4]
+            used = runner.cpu_seconds()
+            time.sleep(1)
+            assert runner.cpu_seconds() - used < 0.2
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+    def test_a_crash_leaves_the_output_its_comparison(self, spec: Spec, context: Context, number: int) -> None:
+        with self.waiting(spec, context) as runner:
+            first = runner.time_round()
+            os.kill(pid_of(context), number)
+            speed, note = Stopwatch(None, ValidateParams(), context).time(runner)
+            assert speed is None
+            assert "its process" in note
+            assert first.prefill_seconds
+            assert runner.result.continuations
+
+    def test_a_round_that_hangs_is_ended(self, spec: Spec, context: Context) -> None:
+        with self.waiting(spec, context) as runner:
+            os.kill(pid_of(context), signal.SIGSTOP)
+            runner.timeout_seconds = 0.5
+            with pytest.raises(process.RunnerEnded, match=r"within 0\.5 s"):
+                runner.time_round()
+            assert not runner.alive
+
+    def test_cancellation_ends_a_round(self, spec: Spec, context: Context) -> None:
+        with self.waiting(spec, context) as runner:
+            context.cancelled.set()
+            with pytest.raises(ModelExportError) as caught:
+                runner.time_round()
+        assert caught.value.reason == "CANCELLED"
+        assert not runner.alive
+
+
 def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path) -> None:
     work = tmp_path / "killed"
     work.mkdir()
@@ -119,9 +192,6 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
 
 
 def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
-    from slipway_validate import process
-    from slipway_validate.protocol import RunSpec, Spec
-
     spec = RunSpec(runtime="onnxruntime", model=tiny_onnx, tokens=tiny_onnx / "none.npy")
     before = set(psutil.Process().children(recursive=True))  # servers that other tests share
     result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)

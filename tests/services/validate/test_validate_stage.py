@@ -149,9 +149,20 @@ class TestOneValidation:
             assert output.speed is not None
             assert output.speed.prefill_ms > 0
             assert output.speed.decode_tokens_per_second
-            assert output.speed.decode_steps == 4
+            assert output.speed.rounds == 2
+            assert output.speed.decode_steps == 2 * 4
+            assert output.speed.interleaved
+            for ratio in (output.speed.prefill_speedup, output.speed.decode_speedup):
+                assert ratio is not None
+                assert ratio.median > 0
+            assert output.speed.other_cores is not None
+            assert not output.speed.stable, "two rounds may agree by chance"
             assert output.memory is not None
             assert output.memory.peak_rss_bytes >= output.memory.baseline_rss_bytes > 10 << 20
+        reference = report.reference.speed
+        assert reference is not None
+        timed = [output for output in report.outputs if output.speed]
+        assert reference.rounds == 2 * len(timed) > 2 * 2, "the reference is timed beside every output"
         # Only a process of its own that never imported torch is that small.
         assert onnx.memory.peak_rss_bytes < torch.memory.peak_rss_bytes / 2  # type: ignore[union-attr]
 

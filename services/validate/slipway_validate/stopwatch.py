@@ -1,0 +1,92 @@
+"""Times the outputs of one validation against the reference, whose process waits for it as long as memory allows."""
+
+from __future__ import annotations
+
+from slipway.cgroup import ControlGroup, available_memory
+from slipway.stage import Context
+from slipway.validation import Speed
+from slipway_validate.process import Runner
+from slipway_validate.protocol import RunResult
+from slipway_validate.stage import ValidateParams
+from slipway_validate.timing import Rounds, speed_of, take_rounds
+
+NO_REFERENCE = "timed alone: compare_outputs is off, so no reference was run"
+NO_ROOM = "timed alone: this output and the reference do not fit into memory together"
+REFERENCE_GONE = "timed alone: the reference's process has ended"
+
+
+class Stopwatch:
+    """Times one output after the other, only one process computing at a time.
+
+    Args:
+        reference: The reference's process; None when outputs are not compared.
+        params: The stage's.
+        ctx: The stage's.
+    """
+
+    def __init__(self, reference: Runner | None, params: ValidateParams, ctx: Context) -> None:
+        self._reference = reference
+        self._result = reference.result if reference else RunResult()
+        self._params = params
+        self._ctx = ctx
+        self._alone = "" if reference else NO_REFERENCE
+        self._of_reference: list[Rounds] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether the reference's process is still there."""
+        return self._reference is not None and self._reference.alive
+
+    def make_room(self) -> None:
+        """End the reference's process if the next output might not fit beside it."""
+        memory = self._result.memory
+        if self._reference is None or memory is None or not self.waits:
+            return
+        # No output needs more: it is the same model, and float32 is the widest type it is compared in.
+        needed = memory.peak_rss_bytes
+        together = self._reference.anonymous_bytes() + needed
+        if needed > available_memory(ControlGroup().memory()) or together > self._ctx.max_memory_bytes:
+            self.release(NO_ROOM)
+
+    def release(self, why: str) -> None:
+        """End the reference's process, after it was timed at least alone; ``why`` is said of the outputs that follow."""
+        if self._reference is None or not self.waits:
+            return
+        self._time_reference()
+        self._reference.end()
+        self._alone = why
+
+    def time(self, output: Runner) -> tuple[Speed | None, str]:
+        """Time an output that waits; returns its speed, if one round could be taken, and otherwise why not."""
+        if self._reference is not None and not self.waits and not self._alone:
+            self._alone = REFERENCE_GONE
+        reference = self._reference if self.waits else None
+        taken = self._rounds(output, reference)
+        if taken.reference:
+            self._of_reference.append(Rounds(own=taken.reference, other_cores=taken.other_cores))
+        speed = speed_of(taken, output.result, threads=self._ctx.threads)
+        if speed is None:
+            return None, f"its speed is not known: {taken.note}"
+        note = "; ".join(filter(None, (speed.note, "" if speed.interleaved else self._alone)))
+        return speed.model_copy(update={"note": note}), ""
+
+    def reference_speed(self) -> Speed | None:
+        """The reference's speed, over all rounds that it was timed in."""
+        if not self._params.benchmark_performance:
+            return None
+        self._time_reference()
+        others = [each.other_cores for each in self._of_reference if each.other_cores is not None]
+        together = Rounds(
+            own=[taken for each in self._of_reference for taken in each.own],
+            other_cores=sum(others) / len(others) if others else None,
+        )
+        return speed_of(together, self._result, threads=self._ctx.threads)
+
+    def _time_reference(self) -> None:
+        """Time the reference alone, where no output was timed beside it."""
+        if self._reference is not None and self.waits and not self._of_reference:
+            self._of_reference.append(self._rounds(self._reference, None))
+
+    def _rounds(self, output: Runner, reference: Runner | None) -> Rounds:
+        params = self._params
+        return take_rounds(output, reference, rounds=params.benchmark_repeats, max_seconds=params.benchmark_seconds)

@@ -1,0 +1,177 @@
+"""Takes rounds of timing, an output's and the reference's in turn, and sums them up.
+
+A machine's speed changes from second to second: its clock, its neighbours, its caches. So every figure is a median over several rounds
+with their scatter beside it, and an output is compared with the reference round by round, because what slows one slows the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import psutil
+
+from slipway.validation import Ratio, Speed
+from slipway_validate.process import RunnerEnded
+from slipway_validate.protocol import Round, RunResult
+
+LOW, HIGH = 10, 90
+"""Percentiles of the rounds between which a figure scatters."""
+
+
+class Timed(Protocol):
+    """A runner that waits to be timed."""
+
+    def time_round(self) -> Round:
+        """Take one round."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far."""
+        ...
+
+
+@dataclass
+class Rounds:
+    """Rounds of one model, and what happened beside them.
+
+    Attributes:
+        own: Its rounds.
+        reference: The reference's, one behind each of its own; empty when it was timed alone.
+        note: Why there are fewer than asked for, or none.
+        other_cores: Cores that other processes kept busy meanwhile; None when not known.
+    """
+
+    own: list[Round] = field(default_factory=list)
+    reference: list[Round] = field(default_factory=list)
+    note: str = ""
+    other_cores: float | None = None
+
+
+def take_rounds(
+    output: Timed,
+    reference: Timed | None,
+    *,
+    rounds: int,
+    max_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Rounds:
+    """Time an output and the reference in turn, or one of them alone.
+
+    Args:
+        output: What is timed first.
+        reference: What it is compared with; None times the output alone.
+        rounds: Rounds of each.
+        max_seconds: No round is begun after so many seconds; one of each is always taken.
+        clock: Seconds.
+
+    Raises:
+        StageError: ``CANCELLED``.
+    """
+    taken = Rounds()
+    begin, others = clock(), _OtherProcesses(*filter(None, (output, reference)))
+    try:
+        while len(taken.own) < rounds and (not taken.own or clock() - begin < max_seconds):
+            taken.own.append(output.time_round())
+            reference = _beside(reference, taken)
+    except RunnerEnded as ended:
+        taken.note = f"timing ended after {len(taken.own)} of {rounds} rounds: {ended}"
+    else:
+        if len(taken.own) < rounds and not taken.note:
+            taken.note = f"{len(taken.own)} of {rounds} rounds fitted into {max_seconds:g} s"
+    taken.other_cores = others.cores()
+    return taken
+
+
+def _beside(reference: Timed | None, taken: Rounds) -> Timed | None:
+    """Take a round of the reference; returns None when it is gone, and the output is timed on without it."""
+    if reference is None:
+        return None
+    try:
+        taken.reference.append(reference.time_round())
+    except RunnerEnded as ended:
+        taken.note = f"the reference was timed beside {len(taken.reference)} rounds only: {ended}"
+        return None
+    return reference
+
+
+def speed_of(taken: Rounds, result: RunResult, *, threads: int) -> Speed | None:
+    """Sum up rounds; None when there are none."""
+    if not taken.own:
+        return None
+    prefills = [float(np.median(each.prefill_seconds)) * 1000 for each in taken.own]
+    steps = [1 / float(np.median(each.decode_seconds)) for each in taken.own if each.decode_seconds]
+    all_steps = [seconds * 1000 for each in taken.own for seconds in each.decode_seconds]
+    pairs = list(zip(taken.own, taken.reference, strict=False))
+    return Speed(
+        threads=threads,
+        device=result.device,
+        dtype=result.engine.native_dtype if result.engine else "",
+        rounds=len(taken.own),
+        interleaved=len(taken.reference) == len(taken.own),
+        prefill_tokens=taken.own[0].prefill_tokens,
+        prefill_ms=float(np.median(prefills)),
+        prefill_ms_range=_range(prefills),
+        prefill_speedup=_ratio([_quotient(ours.prefill_seconds, theirs.prefill_seconds) for ours, theirs in pairs]),
+        decode_tokens_per_second=float(np.median(steps)) if steps else None,
+        decode_range=_range(steps),
+        decode_speedup=_ratio(
+            [
+                _quotient(ours.decode_seconds, theirs.decode_seconds)
+                for ours, theirs in pairs
+                if ours.decode_seconds and theirs.decode_seconds
+            ]
+        ),
+        decode_ms_median=float(np.median(all_steps)) if all_steps else None,
+        decode_ms_p95=float(np.percentile(all_steps, 95)) if all_steps else None,
+        repeats=sum(len(each.prefill_seconds) for each in taken.own),
+        decode_steps=len(all_steps),
+        other_cores=taken.other_cores,
+        note=taken.note,
+    )
+
+
+def _quotient(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How many times faster we are than they."""
+    return float(np.median(theirs) / np.median(ours))
+
+
+def _ratio(quotients: Sequence[float]) -> Ratio | None:
+    if not quotients:
+        return None
+    return Ratio(median=float(np.median(quotients)), range=_range(quotients), rounds=len(quotients))
+
+
+def _range(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where most rounds lie; of a single one, nothing is known."""
+    if len(values) < 2:
+        return None
+    low, high = np.percentile(values, [LOW, HIGH])
+    return float(low), float(high)
+
+
+class _OtherProcesses:
+    """Counts the cores that all processes but some keep busy, from now on."""
+
+    def __init__(self, *ours: Timed) -> None:
+        self._ours = ours
+        self._begin, self._busy, self._own = time.monotonic(), self._machine(), self._used()
+
+    def cores(self) -> float:
+        """Mean number of cores since the beginning."""
+        seconds = max(time.monotonic() - self._begin, 1e-3)
+        return max(0.0, (self._machine() - self._busy - (self._used() - self._own)) / seconds)
+
+    def _used(self) -> float:
+        return sum(each.cpu_seconds() for each in self._ours)
+
+    @staticmethod
+    def _machine() -> float:
+        """Seconds that all cores were busy, or wanted by another machine on the same hardware."""
+        times = psutil.cpu_times()
+        waiting = times.idle + getattr(times, "iowait", 0.0)
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted as user time, too
+        return float(sum(times) - waiting - guests)

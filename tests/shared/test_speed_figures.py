@@ -1,0 +1,138 @@
+"""Speed as people and programs read it: in the result, the command's table, the page and the card."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from slipway.artifacts import LocalStore
+from slipway.cli.summary import summary
+from slipway.outcome import export_result
+from slipway.report import figures, write_report
+from slipway.result import ExportResult, FormatResult
+from slipway.validation import (
+    Engine,
+    Memory,
+    OutputStatus,
+    OutputValidation,
+    Ratio,
+    Reference,
+    Speed,
+    ValidationInputs,
+    ValidationReport,
+)
+from slipway_protos.v1 import export_pb2 as pb
+
+
+def speed(prefill_ms: float, decode: float, *, scatter: float, rounds: int = 7) -> Speed:
+    """A speed whose rounds lie within this share of the median, to both sides."""
+
+    def around(value: float) -> tuple[float, float] | None:
+        return (value * (1 - scatter), value * (1 + scatter)) if rounds > 1 else None
+
+    ratio = Ratio(median=1.8, range=around(1.8), rounds=rounds)
+    return Speed(
+        threads=2, device="cpu", dtype="float32", prefill_tokens=128, rounds=rounds, interleaved=True,
+        prefill_ms=prefill_ms, prefill_ms_range=around(prefill_ms), prefill_speedup=ratio,
+        decode_tokens_per_second=decode, decode_range=around(decode), decode_speedup=ratio,
+        other_cores=0.9, note="3 of 7 rounds fitted into 12 s" if rounds == 1 else "",
+    )  # fmt: skip
+
+
+STEADY = speed(12, 100, scatter=0.04)
+JUMPY = speed(2, 165, scatter=0.6)
+ONCE = speed(1, 500, scatter=0, rounds=1)
+
+
+class Exported:
+    """An export whose formats have these speeds, and what is shown of it."""
+
+    def __init__(self, folder: Path, speeds: dict[str, Speed]) -> None:
+        self.folder = folder
+        store = LocalStore(folder / "store")
+        export = pb.Export(name="exports/x", state=pb.EXPORT_STATE_SUCCEEDED)
+        export.create_time.FromDatetime(datetime(2026, 1, 2, tzinfo=UTC))
+        for name in speeds:
+            made = folder / "made" / name
+            made.mkdir(parents=True)
+            (made / "model.safetensors").write_text(name)
+            export.outputs[name] = store.put(made)
+        outputs = tuple(
+            OutputValidation(
+                name=name, format=name.partition("-")[0], status=OutputStatus.PASSED, speed=found,
+                memory=Memory(peak_rss_bytes=100_000_000 + 1_000_000 * number, baseline_rss_bytes=1),
+            )
+            for number, (name, found) in enumerate(speeds.items())
+        )  # fmt: skip
+        inputs = ValidationInputs(
+            samples=1, sequence_length=8, tokens=8, requested_samples=1, vocabulary=9, seed=0, prompts=1, new_tokens=1,
+            text_source="text", held_out=True,
+        )  # fmt: skip
+        reference = Reference(description="base + adapter", engine=Engine(runtime="transformers"))
+        validation = ValidationReport(reference=reference, inputs=inputs, outputs=outputs)
+        self.result: ExportResult = export_result(export, store=store, validation=validation)
+        write_report(folder, result=self.result, validation=validation, lineage={})
+
+    @property
+    def page(self) -> str:
+        return (self.folder / "report.html").read_text(encoding="utf-8")
+
+    @property
+    def card(self) -> str:
+        return (self.folder / "README.md").read_text(encoding="utf-8")
+
+    @property
+    def table(self) -> str:
+        console = Console(file=StringIO(), width=300)
+        console.print(summary(self.result))
+        assert isinstance(console.file, StringIO)
+        return console.file.getvalue()
+
+
+def test_the_headline_is_the_fastest_of_those_that_are_stable(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY, "onnx-int4": ONCE})
+    result = exported.result
+    assert result.inference_speed_ms == 12, "2 ms that jump about and 1 ms measured once are no headline"
+    assert result.memory_usage_mb == 100
+    steady, jumpy, once = (result.formats[name] for name in ("pytorch", "onnx", "onnx-int4"))
+    assert (steady.inference_speed_stable, steady.decode_stable) == (True, True)
+    assert (steady.inference_speed_spread_percent, steady.decode_speedup) == (8.0, 1.8)
+    assert (jumpy.inference_speed_ms, jumpy.inference_speed_stable, jumpy.decode_stable) == (2, False, False)
+    assert (jumpy.decode_spread_percent, jumpy.decode_speedup) == (120.0, None)
+    assert (once.decode_tokens_per_second, once.decode_spread_percent, once.decode_stable) == (500, None, False)
+    assert "<b>12 ms</b>" in exported.page
+
+
+def test_without_a_stable_figure_there_is_no_headline(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, {"onnx": JUMPY, "onnx-int4": ONCE})
+    assert exported.result.inference_speed_ms is None
+    assert exported.result.memory_usage_mb == 100, "memory does not scatter"
+    assert "<b>unstable</b>" in exported.page
+    assert "2 ms" not in exported.page.partition("</header>")[0]
+
+
+@pytest.mark.parametrize("place", ["page", "card", "table"])
+def test_every_figure_says_how_far_it_scatters(tmp_path: Path, place: str) -> None:
+    shown = getattr(Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY, "onnx-int4": ONCE}), place)
+    for figure in ("12 ms ±4 %", "100 tok/s ±4 %", "165 tok/s ±60 %, unstable", "500 tok/s, one round"):
+        assert figure in shown, figure
+
+
+def test_charts_draw_the_scatter_and_name_what_is_unstable(tmp_path: Path) -> None:
+    page = Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY, "onnx-int4": ONCE}).page
+    assert page.count('class="whisker"') == 2 * 2, "one round has no scatter"
+    assert ">165 tok/s, unstable<" in page
+    assert ">100 tok/s<" in page
+    assert "1.8 times (1.73 to 1.87)" in page
+    assert "1.8 times (0.72 to 2.88), unstable" in page
+    assert "other processes kept 0.9 cores busy meanwhile" in page
+    assert "3 of 7 rounds fitted into 12 s." in page
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    nothing = FormatResult(digest="sha256:0", size_bytes=1)
+    assert figures.prompt_speed(nothing) == figures.generation_speed(nothing) == figures.times(None) == figures.MISSING
