@@ -124,9 +124,9 @@ def test_every_figure_says_how_far_it_scatters(tmp_path: Path, place: str) -> No
 
 def test_charts_draw_the_scatter_and_name_what_is_unstable(tmp_path: Path) -> None:
     page = Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY, "onnx-int4": ONCE}).page
-    assert page.count('class="whisker"') == 2 * 2, "one round has no scatter"
-    assert ">165 tok/s, unstable<" in page
-    assert ">100 tok/s<" in page
+    assert page.count('<line class="whisker"') == 2 * 2, "one round has no scatter"
+    assert ">165 tok/s, unstable <" in page
+    assert ">100 tok/s <" in page
     assert "1.8 times (1.73 to 1.87)" in page
     assert "1.8 times (0.72 to 2.88), unstable" in page
     assert "other processes kept 0.9 cores busy meanwhile" in page
@@ -136,3 +136,10 @@ def test_charts_draw_the_scatter_and_name_what_is_unstable(tmp_path: Path) -> No
 def test_what_was_not_measured_is_a_dash() -> None:
     nothing = FormatResult(digest="sha256:0", size_bytes=1)
     assert figures.prompt_speed(nothing) == figures.generation_speed(nothing) == figures.times(None) == figures.MISSING
+
+
+@pytest.mark.parametrize(
+    ("spread", "shown"), [(0.0, "±0 %"), (0.9, "±0.5 %"), (8.0, "±4 %"), (19.6, "±10 %"), (120.0, "±60 %")]
+)
+def test_no_scatter_is_shown_with_an_exponent(spread: float, shown: str) -> None:
+    assert figures.scattered("137 tok/s", spread, stable=True) == f"137 tok/s {shown}"

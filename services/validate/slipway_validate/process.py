@@ -67,6 +67,7 @@ class Runner:
 
     Attributes:
         result: What it found.
+        label: What its progress is reported as.
         timeout_seconds: How long its result, and each round, may take.
     """
 
@@ -76,7 +77,7 @@ class Runner:
         self._process = process
         self._folder = folder
         self._ctx = ctx
-        self._label = label
+        self.label = label
         self.timeout_seconds = timeout_seconds
         self._lines = _lines_of(process)
         self._cpu_seconds = 0.0
@@ -168,7 +169,7 @@ class Runner:
             done, total = int(event["done"]), int(event["total"])
         except (ValueError, KeyError, TypeError):  # a library printed something
             return
-        self._ctx.progress(self._label, done=done, total=total, unit="samples")
+        self._ctx.progress(self.label, done=done, total=total, unit="samples")
 
 
 @contextmanager

@@ -89,4 +89,14 @@ class Stopwatch:
 
     def _rounds(self, output: Runner, reference: Runner | None) -> Rounds:
         params = self._params
-        return take_rounds(output, reference, rounds=params.benchmark_repeats, max_seconds=params.benchmark_seconds)
+
+        def report(taken: int) -> None:
+            self._ctx.progress(f"{output.label}, timing", done=taken, total=params.benchmark_repeats, unit="rounds")
+
+        return take_rounds(
+            output,
+            reference,
+            rounds=params.benchmark_repeats,
+            max_seconds=params.benchmark_seconds,
+            on_round=report,
+        )

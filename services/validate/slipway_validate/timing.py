@@ -57,6 +57,7 @@ def take_rounds(
     *,
     rounds: int,
     max_seconds: float,
+    on_round: Callable[[int], None] = lambda taken: None,  # noqa: ARG005 - nobody listens
     clock: Callable[[], float] = time.monotonic,
 ) -> Rounds:
     """Time an output and the reference in turn, or one of them alone.
@@ -66,6 +67,7 @@ def take_rounds(
         reference: What it is compared with; None times the output alone.
         rounds: Rounds of each.
         max_seconds: No round is begun after so many seconds; one of each is always taken.
+        on_round: Called with the number of rounds taken so far.
         clock: Seconds.
 
     Raises:
@@ -77,6 +79,7 @@ def take_rounds(
         while len(taken.own) < rounds and (not taken.own or clock() - begin < max_seconds):
             taken.own.append(output.time_round())
             reference = _beside(reference, taken)
+            on_round(len(taken.own))
     except RunnerEnded as ended:
         taken.note = f"timing ended after {len(taken.own)} of {rounds} rounds: {ended}"
     else:

@@ -73,7 +73,7 @@ def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
         return figure
     if spread is None:
         return f"{figure}, one round"
-    half = f"{spread / 2:.0f}" if spread >= 20 else f"{spread / 2:.1g}"
+    half = f"{spread / 2:.0f}" if spread >= 2 else f"{spread / 2:.1g}"
     return f"{figure} ±{half} %" + ("" if stable else ", unstable")
 
 

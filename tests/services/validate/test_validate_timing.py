@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from slipway.stage import Context
+from slipway.stage import Context, Progress
 from slipway.validation import Engine, Memory, Speed
 from slipway_validate import stopwatch as stopwatch_module
 from slipway_validate.benchmark import WARM_UP_STEPS, time_round
@@ -38,6 +39,7 @@ class Scripted:
         self._rounds: Iterator[Round] = iter(rounds)
         self._turns, self._name = turns, name
         self.alive = True
+        self.label = name
         self.result = DONE
 
     def time_round(self) -> Round:
@@ -214,6 +216,13 @@ def test_why_there_was_no_reference_is_said(context: Context) -> None:
     speed, _ = stopwatch(gone, context).time(output)  # type: ignore[arg-type]
     assert speed is not None
     assert speed.note == REFERENCE_GONE
+
+
+def test_each_round_is_told_as_progress(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    output, reference = both([0.01] * 3, [0.02] * 3)
+    stopwatch(reference, Context(workdir=tmp_path, on_progress=seen.append)).time(output)  # type: ignore[arg-type]
+    assert [(each.phase, each.done, each.total) for each in seen] == [("output, timing", n, 3) for n in (1, 2, 3)]
 
 
 class Counting:
