@@ -31,6 +31,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, suppres
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave seeds to this file: pytest-randomly's would follow the order."""
+    config.option.randomly_reset_seed = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test is the first to need the sample trains it, for minutes."""
     for item in items:

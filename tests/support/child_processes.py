@@ -27,14 +27,14 @@ class Children:
 
     alive: frozenset[int]
     used: object  # changes with every child that ended and was waited for
-    moment: float  # in ticks since the machine was started
+    moment: int  # in ticks since the machine was started
 
     @classmethod
     def now(cls) -> Children:
         """Look for children; microseconds where there are none."""
         subprocess._cleanup()  # type: ignore[attr-defined] # waits for those whose Popen is gone
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return cls(_alive(), used, time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+        return cls(_alive(), used, int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS))
 
     def left_since(self, test: str, *, patience: float) -> list[str]:
         """Describe the processes that the test started and that do not end within the patience, in seconds."""
@@ -53,9 +53,9 @@ class Children:
         for pid, (parent, started) in running.items():
             if pid in direct:
                 yield from () if _is_permanent(pid) else (pid,)
-            elif started > self.moment and _started_by(pid, own, test):
+            elif started >= self.moment and _started_by(pid, own, test):
                 ancestor = parent
-                while ancestor in running and running[ancestor][1] > self.moment:
+                while ancestor in running and running[ancestor][1] >= self.moment:
                     ancestor = running[ancestor][0]
                 if ancestor not in self.alive:  # such as the server of a fixture, which starts processes as it likes
                     yield pid
@@ -78,7 +78,7 @@ def _threads() -> list[str]:
     return os.listdir("/proc/self/task")  # noqa: PTH208 - as below
 
 
-def _running() -> Iterator[tuple[int, tuple[int, float]]]:
+def _running() -> Iterator[tuple[int, tuple[int, int]]]:
     """Parent and moment of the start of every process on this machine, by id."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - twice as fast as with paths
         if name.isdigit():
@@ -86,7 +86,7 @@ def _running() -> Iterator[tuple[int, tuple[int, float]]]:
                 fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it has ended
-            yield int(name), (int(fields[1]), float(fields[19]))
+            yield int(name), (int(fields[1]), int(fields[19]))
 
 
 def _started_by(pid: int, process: int, test: str) -> bool:

@@ -42,7 +42,9 @@ LIBRARY_LOGGERS = {"dbos": "its first launch sets it up, for good"}
 
 _FIELDS = ("level", "propagate", "disabled", "handlers", "filters")
 _UNTOUCHED = (logging.NOTSET, True, False, (), ())
+_SIGNALS = sorted(set(signal.Signals) - {signal.SIGALRM})  # pytest-timeout's own
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+_LIMITS.pop("RLIMIT_OFILE", None)  # another name of RLIMIT_NOFILE
 _ABSENT = "nothing"
 
 
@@ -117,14 +119,14 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 def _described(kind: str, name: str, before: Any, after: Any) -> str:
     if kind != "logger":
-        return f"{kind} {name}: was {_short(before)}, is {_short(after)}".replace("  ", " ")
+        return f"{' '.join([kind, *os.fsdecode(name).split()])}: was {_short(before)}, is {_short(after)}"
     was, now = (_UNTOUCHED if each is _ABSENT else each for each in (before, after))
     changes = [f"{field} was {a}, is {b}" for field, a, b in zip(_FIELDS, was, now, strict=True) if a != b]
     return f"logger {name}: {'; '.join(changes)}"
 
 
 def _short(value: Any) -> str:
-    text = value if value is _ABSENT else repr(value)
+    text = value if value is _ABSENT else repr(os.fsdecode(value) if isinstance(value, bytes) else value)
     return text if len(text) < 200 else f"{text[:200]}…"
 
 
@@ -192,7 +194,7 @@ def _python() -> dict[str, Any]:
 
 
 def _signals() -> dict[str, Any]:
-    return {number.name: signal.getsignal(number) for number in signal.Signals}
+    return {number.name: signal.getsignal(number) for number in _SIGNALS}
 
 
 def _limits() -> dict[str, Any]:
