@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from logs_kept import logs_kept
 from slipway.cli.display import LineDisplay, LiveDisplay
 from slipway.cli.remote_view import answer_export
 from slipway.cli.rows import Rows
@@ -119,18 +120,13 @@ def test_the_live_table_shows_every_task_and_logs_stay_whole() -> None:
 
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120, color_system=None)
-    configure_logs("info", console=console)
-    try:
-        with LiveDisplay(console) as display:
-            display.event(state(merge=attempt(1, pb.TASK_STATE_RUNNING), onnx_export=pb.TASK_STATE_WAITING))
-            display.event(progress("merge", 5_000_000, total=10_000_000))
-            display.event(pb.ExportEvent(log=pb.LogLine(task="merge", level="warning", message="a long warning " * 3)))
-            display.note("delivering")
-            logging.getLogger("slipway.coordinator").info("noise that the table shows already")
-    finally:
-        for handler in list(logging.getLogger("slipway").handlers):
-            logging.getLogger("slipway").removeHandler(handler)
-        logging.getLogger("slipway.coordinator").setLevel(logging.NOTSET)
+    with logs_kept(), LiveDisplay(console) as display:
+        configure_logs("info", console=console)
+        display.event(state(merge=attempt(1, pb.TASK_STATE_RUNNING), onnx_export=pb.TASK_STATE_WAITING))
+        display.event(progress("merge", 5_000_000, total=10_000_000))
+        display.event(pb.ExportEvent(log=pb.LogLine(task="merge", level="warning", message="a long warning " * 3)))
+        display.note("delivering")
+        logging.getLogger("slipway.coordinator").info("noise that the table shows already")
     shown = stream.getvalue()
     assert "merge: " + ("a long warning " * 3).strip() in shown
     assert "5.0 MB/10.0 MB" in shown

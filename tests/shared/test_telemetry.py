@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from logs_kept import logs_kept
 from otlp_collector import Collector, collecting
 from slipway.logs import JsonFormatter, configure_logs, secrets_of
 from slipway.settings import Settings
@@ -121,14 +122,11 @@ def test_the_console_gets_one_json_object_per_span(capsys: pytest.CaptureFixture
 
 def test_log_lines_are_json_with_the_trace_they_belong_to(collector: tuple[Collector, str]) -> None:
     stream = io.StringIO()
-    configure_logs("info", stream=stream)
-    try:
-        with tracing(settings("otlp", collector[1])), span("export") as it:
-            logging.getLogger("slipway.test").info("merged %d", 3, extra={"task": "merge"})
-            logging.getLogger("slipway.test").debug("not shown")
-            expected = it.traceparent.split("-")[1]
-    finally:
-        logging.getLogger("slipway").handlers.clear()
+    with logs_kept(), tracing(settings("otlp", collector[1])), span("export") as it:
+        configure_logs("info", stream=stream)
+        logging.getLogger("slipway.test").info("merged %d", 3, extra={"task": "merge"})
+        logging.getLogger("slipway.test").debug("not shown")
+        expected = it.traceparent.split("-")[1]
     (line,) = stream.getvalue().splitlines()
     document = json.loads(line)
     assert (document["message"], document["level"], document["task"]) == ("merged 3", "info", "merge")

@@ -7,6 +7,7 @@ they are set up before the first look. Warning filters need no look: pytest take
 
 from __future__ import annotations
 
+import functools
 import gc
 import locale
 import logging
@@ -18,10 +19,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from _pytest.logging import LogCaptureHandler
@@ -46,11 +50,20 @@ _SIGNALS = sorted(set(signal.Signals) - {signal.SIGALRM})  # pytest-timeout's ow
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 _LIMITS.pop("RLIMIT_OFILE", None)  # another name of RLIMIT_NOFILE
 _ABSENT = "nothing"
+_POOLS: WeakKeyDictionary[ThreadPoolExecutor, float] = WeakKeyDictionary()
 
 
 def pytest_configure() -> None:
-    """Mark the processes that tests start."""
+    """Mark the processes that tests start, and note when pools of threads are made, which Python does not."""
     mark()
+    initialize = ThreadPoolExecutor.__init__
+
+    @functools.wraps(initialize)
+    def noted(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        _POOLS[self] = time.monotonic()
+
+    ThreadPoolExecutor.__init__ = noted  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +85,7 @@ class Look:
     threads: frozenset[threading.Thread]
     children: Children
     mounts: frozenset[str]
+    moment: float
 
     @classmethod
     def now(cls, folder: Path) -> Look:
@@ -81,6 +95,7 @@ class Look:
             threads=frozenset(threading.enumerate()),
             children=Children.now(),
             mounts=_mounts(folder),
+            moment=time.monotonic(),
         )
 
     def left_since(self, test: str, folder: Path) -> list[str]:
@@ -89,7 +104,7 @@ class Look:
             _described(kind, name, before, after)
             for kind, read in _READERS.items()
             for name, before, after in _differences(self.state[kind], read())
-            if not (kind == "logger" and _is_library_s(name, new=before is _ABSENT))
+            if not (kind == "logger" and _is_excused(name, before, after))
         ]
         left += self._threads()
         left += self.children.left_since(test, patience=PATIENCE_SECONDS)
@@ -100,12 +115,19 @@ class Look:
         deadline = time.monotonic() + PATIENCE_SECONDS
         left = []
         for thread in threading.enumerate():
-            if thread in self.threads or _owner(thread).startswith(tuple(PERMANENT_THREADS)):
+            if thread in self.threads or self._may_stay(thread):
                 continue
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 left.append(f"thread {thread.name!r} of {_owner(thread)}")
         return left
+
+    def _may_stay(self, thread: threading.Thread) -> bool:
+        """Whether a new thread is not the test's: of a library, not of Python, or of a pool that was there before."""
+        if _owner(thread).startswith(tuple(PERMANENT_THREADS)) or isinstance(thread, threading._DummyThread):
+            return True
+        pool = _pool(thread)
+        return pool is not None and _POOLS.get(pool, 0.0) < self.moment
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -130,16 +152,25 @@ def _short(value: Any) -> str:
     return text if len(text) < 200 else f"{text[:200]}…"
 
 
+def _pool(thread: threading.Thread) -> ThreadPoolExecutor | None:
+    """The pool that a thread works for: one of a wider fixture starts threads when it needs them, in any test."""
+    if getattr(thread, "_target", None) is not _worker:
+        return None
+    pool = thread._args[0]()  # type: ignore[attr-defined]
+    return pool if isinstance(pool, ThreadPoolExecutor) else None
+
+
 def _owner(thread: threading.Thread) -> str:
     """The module whose code runs in a thread."""
     target = getattr(thread, "_target", None)
     return str(getattr(target, "__module__", None) or type(thread).__module__)
 
 
-def _is_library_s(name: str, *, new: bool) -> bool:
-    """Whether a logger is set up by a library, which does so when it is imported."""
-    package = name.partition(".")[0]
-    return package in LIBRARY_LOGGERS or (new and package in sys.modules and not package.startswith("slipway"))
+def _is_excused(name: str, before: object, after: object) -> bool:
+    """Whether a logger is only new, or set up by a library, which does so when it is imported."""
+    package, new = name.partition(".")[0], before is _ABSENT
+    library = package in sys.modules and not package.startswith("slipway")
+    return package in LIBRARY_LOGGERS or (new and (library or after == _UNTOUCHED))
 
 
 def _loggers() -> dict[str, Any]:

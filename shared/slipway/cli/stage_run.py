@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from slipway.executor.process import Execution, Outcome, execute
 from slipway.registry import load_stage
 from slipway.runner import check_call
 from slipway.unfinished import publish, unfinished
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
@@ -78,7 +80,8 @@ def run_stage(
             max_memory_bytes=available_memory(ControlGroup().memory()) // 2,
             timeout_seconds=timeout,
         )
-        outcome = asyncio.run(_interruptible(execution, name))
+        with _handlers_kept():
+            outcome = asyncio.run(_interruptible(execution, name))
         return _move(outcome, out, scratch)
 
 
@@ -91,7 +94,7 @@ async def _interruptible(execution: Execution, name: str) -> Outcome:
     loop = asyncio.get_running_loop()
     with StageReporter(name) as reporter:
         running = asyncio.ensure_future(execute(execution, on_progress=reporter.progress, on_log=reporter.log))
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread
                 loop.add_signal_handler(number, running.cancel)
         try:
@@ -101,6 +104,18 @@ async def _interruptible(execution: Execution, name: str) -> Outcome:
         if outcome.failure is not None:
             raise outcome.failure.error()
         return outcome
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Put the signal handlers back that were there before: a loop that ends sets Python's defaults instead."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):  # not the main thread, where nothing was changed
+                signal.signal(number, handler)
 
 
 def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
