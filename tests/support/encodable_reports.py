@@ -24,7 +24,7 @@ def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
     """Replace a warning whose text cannot be sent."""
     text = str(warning_message.message)
     if text != encodable(text):
-        warning_message.message = warning_message.category(encodable(text))
+        warning_message.message = UserWarning(encodable(text))  # a category may want more than a text
 
 
 def sendable(value: Any) -> Any:

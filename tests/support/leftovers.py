@@ -104,7 +104,7 @@ class Look:
             _described(kind, name, before, after)
             for kind, read in _READERS.items()
             for name, before, after in _differences(self.state[kind], read())
-            if not (kind == "logger" and _is_excused(name, before, after))
+            if not _is_excused(kind, name, before, after)
         ]
         left += self._threads()
         left += self.children.left_since(test, patience=PATIENCE_SECONDS)
@@ -166,11 +166,16 @@ def _owner(thread: threading.Thread) -> str:
     return str(getattr(target, "__module__", None) or type(thread).__module__)
 
 
-def _is_excused(name: str, before: object, after: object) -> bool:
-    """Whether a logger is only new, or set up by a library, which does so when it is imported."""
-    package, new = name.partition(".")[0], before is _ABSENT
-    library = package in sys.modules and not package.startswith("slipway")
-    return package in LIBRARY_LOGGERS or (new and (library or after == _UNTOUCHED))
+def _is_excused(kind: str, name: str, before: object, after: object) -> bool:
+    """Whether a difference is of a library, which sets itself up when it is imported, or a logger is only new."""
+    new = before is _ABSENT
+    match kind:
+        case "torch":
+            return new
+        case "logger":
+            ours = name.startswith("slipway")
+            return name in LIBRARY_LOGGERS or (new and (after == _UNTOUCHED or not ours))
+    return False
 
 
 def _loggers() -> dict[str, Any]:
@@ -210,7 +215,6 @@ def _umask() -> dict[str, str]:
 def _python() -> dict[str, Any]:
     return {
         "path": tuple(sys.path),
-        "meta_path": tuple(sys.meta_path),
         "argv": tuple(sys.argv),
         "stdout": sys.stdout,
         "stderr": sys.stderr,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -138,10 +139,19 @@ class FaultyProxy:
         upstream = endpoint.removeprefix("http://")
         self.refused = self.truncated = self.passed = 0
         self.shorten = shorten
+        self._connections: set[socket.socket] = set()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                proxy._connections.add(self.connection)
+
+            def finish(self) -> None:
+                proxy._connections.discard(self.connection)
+                super().finish()
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -197,6 +207,9 @@ class FaultyProxy:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
+        for connection in list(self._connections):  # clients keep them open, and each has a thread here
+            with contextlib.suppress(OSError):  # it has just ended
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
 
