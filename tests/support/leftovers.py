@@ -44,6 +44,9 @@ PERMANENT_THREADS = {
 LIBRARY_LOGGERS = {"dbos": "its first launch sets it up, for good"}
 """Loggers that a library sets up later than at its import, and why they stay so."""
 
+LIBRARY_VARIABLES = {b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler"}
+"""Environment variables that a library sets when it is imported, and why."""
+
 _FIELDS = ("level", "propagate", "disabled", "handlers", "filters")
 _UNTOUCHED = (logging.NOTSET, True, False, (), ())
 _SIGNALS = sorted(set(signal.Signals) - {signal.SIGALRM})  # pytest-timeout's own
@@ -166,14 +169,16 @@ def _owner(thread: threading.Thread) -> str:
     return str(getattr(target, "__module__", None) or type(thread).__module__)
 
 
-def _is_excused(kind: str, name: str, before: object, after: object) -> bool:
+def _is_excused(kind: str, name: str | bytes, before: object, after: object) -> bool:
     """Whether a difference is of a library, which sets itself up when it is imported, or a logger is only new."""
     new = before is _ABSENT
     match kind:
         case "torch":
             return new
+        case "environment variable":
+            return new and name in LIBRARY_VARIABLES
         case "logger":
-            ours = name.startswith("slipway")
+            ours = str(name).startswith("slipway")
             return name in LIBRARY_LOGGERS or (new and (after == _UNTOUCHED or not ours))
     return False
 

@@ -113,6 +113,20 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         server.stop()
 
 
+class _Counted(BaseHTTPRequestHandler):
+    """Knows which connections are open."""
+
+    connections: set[socket.socket]
+
+    def setup(self) -> None:
+        super().setup()
+        self.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.connections.discard(self.connection)
+        super().finish()
+
+
 class FaultyProxy:
     """An HTTP proxy that passes requests on, but refuses some and cuts some answers short, chosen by a seed.
 
@@ -142,16 +156,9 @@ class FaultyProxy:
         self._connections: set[socket.socket] = set()
         proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(_Counted):
             protocol_version = "HTTP/1.1"
-
-            def setup(self) -> None:
-                super().setup()
-                proxy._connections.add(self.connection)
-
-            def finish(self) -> None:
-                proxy._connections.discard(self.connection)
-                super().finish()
+            connections = self._connections
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
