@@ -55,6 +55,7 @@ def collector() -> Iterator[tuple[Collector, str]]:
     server.stop(0).wait()
 
 
+@pytest.mark.slow
 def test_export_and_stage_are_one_trace(project: Path, tmp_path: Path, collector: tuple[Collector, str]) -> None:
     kept, endpoint = collector
     done = export(project, "--out", tmp_path, SLIPWAY_TRACING="otlp", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)

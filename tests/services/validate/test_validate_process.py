@@ -98,6 +98,7 @@ def test_cancellation_ends_the_runner(inputs: dict[str, Path], context: Context)
     assert not any(context.workdir.iterdir())
 
 
+@pytest.mark.slow
 def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path) -> None:
     work = tmp_path / "killed"
     work.mkdir()
@@ -118,6 +119,7 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
     wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.slow
 def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
     from slipway_validate import process
     from slipway_validate.protocol import RunSpec, Spec
