@@ -120,6 +120,7 @@ def test_an_interrupt_ends_all_within_five_seconds(
     assert list((tmp_path / "home" / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_goes_on(project: Path, tmp_path: Path) -> None:
     arguments = [*command(project), "--out", tmp_path / "out", "--set", "formats.tensorrt.enabled=false"]
     process = start(arguments, tmp_path / "home")

@@ -51,9 +51,11 @@ class Children:
         own = os.getpid()
         direct = Children.now().alive - self.alive
         for pid, (parent, started) in running.items():
+            if started < self.moment:
+                continue  # a list of children can lack one while another ends
             if pid in direct:
                 yield from () if _is_permanent(pid) else (pid,)
-            elif started >= self.moment and _started_by(pid, own, test):
+            elif _started_by(pid, own, test):
                 ancestor = parent
                 while ancestor in running and running[ancestor][1] >= self.moment:
                     ancestor = running[ancestor][0]

@@ -41,7 +41,10 @@ PERMANENT_THREADS = {
 }
 """Modules whose threads outlast what started them, and why."""
 
-LIBRARY_LOGGERS = {"dbos": "its first launch sets it up, for good"}
+LIBRARY_LOGGERS = {
+    "dbos": "its first launch sets it up, for good",
+    **dict.fromkeys(("mlflow", "alembic", "huey", "urllib3.connectionpool"), "mlflow sets them up when it is imported"),
+}
 """Loggers that a library sets up later than at its import, and why they stay so."""
 
 LIBRARY_VARIABLES = {b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler"}
