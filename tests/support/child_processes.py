@@ -51,7 +51,7 @@ class Children:
         own = os.getpid()
         direct = Children.now().alive - self.alive
         for pid, (parent, started) in running.items():
-            if started < self.moment:
+            if started < self.moment or pid in self.alive:
                 continue  # a list of children can lack one while another ends
             if pid in direct:
                 yield from () if _is_permanent(pid) else (pid,)
