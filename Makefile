@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-cluster lint format protos bench bench-merge images test-images up clean
+.PHONY: help install demo test test-all test-cluster lint format protos bench bench-merge images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,11 +21,20 @@ demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the wh
 	$(BIN)/slipway sample demo
 	$(BIN)/slipway export -c demo/export.yaml
 
-test: $(INSTALLED) ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# The tests pass in any order: each run shuffles them anew and prints the seed of its order.
+WORKERS ?= 2
+SEED ?=
+PYTEST = $(BIN)/python -m pytest
+SHUFFLED = $(PYTEST) -n $(WORKERS) --dist worksteal $(if $(SEED),--randomly-seed=$(SEED))
+
+test: $(INSTALLED) ## Run the tests, but for the slow ones, within 10 minutes on 2 cores; SEED=… repeats an order, WORKERS=4 takes more cores
+	$(SHUFFLED) -m 'not slow and not cluster'
+
+test-all: $(INSTALLED) test-cluster ## Run all tests, the slow ones and those of a cluster too
+	$(SHUFFLED)
 
 test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are killed; CLUSTER_FAULT_RUNS=50 for more kills
-	$(BIN)/python -m pytest -m cluster
+	$(PYTEST) -m cluster
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from s3_server import S3Server, s3_server
+
+pytest_plugins = ["leftovers", "encodable_reports"]
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -28,6 +31,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, suppres
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave seeds to this file: pytest-randomly's would follow the order."""
+    config.option.randomly_reset_seed = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test is the first to need the sample trains it, for minutes."""
     for item in items:
@@ -36,10 +44,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Numbers that a test or its fixtures draw are the same each time, whatever ran before."""
+def pytest_fixture_setup() -> None:
+    """Each fixture draws the same numbers, whatever ran before it."""
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Each test draws the same numbers, whichever of its fixtures were there already."""
+    _seed()
+
+
+def _seed() -> None:
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

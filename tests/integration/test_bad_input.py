@@ -14,8 +14,6 @@ import pytest
 import tiny_models
 from cli import Done, slipway
 
-pytestmark = [pytest.mark.slow]
-
 
 @dataclass(frozen=True)
 class Project:
@@ -160,13 +158,15 @@ def no_base(project: Project) -> None:
         (truncated_adapter, "SAFETENSORS_CORRUPT", 3, "adapter_model.safetensors"),
         (no_adapter_config, "ADAPTER_CONFIG_MISSING", 3, "adapter_config.json"),
         (broken_adapter_config, "ADAPTER_CONFIG_INVALID", 3, "adapter_config.json"),
-        (unknown_adapter_type, "ADAPTER_UNSUPPORTED", 6, "PROMPT_TUNING"),
-        (weights_of_another_form, "CHECKPOINT_INCOMPLETE", 3, "lora_magnitude_vector"),
+        pytest.param(unknown_adapter_type, "ADAPTER_UNSUPPORTED", 6, "PROMPT_TUNING", marks=pytest.mark.slow),
+        pytest.param(
+            weights_of_another_form, "CHECKPOINT_INCOMPLETE", 3, "lora_magnitude_vector", marks=pytest.mark.slow
+        ),
         (other_base, "ADAPTER_BASE_MISMATCH", 3, "base"),
-        (nan_weights, "NON_FINITE_WEIGHTS", 3, "model.layers.1.mlp.up_proj.weight"),
-        (adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter"),
+        pytest.param(nan_weights, "NON_FINITE_WEIGHTS", 3, "model.layers.1.mlp.up_proj.weight", marks=pytest.mark.slow),
+        pytest.param(adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter", marks=pytest.mark.slow),
         (pickle_adapter, "UNSAFE_PICKLE", 3, "adapter_model.bin"),
-        (pickle_base, "UNSAFE_PICKLE", 3, "pytorch_model.bin"),
+        pytest.param(pickle_base, "UNSAFE_PICKLE", 3, "pytorch_model.bin", marks=pytest.mark.slow),
         (no_checkpoint, "CHECKPOINT_NOT_FOUND", 3, "run"),
         (no_base, "BASE_MODEL_NOT_FOUND", 3, "base"),
     ],
@@ -183,6 +183,7 @@ def test_bad_models_end_with_their_reason(
     assert nothing_left(project)
 
 
+@pytest.mark.slow
 def test_a_broken_newest_checkpoint_is_named_and_skipped(project: Project) -> None:
     newest = shutil.copytree(project.checkpoint, project.run / "checkpoint-20")
     truncate(newest / "adapter_model.safetensors")
@@ -213,6 +214,7 @@ def test_all_bad_settings_are_reported_at_once(project: Project) -> None:
     assert "validation.test_samples" in done.json["error_message"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_with_its_reason_and_nothing_left(project: Project, small_disk: Path) -> None:
     # A base too large for the disk that SLIPWAY_HOME lies on, so that the merged model cannot be written.
     shutil.rmtree(project.base)
@@ -234,6 +236,7 @@ def test_an_output_that_cannot_be_written_is_found_before_any_work(project: Proj
     assert '"task"' not in done.err
 
 
+@pytest.mark.slow
 def test_a_relative_base_of_the_adapter_is_found_beside_the_run(project: Project) -> None:
     config = project.checkpoint / "adapter_config.json"
     document = json.loads(config.read_text()) | {"base_model_name_or_path": "base"}

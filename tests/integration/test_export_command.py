@@ -13,8 +13,6 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 import tiny_models
 from cli import Done, slipway
 
-pytestmark = [pytest.mark.slow]
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,6 +55,7 @@ def collector() -> Iterator[tuple[Collector, str]]:
     server.stop(0).wait()
 
 
+@pytest.mark.slow
 def test_export_and_stage_are_one_trace(project: Path, tmp_path: Path, collector: tuple[Collector, str]) -> None:
     kept, endpoint = collector
     done = export(project, "--out", tmp_path, SLIPWAY_TRACING="otlp", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
@@ -67,6 +66,7 @@ def test_export_and_stage_are_one_trace(project: Path, tmp_path: Path, collector
     assert root.parent_span_id == b""
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_its_folder_again(project: Path, tmp_path: Path) -> None:
     first = export(project, "--out", tmp_path)
     again = export(project, "--out", tmp_path)
@@ -76,6 +76,7 @@ def test_the_same_command_finds_its_folder_again(project: Path, tmp_path: Path) 
     assert slipway("verify", first.json["output_directory"], home=project / "home").code == 0
 
 
+@pytest.mark.slow
 def test_an_export_whose_artifacts_were_collected_is_made_again(project: Path, tmp_path: Path) -> None:
     first = export(project, "--out", tmp_path / "a")
     assert slipway("cache", "gc", "--older-than", "0s", home=project / "home").code == 0

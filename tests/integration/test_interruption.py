@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +18,7 @@ import tiny_models
 from cli import slipway, start
 from unhurried import unhurried
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # In the order in which they start, so that every killed run has something finished behind it.
 TASKS = ("merge", "quantize-pytorch-int8", "onnx_export", "onnx_export-tensorrt", "tensorrt_build", "validate")
@@ -84,39 +84,31 @@ def ran(seen: list[dict[str, Any]]) -> set[str]:
     return {task for task, event in states if event["state"] == "succeeded" and not event.get("reused")} & running
 
 
-class Journal:
-    """What was carried out over all runs of one project."""
-
-    finished: ClassVar[set[str]] = set()
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_after_a_kill_finished_stages_are_not_done_again(project: Path, task: str) -> None:
-    process = start(command(project), project / "home")
-    try:
-        seen = run_until(process, task)
-    finally:
-        kill(process)
-    again = ran(seen) & Journal.finished
-    assert again == set(), f"{again} were finished before, and carried out again"
-    Journal.finished |= ran(seen)
-    assert task not in Journal.finished
-
-
-def test_after_all_kills_the_same_command_finishes(project: Path) -> None:
-    process = start(command(project), project / "home")
-    assert process.stdout is not None
-    seen = list(events(process))
-    out = process.stdout.read()
-    assert process.wait() in (0, 4), seen[-5:]
-    assert ran(seen) & Journal.finished == set()
-    assert "validate" in ran(seen)
-    result = json.loads(out)
-    assert set(result["paths"]) == {"pytorch", "pytorch-int8", "onnx", "tensorrt"}
-    assert len(list((project / "out").iterdir())) == 1
-    assert list((project / "home" / "scratch").iterdir()) == []
+@pytest.mark.slow
+def test_killed_in_every_stage_nothing_finished_is_done_again(project: Path, tmp_path: Path) -> None:
+    """One kill after the other, in the order of the stages: each run has what those before it finished."""
+    arguments = [*command(project), "--out", tmp_path / "out"]
+    finished: set[str] = set()
+    for task in TASKS:
+        process = start(arguments, tmp_path / "home")
+        try:
+            seen = run_until(process, task)
+        finally:
+            kill(process)
+        assert ran(seen) & finished == set(), f"carried out again after the kill in {task}"
+        finished |= ran(seen)
+        assert task not in finished
+    done = slipway(*arguments, home=tmp_path / "home")
+    assert done.code in (0, 4), done.err[-3000:]
+    last = ran([event for event in map(json.loads, done.err.splitlines()) if "event" in event])
+    assert last & finished == set()
+    assert "validate" in last
+    assert set(done.json["paths"]) == {"pytorch", "pytorch-int8", "onnx", "tensorrt"}
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert list((tmp_path / "home" / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "task"), [(signal.SIGINT, "onnx_export"), (signal.SIGTERM, "merge")])
 def test_an_interrupt_ends_all_within_five_seconds(
     project: Path, tmp_path: Path, number: signal.Signals, task: str
@@ -135,6 +127,7 @@ def test_an_interrupt_ends_all_within_five_seconds(
     assert list((tmp_path / "home" / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_goes_on(project: Path, tmp_path: Path) -> None:
     arguments = [*command(project), "--out", tmp_path / "out", "--set", "formats.tensorrt.enabled=false"]
     process = start(arguments, tmp_path / "home")
@@ -150,6 +143,7 @@ def test_an_interrupted_export_goes_on(project: Path, tmp_path: Path) -> None:
     assert "merge" not in ran([event for event in map(json.loads, done.err.splitlines()) if "event" in event])
 
 
+@pytest.mark.slow
 def test_two_commands_at_once_share_one_store(project: Path, tmp_path: Path) -> None:
     common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--set", "validation.enabled=false"]
     first = start([*common, "--out", tmp_path / "a"], tmp_path / "home")
@@ -159,6 +153,7 @@ def test_two_commands_at_once_share_one_store(project: Path, tmp_path: Path) -> 
     assert outs[0]["formats"]["pytorch"]["digest"] == outs[1]["formats"]["pytorch"]["digest"]
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_at_once_does_the_work_once_or_says_why_not(project: Path, tmp_path: Path) -> None:
     common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--out", tmp_path / "a"]
     first = start(common, tmp_path / "home")

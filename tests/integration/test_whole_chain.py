@@ -14,7 +14,7 @@ import pytest
 
 from cli import Done, slipway
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 FORMATS = {"pytorch", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4", "tensorrt"}
 WEIGHTS = {"pytorch": "model.safetensors", "pytorch-int4": "model.safetensors", "tensorrt": "model.sm89.engine"}

@@ -364,6 +364,7 @@ def test_best_that_is_broken_is_never_exchanged_for_another(tmp_path):
     assert failure(tmp_path / "run", select="best").reason == "SAFETENSORS_CORRUPT"
 
 
+@pytest.mark.slow
 def test_fsdp_shards_are_recognised_and_their_command_converts_them(tmp_path):
     """The command in the remedy is run as it stands, on shards as accelerate saves them."""
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from cli import SLIPWAY, Done, environment, slipway
 from coordinator_harness import Harness
+from logs_kept import logs_kept
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -33,7 +35,8 @@ def in_process(capfd: pytest.CaptureFixture[str], *words: str | Path, home: Path
     from slipway.cli.boundary import outcome
 
     arguments = [str(word) for word in words]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, logs_kept():
+        patch.setattr(sys, "excepthook", sys.excepthook)  # typer sets its own
         for name, value in {"SLIPWAY_HOME": str(home), **more}.items():
             patch.setenv(name, value)
         code = outcome(lambda: app(args=arguments, prog_name="slipway"), arguments)
@@ -415,6 +418,25 @@ def test_one_stage_alone(capfd: pytest.CaptureFixture[str], home: Path, tmp_path
     assert any(event.get("unit") == "ms" for event in events)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
     assert in_process(capfd, *words, home=home).code == 3
+
+
+def test_one_stage_alone_puts_signal_handlers_back(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    """The command's own, for SIGTERM while the outputs are moved to their place."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "text.txt").write_text("abc")
+    words = ("stage", "stages_for_tests:ECHO", "--input", f"in={tmp_path / 'in'}", "--param", "text=hi")
+    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert in_process(capfd, *words, "--out", tmp_path / "out", home=home).code == 0
+        assert {signal.getsignal(number) for number in before} == {_ignored}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignored(number: int, frame: object) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -112,6 +113,20 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         server.stop()
 
 
+class _Counted(BaseHTTPRequestHandler):
+    """Knows which connections are open."""
+
+    connections: set[socket.socket]
+
+    def setup(self) -> None:
+        super().setup()
+        self.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.connections.discard(self.connection)
+        super().finish()
+
+
 class FaultyProxy:
     """An HTTP proxy that passes requests on, but refuses some and cuts some answers short, chosen by a seed.
 
@@ -138,10 +153,12 @@ class FaultyProxy:
         upstream = endpoint.removeprefix("http://")
         self.refused = self.truncated = self.passed = 0
         self.shorten = shorten
+        self._connections: set[socket.socket] = set()
         proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(_Counted):
             protocol_version = "HTTP/1.1"
+            connections = self._connections
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -197,6 +214,9 @@ class FaultyProxy:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
+        for connection in list(self._connections):  # clients keep them open, and each has a thread here
+            with contextlib.suppress(OSError):  # it has just ended
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -41,12 +42,26 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
         ModelMergeError: the adapter cannot be merged exactly; see this service's README for the reasons.
         CheckpointValidationError: an input is missing, incomplete, corrupt or unsafe.
     """
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when numpy is imported: the merge has threads of its own
-    from slipway_merge.merge import merge
+    with _one_thread_for_blas():
+        from slipway_merge.merge import merge
 
     output = ctx.workdir / "pytorch"
     merge(inputs["base"], inputs["adapter"], output, params=params, ctx=ctx)
     return {"pytorch": output}
+
+
+@contextmanager
+def _one_thread_for_blas() -> Iterator[None]:
+    """Let numpy start one thread, where the block is the first to import it: the merge has threads of its own."""
+    before = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OPENBLAS_NUM_THREADS"]
+        else:
+            os.environ["OPENBLAS_NUM_THREADS"] = before
 
 
 STAGE = Stage(

@@ -7,7 +7,7 @@ import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from slipway.executor.process import Execution, Outcome, execute
 from slipway.registry import load_stage
 from slipway.runner import check_call
 from slipway.unfinished import publish, unfinished
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
@@ -82,7 +84,7 @@ def run_stage(
             max_memory_bytes=available_memory(group.memory()) // 2,
             timeout_seconds=timeout,
         )
-        with showing(progress, level=level) as display:
+        with _handlers_kept(), showing(progress, level=level) as display:
             outcome = asyncio.run(_interruptible(execution, StageReporter(name, display)))
         return _move(outcome, out, scratch)
 
@@ -96,7 +98,7 @@ async def _interruptible(execution: Execution, reporter: StageReporter) -> Outco
     loop = asyncio.get_running_loop()
     with reporter:
         running = asyncio.ensure_future(execute(execution, on_progress=reporter.progress, on_log=reporter.log))
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread
                 loop.add_signal_handler(number, running.cancel)
         try:
@@ -106,6 +108,18 @@ async def _interruptible(execution: Execution, reporter: StageReporter) -> Outco
         if outcome.failure is not None:
             raise outcome.failure.error()
         return outcome
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Put the signal handlers back that were there before: a loop that ends sets Python's defaults instead."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):  # not the main thread, where nothing was changed
+                signal.signal(number, handler)
 
 
 def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from slipway.errors import ModelExportError
 from slipway.wire import failure_of_status
 from slipway_protos.v1 import export_pb2
 
-pytestmark = [pytest.mark.slow]
-
 TINY_STAGES = Path(__file__).parents[2] / "support" / "tiny_stages"
 SETTINGS = parse({"formats": {"onnx": {"enabled": False}}})
 
@@ -107,7 +105,6 @@ def connect(cluster: Cluster) -> Client:
     return client
 
 
-@pytest.mark.slow
 def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
     lease_seconds = 10.0  # more than a worker waits before it calls again
     hold = cluster.hold("merge")
@@ -130,6 +127,7 @@ def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
     assert len(export.tasks[0].attempts) == 1
 
 
+@pytest.mark.slow
 def test_a_result_made_while_the_coordinator_is_away_is_not_lost(cluster: Cluster) -> None:
     hold = cluster.hold("merge")
     first, _ = cluster.coordinator(), cluster.worker()
@@ -161,6 +159,7 @@ def test_a_killed_workers_task_moves_to_another(cluster: Cluster) -> None:
     assert list((cluster.home / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_frozen_workers_late_result_is_refused(cluster: Cluster) -> None:
     hold = cluster.hold("merge")
     cluster.coordinator()
@@ -182,6 +181,7 @@ def test_a_frozen_workers_late_result_is_refused(cluster: Cluster) -> None:
     assert client.get_export(name).etag == etag
 
 
+@pytest.mark.slow
 def test_a_terminated_worker_hands_its_task_back_at_once(cluster: Cluster) -> None:
     hold = cluster.hold("merge")
     cluster.coordinator(lease_seconds=600)  # nobody waits for the lease to expire
@@ -197,6 +197,7 @@ def test_a_terminated_worker_hands_its_task_back_at_once(cluster: Cluster) -> No
     assert state(cluster.finished(client, name)) == "succeeded", cluster.logs()
 
 
+@pytest.mark.slow
 def test_a_second_coordinator_on_the_same_state_is_refused(cluster: Cluster) -> None:
     cluster.coordinator()
     connect(cluster)
@@ -208,6 +209,7 @@ def test_a_second_coordinator_on_the_same_state_is_refused(cluster: Cluster) -> 
     assert "COORDINATOR_LOCKED" in (cluster.home / "second.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_stages_own_timeout_ends_its_attempt_and_no_other(cluster: Cluster) -> None:
     cluster.hold("validate")
     cluster.coordinator()
@@ -226,6 +228,7 @@ def test_a_stages_own_timeout_ends_its_attempt_and_no_other(cluster: Cluster) ->
     assert "resources.stage_timeouts.validate" in failure.remedy
 
 
+@pytest.mark.slow
 def test_the_state_outlives_a_killed_coordinator(cluster: Cluster) -> None:
     first, _ = cluster.coordinator(), cluster.worker()
     client = connect(cluster)

@@ -191,6 +191,7 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
     wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.slow
 def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
     spec = RunSpec(runtime="onnxruntime", model=tiny_onnx, tokens=tiny_onnx / "none.npy")
     before = set(psutil.Process().children(recursive=True))  # servers that other tests share

@@ -1,0 +1,124 @@
+"""What a test leaves in its process fails it by name; what it takes back, or a wider fixture holds open, does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import leftovers
+from unhurried import unhurried
+
+LEAKS = {
+    "logger library: level was 0, is 10": "logging.getLogger('library').setLevel(10)",
+    "logger library: propagate": "logging.getLogger('library').propagate = False",
+    "logger library: disabled": "logging.getLogger('library').disabled = True",
+    "logger library: handlers": "logging.getLogger('library').addHandler(logging.NullHandler())",
+    "logger library: filters": "logging.getLogger('library').addFilter(logging.Filter('x'))",
+    "logger root: handlers": "logging.getLogger().addHandler(logging.NullHandler())",
+    "logger slipway.of_this_test: level": "logging.getLogger('slipway.of_this_test').setLevel(10)",
+    "logging disable": "logging.disable(10)",
+    "environment variable LEFT: was nothing, is 'behind'": "os.environ['LEFT'] = 'behind'",
+    "environment variable HOME": "os.environ.pop('HOME')",
+    "current folder": "os.chdir('/')",
+    "umask: was": "os.umask(0o027)",
+    "sys path": "sys.path.append('/nowhere')",
+    "sys argv": "sys.argv.append('--more')",
+    "sys excepthook": "sys.excepthook = print",
+    "signal handler SIGUSR1": "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
+    "resource limit RLIMIT_NOFILE": "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))",
+    "locale": "locale.setlocale(locale.LC_ALL, 'C' if locale.setlocale(locale.LC_ALL) != 'C' else 'C.UTF-8')",
+    "context variable left: was nothing, is 1": "VARIABLE.set(1)",
+    "thread 'stays' of": "threading.Thread(target=time.sleep, args=(3,), name='stays').start()",
+    "thread 'daemon' of": "threading.Thread(target=time.sleep, args=(3,), name='daemon', daemon=True).start()",
+    "process [0-9]+: sleep 4": "KEPT.append(subprocess.Popen(['sleep', '4']))",
+    "process [0-9]+: sleep 5": "subprocess.run(['setsid', '--fork', 'sleep', '5'])",
+    "process [0-9]+: it has ended, but nobody waited": "KEPT.append(subprocess.Popen(['true']))",
+}
+"""What is left, as the failure names it, and a test that leaves it."""
+
+BEGINNING = """
+import contextvars, locale, logging, os, resource, signal, subprocess, sys, threading, time
+import pytest
+VARIABLE = contextvars.ContextVar("left")
+KEPT = []
+logging.getLogger("library")
+"""
+
+CLEAN = """
+def test_imports():
+    import accelerate, dbos, grpc.aio, onnx, onnxruntime, onnxscript, peft, torch, transformers
+
+@pytest.fixture(scope="module")
+def server():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        threading.Thread(target=process.wait, daemon=True).start()
+        os.environ["SERVER"] = "here"
+        yield process
+        del os.environ["SERVER"]
+        process.kill()
+
+def test_takes_back(server, monkeypatch, tmp_path, capsys, caplog):
+    caplog.set_level(10, "library")
+    monkeypatch.setenv("LEFT", "behind")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert subprocess.run(["true"]).returncode == 0
+
+def test_ends_soon_after():
+    threading.Thread(target=time.sleep, args=(0.5,)).start()
+    subprocess.Popen(["sleep", "0.5"])
+
+def test_once_more(server):
+    assert os.environ["SERVER"] == "here"
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[str], str]:
+    """Run tests in a process of their own, watched for what they leave; gives pytest's output."""
+
+    def call(text: str) -> str:
+        (tmp_path / "test_it.py").write_text(BEGINNING + text)
+        (tmp_path / "conftest.py").write_text("import leftovers\nleftovers.PATIENCE_SECONDS = 2.0\n")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "leftovers", "-p", "no:cacheprovider", "--rootdir=."]
+        return subprocess.run([*command, "test_it.py"], cwd=tmp_path, capture_output=True, text=True).stdout
+
+    return call
+
+
+def test_each_thing_left_is_named(run: Callable[[str], str]) -> None:
+    said = run("".join(f"def test_{number}():\n    {leak}\n" for number, leak in enumerate(LEAKS.values())))
+    failures = dict(re.findall(r"_ ERROR at teardown of test_(\d+) _+\n(.*?)(?=\n_|\n=)", said, flags=re.DOTALL))
+    assert len(failures) == len(LEAKS), said
+    for number, name in enumerate(LEAKS):
+        left = failures[str(number)].splitlines()[1:]
+        assert len(left) == 1, left  # this and nothing else
+        assert re.search(name, left[0]), (name, left)
+
+
+def test_what_is_taken_back_or_ends_in_time_is_no_fault(run: Callable[[str], str]) -> None:
+    said = run(CLEAN)
+    assert "4 passed" in said, said
+    assert "error" not in said, said
+
+
+def test_a_file_system_that_stays_mounted_is_named(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = leftovers.Look.now(tmp_path)
+    assert str(small_disk) in before.mounts
+    monkeypatch.setattr(leftovers, "_mounts", lambda folder: before.mounts | {f"{folder}/more"})
+    assert before.left_since("no test", tmp_path) == [f"mount {tmp_path}/more"]
+
+
+def test_a_look_takes_a_millisecond(tmp_path: Path) -> None:
+    def look() -> None:
+        assert leftovers.Look.now(tmp_path).left_since("no test", tmp_path) == []
+
+    assert min(timeit.repeat(look, number=1, repeat=200)) < unhurried(0.001)

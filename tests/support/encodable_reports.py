@@ -1,0 +1,52 @@
+"""Make every report sendable, so that none ends a worker of pytest-xdist and with it the tests it had still to run.
+
+Workers send reports as simple values whose text must be encodable. Texts of failed tests need not be: a log or an assertion
+may hold half a character, as files of strangers do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Replace what cannot be sent, wherever in a report it stands."""
+    return sendable((yield))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Replace a warning whose text cannot be sent."""
+    text = str(warning_message.message)
+    if text != encodable(text):
+        warning_message.message = UserWarning(encodable(text))  # a category may want more than a text
+
+
+def sendable(value: Any) -> Any:
+    """The value in types that pytest-xdist sends; others become their description."""
+    match value:
+        case None | bool() | int() | float() if type(value) in (type(None), bool, int, float):
+            return value
+        case str():
+            return encodable(value)
+        case bytes():
+            return bytes(value)
+        case dict():
+            return {sendable(key): sendable(each) for key, each in value.items()}
+        case list():
+            return [sendable(each) for each in value]
+        case tuple():
+            return tuple(sendable(each) for each in value)
+        case set() | frozenset():
+            return {sendable(each) for each in value}
+    return encodable(repr(value))
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates as backslash escapes."""
+    return str.__str__(text).encode(errors="backslashreplace").decode()
