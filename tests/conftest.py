@@ -23,6 +23,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT), os.enviro
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for name in ("COLUMNS", "LINES"):  # pytest-xdist gives its workers a terminal's size
+    os.environ.pop(name, None)
 for name in [name for name in os.environ if name.startswith(("EXPORT_", "SLIPWAY_")) and name != "SLIPWAY_TEST_SAMPLE"]:
     del os.environ[name]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import tiny_models
-from cli import SLIPWAY, Done, environment, slipway
+from cli import SLIPWAY, Done, environment, run_here, slipway
 from coordinator_harness import wait_for
 from free_ports import free_port
 from slipway.client import Client
@@ -68,13 +68,9 @@ def test_there_is_a_recipe_for_each_common_wish() -> None:
 def test_every_recipe_can_be_planned(
     words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from slipway.cli.app import app
-    from slipway.cli.boundary import outcome
-
     monkeypatch.chdir(project)
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    asked = [*words, "--plan", "--json"]
-    code = outcome(lambda: app(args=asked, prog_name="slipway"), asked)
+    code = run_here(*words, "--plan", "--json")
     assert code == 0, capfd.readouterr().err
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import SLIPWAY, Done, environment, slipway
+from cli import SLIPWAY, Done, environment, run_here, slipway
 from coordinator_harness import Harness
-from logs_kept import logs_kept
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -30,16 +29,11 @@ def home(tmp_path: Path) -> Path:
 
 
 def in_process(capfd: pytest.CaptureFixture[str], *words: str | Path, home: Path, **more: str) -> Done:
-    """The command through its boundary, in this process: the code that ``main`` exits with."""
-    from slipway.cli.app import app
-    from slipway.cli.boundary import outcome
-
-    arguments = [str(word) for word in words]
-    with pytest.MonkeyPatch.context() as patch, logs_kept():
-        patch.setattr(sys, "excepthook", sys.excepthook)  # typer sets its own
+    """The command in this process, with what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in {"SLIPWAY_HOME": str(home), **more}.items():
             patch.setenv(name, value)
-        code = outcome(lambda: app(args=arguments, prog_name="slipway"), arguments)
+        code = run_here(*words)
     out, err = capfd.readouterr()
     return Done(code, out, err)
 

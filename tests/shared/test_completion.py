@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from cli import environment
+from cli import SLIPWAY, environment
 from slipway.cli.completion import assignments, settings
 from slipway.configuration.loading import load
 from slipway.configuration.schema import from_text, keys, usual_values, values
@@ -24,7 +25,8 @@ printf '%s\n' "${COMPREPLY[@]}"
 def offered(home: Path, *words: str) -> list[str]:
     """What bash offers for the last of its words; it takes an equals sign as a word of its own."""
     asked = ["bash", "--norc", "-c", ASK, "bash", "slipway", *words]
-    done = subprocess.run(asked, env=environment(home), capture_output=True, text=True, check=True)
+    installed = f"{Path(SLIPWAY).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(asked, env=environment(home, PATH=installed), capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 

@@ -57,7 +57,7 @@ def test_a_stage_that_is_not_installed_fails_its_branch(tmp_path: Path) -> None:
         export = list(embedded.client.watch_export(name))[-1].export
     failure = failure_of_status(export.error)
     assert failure.reason == "NO_WORKER"
-    assert "slipway[merge]" in failure.remedy
+    assert "slipway doctor" in failure.remedy
 
 
 def test_one_export_runs_once_at_a_time(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import slipway
+from cli import run_here, slipway
 from slipway.errors import ModelExportError
 from slipway.security.flags import at_least
 from slipway.worker.flags import worker_parser
@@ -42,20 +42,13 @@ def test_the_command_takes_what_the_module_takes(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     monkeypatch.delenv("SLIPWAY_STATE", raising=False)
-    assert run(service, "--help") == 0
+    assert run_here(service, "--help") == 0
     shown = re.findall(rf"^  \$ slipway {service} (.*)$", capfd.readouterr().out, re.MULTILINE)
     assert len(shown) == 2
     for arguments in shown:
         COMMANDS[service](service).parse_args(shlex.split(arguments))
-    assert run(service, "--lease-seconds=0", "--slots=0", "--state=x") == 2
+    assert run_here(service, "--lease-seconds=0", "--slots=0", "--state=x") == 2
     assert "is not 1" in capfd.readouterr().err
-
-
-def run(*words: str) -> int:
-    from slipway.cli.app import app
-    from slipway.cli.boundary import outcome
-
-    return outcome(lambda: app(args=list(words), prog_name="slipway"), words)
 
 
 @pytest.mark.parametrize("level", ["debug", "DEBUG", "Debug"])

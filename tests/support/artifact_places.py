@@ -11,6 +11,7 @@ import grpc
 
 from coordinator_harness import Harness
 from slipway.artifacts import ManifestFile
+from slipway.checksums import MANIFEST
 from slipway.client import Client
 from slipway.client.calls import BlockingCalls
 from slipway.security.access_file import AccessFile
@@ -63,7 +64,9 @@ def some_files(tmp_path: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    """Bytes of every file by its path, but for the checksums that a pull leaves beside them."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def create(client: Client, files: Iterable[ManifestFile]) -> pb.CreateArtifactResponse:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from logs_kept import logs_kept
+
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
 
 
@@ -43,6 +45,19 @@ def start(arguments: Sequence[str | Path], home: Path, **more: str) -> subproces
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def run_here(*arguments: str | Path) -> int:
+    """Run the command through its boundary, in this process; returns the code that ``main`` exits with."""
+    from slipway.cli.app import app
+    from slipway.cli.boundary import outcome
+
+    words, hook = [str(argument) for argument in arguments], sys.excepthook
+    try:
+        with logs_kept():
+            return outcome(lambda: app(args=words, prog_name="slipway"), words)
+    finally:
+        sys.excepthook = hook  # typer sets its own
 
 
 def slipway(*arguments: str | Path, home: Path, timeout: float = 580, **more: str) -> Done:

@@ -159,6 +159,8 @@ class FittedTable:
     def _lists(self, width: int) -> Iterable[Text]:
         """Each row below its name: ``heading: cell`` for the needed columns."""
         needed = [number for number, column in enumerate(self._columns) if column.rank == NEEDED]
+        if self._header and self._columns[needed[0]].name:
+            yield Text(self._columns[needed[0]].name, style=self._header)
         for row in self._rows:
             for number in needed:
                 cell = row[number] if number < len(row) else ""

@@ -169,10 +169,9 @@ def _param(value: Any) -> str:
 
 
 def _preflight(checked: Preflight) -> FittedTable:
-    with_remedy = any(finding.remedy for finding in checked.findings)
-    columns = [Column("preflight"), Column("", width=7), Column("found", wrap=True)]
-    table = FittedTable(*columns, *([Column("remedy", wrap=True)] if with_remedy else []), hint="")
+    table = FittedTable(Column("preflight"), Column("", width=7), Column("found", wrap=True), hint="")
     for finding in checked.findings:
         verdict = Text(finding.verdict.value, style=_VERDICTS[finding.verdict])
-        table.add_row(finding.check, verdict, finding.message, *([finding.remedy] if with_remedy else []))
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        table.add_row(finding.check, verdict, Text.assemble(finding.message, (remedy, "cyan")))
     return table
