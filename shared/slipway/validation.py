@@ -133,7 +133,7 @@ class GreedyComparison(_Value):
 
 
 MIN_STABLE_ROUNDS = 3
-MAX_STABLE_SPREAD = 0.2
+MAX_STABLE_SPREAD = 0.3
 
 
 class Ratio(_Value):

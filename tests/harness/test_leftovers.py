@@ -102,6 +102,7 @@ def test_each_thing_left_is_named(run: Callable[[str], str]) -> None:
         assert re.search(name, left[0]), (name, left)
 
 
+@pytest.mark.slow
 def test_what_is_taken_back_or_ends_in_time_is_no_fault(run: Callable[[str], str]) -> None:
     said = run(CLEAN)
     assert "4 passed" in said, said

@@ -353,7 +353,7 @@ def test_columns_go_before_letters_do() -> None:
     ]
     assert table(row, width=38)[:2] == ["name       text", "onnx-int8  a text of several words"]
     assert table(row, width=12)[:2] == ["name", "onnx-int8"]
-    assert table(row, width=5)[:2] == ["onnx-", "int8"], "narrower than the name itself"
+    assert table(row, width=5)[:3] == ["name", "onnx-", "int8"], "narrower than the name itself"
 
 
 def test_wrapping_loses_no_letter() -> None:

@@ -74,6 +74,7 @@ def test_sessions_of_onnx_runtime_do_not_spin() -> None:
     assert (options.intra_op_num_threads, session_options(0).intra_op_num_threads) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_training_loads_its_openmp_with_threads_that_sleep(own: Mapping[str, str], policy: str) -> None:
     command = [sys.executable, "-c", PREPARE_TRAINING]

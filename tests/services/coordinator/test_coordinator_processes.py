@@ -105,6 +105,7 @@ def connect(cluster: Cluster) -> Client:
     return client
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_adopts_what_runs(cluster: Cluster) -> None:
     lease_seconds = 10.0  # more than a worker waits before it calls again
     hold = cluster.hold("merge")

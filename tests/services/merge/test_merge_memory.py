@@ -49,6 +49,7 @@ def large(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threads", "dtype"), [(1, "auto"), (2, "auto"), (2, "bfloat16")])
 def test_peak_memory_is_that_of_blocks(large, threads, dtype):
     subprocess.run(["rm", "-rf", str(large / "work")], check=True)

@@ -141,7 +141,14 @@ def assert_as_peft(case: Case, original: Case, out: Path, seed: int) -> None:
         assert torch.allclose(weight, expected[name], rtol=1e-5, atol=1e-6 * scale, equal_nan=False), (seed, name)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, PER_TEST))
+# Some of them with every change, all of them with make test-all.
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.slow if first >= 4 * PER_TEST else ())
+        for first in range(0, SEEDS, PER_TEST)
+    ],
+)
 @pytest.mark.timeout(120)
 def test_mutated_inputs(originals, outcomes, tmp_path, first):
     for seed in range(first, first + PER_TEST):

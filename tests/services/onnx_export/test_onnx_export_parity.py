@@ -73,7 +73,11 @@ def test_mobius(
 
 
 @pytest.mark.parametrize("name", ["qwen3-tied", "mistral-window", "gpt2"])
-@pytest.mark.parametrize("params", [{"engine": "legacy", "opset": 14}, {"engine": "legacy", "opset": 17}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{"engine": "legacy", "opset": 14}, pytest.param({"engine": "legacy", "opset": 17}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_legacy(
     family: Callable[[str], Path], export: Callable[..., Exported], name: str, params: dict[str, Any]
 ) -> None:

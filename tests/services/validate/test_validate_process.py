@@ -75,7 +75,10 @@ def inputs(tiny: Models, held_out: Path) -> dict[str, Path]:
     return {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out, "pytorch": tiny.merged}
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "STAGE_KILLED"), (signal.SIGSEGV, "STAGE_CRASHED")])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "STAGE_KILLED"), pytest.param(signal.SIGSEGV, "STAGE_CRASHED", marks=pytest.mark.slow)],
+)
 def test_a_crash_is_that_outputs_failure(
     inputs: dict[str, Path], tiny_onnx: Path, context: Context, number: signal.Signals, reason: str
 ) -> None:

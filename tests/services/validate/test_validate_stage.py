@@ -259,6 +259,7 @@ def test_without_comparison_outputs_are_only_run(tiny: Models, tiny_onnx: Path, 
     assert not report.inputs.held_out
 
 
+@pytest.mark.slow
 def test_limits_can_be_replaced(tiny: Models, tiny_onnx: Path, held_out: Path, context: Context) -> None:
     inputs = {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out, "onnx": tiny_onnx}
     limits = {"float32": {"max_abs_diff": 1e-12, "mean_kl": 1e-30}}
@@ -267,7 +268,13 @@ def test_limits_can_be_replaced(tiny: Models, tiny_onnx: Path, held_out: Path, c
     assert report.output("onnx").limits.mean_kl == 1e-30  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("what", ["adapter", "base", "tokenizer", "heldout", "outputs", "limits"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adapter", "base")),
+        *("tokenizer", "heldout", "outputs", "limits"),
+    ],
+)
 def test_unusable_inputs_raise(tiny: Models, tiny_onnx: Path, tmp_path: Path, context: Context, what: str) -> None:
     base, adapter, held_out = tmp_path / "base", tmp_path / "adapter", tmp_path / "heldout"
     shutil.copytree(tiny.base, base)

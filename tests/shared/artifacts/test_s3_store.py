@@ -100,6 +100,7 @@ def test_a_file_that_changes_while_it_is_stored_is_refused(bucket: S3Bucket, tmp
     assert bucket.listing() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_a_fifth_of_calls_refused_and_answers_cut_short(s3: S3Server, tmp_path: Path) -> None:
     folder = tmp_path / "model"
