@@ -32,7 +32,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
         ArtifactError: ``ARTIFACT_INVALID`` when there are none, or one is not of a file below the folder.
     """
     try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+        lines = (folder / MANIFEST).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(
             f"{folder} has no readable {MANIFEST}",
@@ -72,16 +72,19 @@ def verify_directory(folder: Path) -> tuple[int, list[str]]:
 
 
 def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Leave out checksums of exactly the other files: an artifact has its own, and whoever pulls it gets them written anew.
+    """Leave out right checksums of exactly the other files: an artifact has its own, and whoever pulls it gets them anew.
+
+    Checksums that a file does not have travel, because they show the damage.
 
     Args:
         files: Files of a folder, by their path in it.
     """
     try:
-        listed = set(read_checksums(files[MANIFEST].parent)) if MANIFEST in files else set()
+        listed = read_checksums(files[MANIFEST].parent) if MANIFEST in files else {}
     except ArtifactError:
-        listed = set()
-    described = len(files) > 1 and listed == set(files) - {MANIFEST}
+        listed = {}
+    described = len(files) > 1 and set(listed) == set(files) - {MANIFEST}
+    described = described and all(_sha256(files[name]) == digest for name, digest in listed.items())
     return {name: path for name, path in files.items() if name != MANIFEST or not described}
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
 """Environment variables whose values are neither written nor handed to stages."""
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of what follows."""
+
 _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -78,6 +81,11 @@ def json_handler(stream: TextIO) -> logging.Handler:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter(event="log"))
     return handler
+
+
+def printable(text: str) -> str:
+    """A text without control characters but tabs and line ends, which a terminal would obey."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 def configure_service_logs(level: str, *, form: str = "") -> None:
@@ -145,17 +153,17 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line; a traceback below it."""
         level = f"{record.levelname.lower()}: " if record.levelno != logging.INFO else ""
-        lines = [
-            f"{datetime.fromtimestamp(record.created):%H:%M:%S} {level}{record.getMessage()}"
-        ]  # local, as clocks show it
+        # local, as clocks show it
+        lines = [f"{datetime.fromtimestamp(record.created):%H:%M:%S} {level}{record.getMessage()}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
-        return redact("\n".join(lines))
+        # What follows a line's end is set off, so that no message can look like another one.
+        return printable(redact("\n".join(lines)).replace("\n", "\n  "))
 
 
 class _Redacting(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return printable(redact(super().format(record)))
 
 
 @cache

@@ -160,7 +160,7 @@ class Speed(_Value):
     """Speed of one output in its own process, batch 1, after a warm-up: medians over rounds, and how far the rounds scatter.
 
     A figure is *stable* when at least three rounds were taken and the range from the 10th to the 90th percentile of the rounds is at
-    most a fifth of their median. One that is not says little: what else the machine did is in it.
+    most 30 % of their median. One that is not says little: what else the machine did is in it.
 
     Attributes:
         threads: Threads the runtime may use.

@@ -247,15 +247,67 @@ def only_the_vocabulary_differs(tmp_path: Path) -> Path:
     return make_model(tmp_path / "used", tensors)
 
 
+def test_weights_that_are_near_and_no_rounding_of_each_other_are_other_weights(adapter: Path, tmp_path: Path) -> None:
+    near = {name: tensor * (1 + 1e-3) for name, tensor in weights().items()}
+    with pytest.raises(CheckpointValidationError) as caught:
+        judge(make_model(tmp_path / "used", near), adapter)
+    assert caught.value.reason == "BASE_MODEL_MISMATCH"
+
+
+def test_what_a_model_computes_itself_tells_nothing_of_its_weights(tmp_path: Path) -> None:
+    buffers = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+        "h.0.attn.bias": torch.ones(1, 1, 8, 8),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+    }
+    make_model(tmp_path / "base", weights() | buffers)
+    adapter = make_adapter(tmp_path / "run" / "checkpoint-1")
+    others = buffers | {"h.0.attn.bias": torch.ones(1, 1, 16, 16), "h.0.attn.masked_bias": torch.tensor(-1e9)}
+    others["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.full((4,), 1.0001)
+    assert judge(make_model(tmp_path / "used", weights() | others), adapter).status is BaseMatchStatus.CONFIRMED
+
+
+def test_a_folder_in_the_current_one_is_no_evidence_against_a_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = make_adapter(tmp_path / "far" / "off" / "from" / "run" / "checkpoint-1")
+    make_model(tmp_path / "here" / "base", weights(seed=5))
+    monkeypatch.chdir(tmp_path / "here")
+    found = judge(make_model(tmp_path / "used"), adapter)
+    assert found.status is BaseMatchStatus.UNPROVEN
+    assert "current folder" in found.reason
+
+
+def test_a_vocabulary_that_the_configuration_hides_may_be_resized(tmp_path: Path) -> None:
+    hidden = {"vocab_size": None, "llm_config": {"vocab_size": VOCABULARY}}
+    make_model(tmp_path / "base", **hidden)
+    adapter = make_adapter(tmp_path / "run" / "checkpoint-1")
+    tensors = weights()
+    tensors["model.embed_tokens.weight"] = torch.cat([tensors["model.embed_tokens.weight"], torch.zeros(8, HIDDEN)])
+    assert judge(make_model(tmp_path / "used", tensors, **hidden), adapter).status is BaseMatchStatus.CONFIRMED
+
+
 def layers_in_8_bit(tmp_path: Path) -> Path:
     """Only the norms can be compared, which siblings share."""
     tensors = {n: t if "norm" in n else t.to(torch.float8_e4m3fn) for n, t in weights(seed=4).items()}
     return make_model(tmp_path / "used", tensors | {"model.norm.weight": weights()["model.norm.weight"]})
 
 
+def rounded_twice(tmp_path: Path) -> Path:
+    """One original's copy in float16 beside its copy in bfloat16, and back in float32."""
+    save_file({n: t.bfloat16().float() for n, t in weights().items()}, tmp_path / "base" / "model.safetensors")
+    return make_model(tmp_path / "used", {n: t.half() for n, t in weights().items()})
+
+
+def rounded_and_back(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "used", {n: t.bfloat16().float() for n, t in weights().items()})
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        rounded_twice,
+        rounded_and_back,
         layers_in_8_bit,
         missing,
         recorded_is_quantized,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -15,6 +16,9 @@ import pytest
 
 from cli import SLIPWAY, Done, environment, run_here, slipway
 from coordinator_harness import Harness
+from slipway.cli.columns import Column, FittedTable, Prose
+from slipway.cli.console import show, unbroken
+from slipway.logs import PlainFormatter
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -168,6 +172,18 @@ def test_plan_shows_settings_graph_and_preflight_and_changes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_plan_shows_settings_of_every_kind(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path, run: Path
+) -> None:
+    where = ("--checkpoint", run, "--base-model", run.parent / "base", "--out", tmp_path / "out")
+    settings = ("combination.weights=0.5,0.5", f"combination.adapters={run}", "validation.limits.int4.mean_kl=0.03")
+    words = [word for setting in settings for word in ("--set", setting)]
+    shown = in_process(capfd, "export", *where, *words, "--plan", home=home)
+    assert shown.code == 0, shown.err
+    assert "0.5, 0.5" in shown.out
+    assert "int4: mean_kl: 0.03" in shown.out
+
+
 def test_plan_names_what_rules_the_export_out(capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path) -> None:
     done = in_process(capfd, "export", "--checkpoint", tmp_path / "absent", "--plan", "--json", home=home)
     assert done.code == 3
@@ -287,6 +303,36 @@ def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pyte
     for words, goes_on in ((["export", "-c", "x"], True), (["stage", "merge"], False), (["push", "x"], False)):
         assert outcome(interrupted, words) == 130
         assert ("goes on from here" in capfd.readouterr().err) is goes_on
+
+
+def test_a_command_that_ends_as_a_cancelled_export_was_not_interrupted(capfd: pytest.CaptureFixture[str]) -> None:
+    from slipway.cli.boundary import outcome
+
+    def cancelled() -> None:
+        raise SystemExit(130)
+
+    assert outcome(cancelled, ["watch", "x", "--json"]) == 130
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_message_obeys_or_imitates_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "merge\x1b[2J\n03:14:07 merge: done", None, None)
+    assert PlainFormatter().format(record).partition(" ")[2] == "merge\ufffd[2J\n  03:14:07 merge: done"
+    table = FittedTable(Column("name"))
+    table.add_row("a\x1b]0;title\x07b\u202ec")
+    show(table, Prose("warning ", "yellow", "\x9b31m"), unbroken("", "/tmp/\x1b[2J"))
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(capfd.readouterr().out)
+
+
+def test_checksums_that_show_damage_travel(capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text.txt").write_text("held-out text")
+    digest = in_process(capfd, "push", tmp_path / "folder", home=home).out.strip()
+    in_process(capfd, "pull", digest, tmp_path / "copy", home=home)
+    (tmp_path / "copy" / "text.txt").write_text("rotten text")
+    damaged = in_process(capfd, "push", tmp_path / "copy", home=home).out.strip()
+    in_process(capfd, "pull", damaged, tmp_path / "again", home=home)
+    assert in_process(capfd, "verify", tmp_path / "again", home=home).code == 7
 
 
 def test_a_pulled_artifact_can_be_verified_and_pushed_again(

@@ -32,6 +32,8 @@ def test_the_help_of_a_stage_lists_what_it_takes(tmp_path: Path, width: str) -> 
         for said in ("pytorch", "engine", "mobius | dynamo | legacy", 'by default "mobius"', "opset", "≥ 7 ≤ 30"):
             assert said in done.out, said
     assert "mobius" not in slipway("stage", "--help", home=tmp_path).out
+    between = slipway("stage", "--out", "merged", "onnx_export", "--help", home=tmp_path, COLUMNS=width)
+    assert (between.code, "mobius" in between.out) == (0, True)
     unknown = slipway("stage", "nonesuch", "--help", home=tmp_path)
     assert (unknown.code, "[STAGE_UNKNOWN]" in unknown.err) == (3, True)
 

@@ -81,6 +81,7 @@ class Runner:
         self.timeout_seconds = timeout_seconds
         self._lines = _lines_of(process)
         self._cpu_seconds = 0.0
+        self._overdue = ""
         self.result = self._first_result()
 
     def time_round(self) -> Round:
@@ -102,7 +103,7 @@ class Runner:
             self.end()
             raise RunnerEnded(f"a round did not finish within {self.timeout_seconds:g} s") from error
         if answer is None:
-            raise RunnerEnded(_ending(self._folder, self._process.returncode)[1])
+            raise RunnerEnded(self._overdue or _ending(self._folder, self._process.returncode)[1])
         return Round.model_validate(answer)
 
     @property
@@ -134,11 +135,11 @@ class Runner:
             waits = self._wait_for(WAITING) is not None
         except TimeoutError:
             self.end()
+            self._overdue = f"it did not finish within {self.timeout_seconds:g} s"
             # Where only the timing hangs, what was compared stands.
             if (self._folder / RESULT_FILE).is_file():
                 return _read(self._folder)
-            message = f"it did not finish within {self.timeout_seconds:g} s"
-            return RunResult(status="failed", reason="STAGE_TIMEOUT", message=message)
+            return RunResult(status="failed", reason="STAGE_TIMEOUT", message=self._overdue)
         if waits or (self._folder / RESULT_FILE).is_file():
             return _read(self._folder)
         reason, message = _ending(self._folder, self._process.returncode)
@@ -182,7 +183,8 @@ def _process(folder: Path, *, threads: int) -> Iterator[subprocess.Popen[str]]:
             stdin=subprocess.PIPE,  # asks for rounds of timing; its end tells the runner that we are gone
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env=_environment(threads),
         )
     try:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import numpy as np
 
@@ -190,11 +190,14 @@ def _write(line: dict[str, object]) -> None:
     print(json.dumps(line), file=_progress, flush=True)
 
 
-_progress = sys.stdout
+_progress: TextIO = sys.stdout
 
 
 def main() -> int:
     """Entry point."""
+    global _progress  # noqa: PLW0603 - the pipe is this process's own from here on
+    _progress = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # native libraries print past sys.stdout
     commands = guard.die_with_parent()
     folder = Path(sys.argv[1])
     spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))

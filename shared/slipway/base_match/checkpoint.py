@@ -70,7 +70,7 @@ def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: Ten
     if b is None or b is a or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         return ""
     product = (b.shape[0], a.shape[1])
-    resized = weight.shape[0] == vocabulary and product[1] == weight.shape[1]
+    resized = vocabulary in (0, weight.shape[0]) and product[1] == weight.shape[1]
     if resized or product in (weight.shape, weight.shape[::-1]):
         return ""
     return (
@@ -80,7 +80,7 @@ def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: Ten
 
 def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> str:
     """A whole weight of another shape; more or fewer rows are those of a resized vocabulary."""
-    resized = weight.shape[0] == vocabulary and tensor.shape[1] == weight.shape[1]
+    resized = vocabulary in (0, weight.shape[0]) and tensor.shape[1] == weight.shape[1]
     if tensor.shape == weight.shape or resized:
         return ""
     return f"adapter tensor {tensor.name!r} {tensor.shape} does not fit {weight.name!r} {weight.shape}"

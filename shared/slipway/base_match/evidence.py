@@ -93,6 +93,8 @@ def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
     found = compare_models(base.folder, recorded.folder, contents=base.contents)
     if found.outcome is Outcome.SAME:
         return Comparison(Outcome.SAME, f"it is {recorded.label}, which the adapter names: {found.what}")
+    if found.outcome is Outcome.OTHER and recorded.guessed:
+        return Comparison(Outcome.UNKNOWN, "a folder of that name in the current folder holds another model")
     if (
         found.outcome is Outcome.OTHER
         and repository

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +28,11 @@ _SIZES = (
     "num_local_experts",
 )
 """Settings that no copy, conversion or quantization of a model changes. The vocabulary's size is not among them."""
+
+_BUFFER = re.compile(r".*\.(?:rotary_emb\.inv_freq|masked_bias|position_ids)")
+_CAUSAL_MASK = re.compile(r".*\.(?:attn|attention)\.bias")
+_SHOWN = 200
+"""Characters of a tensor's name in a message."""
 
 
 class Outcome(Enum):
@@ -75,10 +81,11 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
 def _compare_tensors(
     ours: Mapping[str, TensorInfo], theirs: Mapping[str, TensorInfo], *, contents: bool, vocabularies: set[int]
 ) -> Comparison:
+    ours = {name: info for name, info in ours.items() if not _is_buffer(info)}
     common = [(info, theirs[name]) for name, info in ours.items() if name in theirs]
     for one, other in common:
         if one.shape != other.shape and not _resized(one, other, vocabularies):
-            return Comparison(Outcome.OTHER, f"{one.name} has the shape {one.shape} and not {other.shape}")
+            return Comparison(Outcome.OTHER, f"{one.name[:_SHOWN]!r} has the shape {one.shape} and not {other.shape}")
     if not contents:
         return Comparison(Outcome.UNKNOWN, "their shapes agree, and the weights lie in a bucket")
     in_vocabulary = partial(_in_vocabulary, vocabularies=vocabularies)
@@ -90,13 +97,18 @@ def _compare_tensors(
         case WeightsOutcome.SAME:
             return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
         case WeightsOutcome.OTHER:
-            return Comparison(Outcome.OTHER, f"{found.name} has other values")
+            return Comparison(Outcome.OTHER, f"{found.name[:_SHOWN]!r} has other values")
     what = (
-        f"only rows of the vocabulary differ ({found.name})"
+        f"only rows of the vocabulary differ ({found.name[:_SHOWN]!r})"
         if found.name
         else "their weights are stored in types that are not compared"
     )
     return Comparison(Outcome.UNKNOWN, what)
+
+
+def _is_buffer(info: TensorInfo) -> bool:
+    """Whether a tensor is one that some versions of a model's code save and others compute: it tells nothing of the weights."""
+    return bool(_BUFFER.fullmatch(info.name)) or (len(info.shape) == 4 and bool(_CAUSAL_MASK.fullmatch(info.name)))
 
 
 def _incomparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -159,6 +171,6 @@ def _in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:
 
 
 def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:
-    """Whether two tensors differ in the rows of a vocabulary only."""
+    """Whether two tensors differ in the rows of a vocabulary only; where its size is not known (0), any rows may be its."""
     rows = {info.shape[0] for info in (one, other) if info.shape}
-    return one.shape[1:] == other.shape[1:] and len(rows) == 2 and bool(rows & vocabularies)
+    return one.shape[1:] == other.shape[1:] and len(rows) == 2 and (0 in vocabularies or bool(rows & vocabularies))

@@ -32,11 +32,13 @@ class Recorded:
         name: ``base_model_name_or_path``; empty when the adapter names none.
         revision: The repository's revision, if the adapter says.
         folder: Where it is; None when it is not on this machine.
+        guessed: Whether it was found in the current folder only, where another model may well have that name.
     """
 
     name: str
     revision: str = ""
     folder: Path | None = None
+    guessed: bool = False
 
     @property
     def label(self) -> str:
@@ -57,7 +59,7 @@ def recorded_base(checkpoint: Path, adapter_config: dict[str, Any]) -> Recorded:
         return Recorded("")
     revision = revision if isinstance(revision, str) else ""
     found = next((folder for folder in _places(name, revision, checkpoint) if _is_model(folder)), None)
-    return Recorded(name, revision, found)
+    return Recorded(name, revision, found, guessed=found is not None and found == _here(name))
 
 
 def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
@@ -73,6 +75,12 @@ def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
     for folder in checkpoint.absolute().parents[:TRAINING_FOLDERS]:
         yield folder / path
     yield path.absolute()
+
+
+def _here(name: str) -> Path | None:
+    """Where a relative name leads from the current folder."""
+    path = Path(name)
+    return None if path.is_absolute() or name.startswith("~") else path.absolute()
 
 
 def _cached(name: str, revision: str) -> list[Path]:

@@ -22,6 +22,9 @@ from slipway.safetensors_file import DTYPE_BITS, TensorInfo
 
 MOST_TENSORS = 4096
 """Tensors sampled at most, spread evenly over all of them."""
+_COARSEST, _SMALLEST = 2.0**-7, 2.0**-24
+"""A step of bfloat16, and the smallest of float16."""
+
 _PLACES = 4
 _SAMPLE_BYTES = 1024
 _FLOATS = ("F32", "BF16", "F16")
@@ -95,7 +98,7 @@ def compare_weights(
 
 
 def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | None:
-    """Whether the samples agree; None for types that are not converted here."""
+    """Whether the samples agree; None for types that are not converted here, and where another rounding explains the rest."""
     count = min(one.numel, other.numel)  # a resized vocabulary has its rows at the end
     if not count:
         return True
@@ -105,21 +108,36 @@ def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | No
         return None
     width, their_width = bits // 8, their_bits // 8
     sample = min(count, _SAMPLE_BYTES // width)
-    samples = []
+    samples, equal = [], True
     for place in range(_PLACES):
         first = (count - sample) * place // (_PLACES - 1)
         mine = files.read(one, first * width, sample * width)
         theirs = files.read(other, first * their_width, sample * their_width)
         if not mixed and mine != theirs:
-            return False
+            if one.dtype != "F32":
+                return False
+            equal = False
         samples.append((mine, theirs))
-    return not mixed or _rounded_alike(one.dtype, other.dtype, samples)
+    ours, others = b"".join(mine for mine, _ in samples), b"".join(found for _, found in samples)
+    if equal and (not mixed or _rounded_alike(one.dtype, other.dtype, ours, others)):
+        return True
+    return None if _rounded_twice(one.dtype, other.dtype, ours, others) else False
 
 
-def _rounded_alike(dtype: str, other: str, samples: list[tuple[bytes, bytes]]) -> bool:
+def _rounded_twice(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
+    """Whether both may be copies of one original through other 16-bit types; close fine-tunes look like that too."""
+    mine, found = _as_float32(dtype, ours), _as_float32(other, theirs)
+    if dtype == other and not any(all(_is_bfloat16(value) for value in values) for values in (mine, found)):
+        return False
+    return all(abs(a - b) <= _COARSEST * max(abs(a), abs(b)) + _SMALLEST for a, b in zip(mine, found, strict=True))
+
+
+def _is_bfloat16(value: float) -> bool:
+    return struct.pack("<f", value)[:2] == b"\0\0"
+
+
+def _rounded_alike(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
     """Whether one of two float types holds the other's values, rounded to nearest or cut off, in all samples alike."""
-    ours = b"".join(mine for mine, _ in samples)
-    theirs = b"".join(found for _, found in samples)
     if (dtype, other) in {("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")}:
         dtype, other, ours, theirs = other, dtype, theirs, ours
     exact = _as_float32(dtype, ours)

@@ -40,7 +40,8 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
         call()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
-        if code == EXIT_INTERRUPTED:  # typer's answer to KeyboardInterrupt
+        # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
+        if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
             return _say_failure(_interrupted(words), as_json=as_json, words=words)
         if code == EXIT_USAGE and as_json:
             message = f"{_misused(error)}; see slipway --help"
@@ -151,12 +152,12 @@ def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
     from slipway.cli.console import errors
-    from slipway.logs import redact
+    from slipway.logs import printable, redact
 
     lines = Text("error", style="bold red")
-    lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))
+    lines.append(f" [{failure.reason}] ", style="red").append(printable(redact(failure.message)))
     if failure.remedy:
-        lines.append(f"\n  {redact(failure.remedy)}", style="cyan")
+        lines.append(f"\n  {printable(redact(failure.remedy))}", style="cyan")
     errors.print(lines, soft_wrap=True, highlight=False)
 
 

@@ -16,6 +16,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from slipway.logs import printable
+
 NEEDED = 0
 """Rank of a column that is never dropped."""
 
@@ -67,7 +69,7 @@ class FittedTable:
 
     def add_row(self, *cells: RenderableType) -> None:
         """Append a row; a text is shown as it is, without markup."""
-        self._rows.append(tuple(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+        self._rows.append(tuple(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
 
     @property
     def row_count(self) -> int:
@@ -190,7 +192,7 @@ class Prose:
     """A text in lines of the terminal's width, with a coloured word before it."""
 
     def __init__(self, label: str, style: str, text: str | Text) -> None:
-        self._text = Text.assemble((label, style), text)
+        self._text = Text.assemble((label, style), printable(text) if isinstance(text, str) else text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show it."""

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from slipway.cli.encoding import is_utf8
+from slipway.logs import printable
 
 _UNLIMITED = 100_000
 """Columns of a pipe or file, which has no width: nothing wraps there, and nothing is dropped."""
@@ -31,7 +32,7 @@ def show(*parts: RenderableType) -> None:
 
 def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
     """A line that stays whole however long it is, because it is there to be copied: a path, or a command."""
-    return Text.assemble((label, style), text, no_wrap=True, overflow="ignore")
+    return Text.assemble((label, style), printable(text), no_wrap=True, overflow="ignore")
 
 
 def print_json(document: Any) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -139,9 +140,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return ", ".join(value) or "none"
+        return ", ".join(map(str, value)) or "none"
     if hasattr(value, "opt"):
         return f"[{value.min}, {value.opt}, {value.max}]"
+    if isinstance(value, BaseModel):
+        return _shown(value.model_dump(exclude_none=True))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_shown(each)}" for key, each in value.items()) or "none"
     return "–" if value in (None, "") else str(value)
 
 

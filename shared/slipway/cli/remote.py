@@ -41,6 +41,8 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Create an export at a coordinator and return at once."""
+    from slipway.cli.columns import Prose
+    from slipway.cli.console import errors
     from slipway.cli.export import load_configuration
     from slipway.cli.identity import export_identity
     from slipway.cli.next_commands import submitted_commands
@@ -65,6 +67,8 @@ def submit(  # noqa: PLR0917 - typer calls it by name
             priority=priority,
             source_formats=sources.formats,
         )
+    for warning in dict.fromkeys((*loaded.warnings, *sources.warnings)):
+        errors.print(Prose("warning ", "yellow", warning))
     given = {"--base-model": base_model, "--checkpoint": checkpoint}
     commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
     answer_export(export, as_json=as_json, commands=commands)

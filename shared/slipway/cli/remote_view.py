@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def answer_export(
     show(
         *([Text(what, style="bold")] if what else []),
         unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}"),
-        progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9),
+        progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
     )
     if export.HasField("error"):
         failure = failure_of_status(export.error)

@@ -26,7 +26,10 @@ class StageCommand(TyperCommand):
         """Remember the stage that help is asked for, which nothing else parses then."""
         names = [word for word in args if not word.startswith("-")]
         if names and _HELP & set(args):
-            ctx.meta["slipway.stage"] = names[0]
+            from slipway.registry import stage_names
+
+            known = stage_names()  # other words may be options' values
+            ctx.meta["slipway.stage"] = next((name for name in names if name in known), names[0])
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -29,8 +29,8 @@ def surroundings(**folders: Path) -> dict[str, int]:
         "memory_total_bytes": total if group is None else min(total, group.limit_bytes),
     }
     for name, folder in folders.items():
-        there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path(os.sep))
         try:
+            there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path(os.sep))
             found[f"{name}_free_bytes"] = shutil.disk_usage(there).free
         except OSError:  # gone with the attempt
             continue
@@ -46,4 +46,4 @@ def with_surroundings(failure: Failure, **folders: Path) -> Failure:
 def surroundings_of(about: Mapping[str, str]) -> dict[str, int]:
     """Read what :func:`with_surroundings` noted; empty when nothing was."""
     noted = {name.removeprefix(PREFIX): value for name, value in about.items() if name.startswith(PREFIX)}
-    return {name: int(value) for name, value in noted.items() if value.isdecimal()}
+    return {name: int(value) for name, value in noted.items() if len(value) < 20 and value.isdecimal()}

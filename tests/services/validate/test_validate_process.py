@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -201,3 +202,22 @@ def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: C
     result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)
     assert (result.status, result.reason) == ("failed", "STAGE_TIMEOUT")
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_what_native_code_prints_never_reaches_the_pipe(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from slipway_validate import runner\n"
+        "def execute(spec, folder):\n"
+        "    os.write(1, b'native \\xff without an end')\n"
+        "    runner._report('windows', 1, 2)\n"
+        "    return runner.RunResult(), None\n"
+        "runner.execute = execute; sys.argv = ['runner', sys.argv[1]]; runner.main()"
+    )
+    spec = Spec(run=RunSpec(runtime="transformers", model=tmp_path, tokens=tmp_path / "none.npy"))
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as runner:  # the end of its input would end it
+        said, printed = runner.stdout.read(), runner.stderr.read()
+    assert json.loads(said) == {"phase": "windows", "done": 1, "total": 2}
+    assert b"native" in printed
