@@ -32,7 +32,10 @@ def scale(weight: torch.Tensor) -> float:
     return max(weight.abs().max().item(), 1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", FORMS)
 def test_form(tmp_path, name, dtype):
     form = FORMS[name]

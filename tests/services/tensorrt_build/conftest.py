@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
     def call(source: Path, **params: Any) -> tuple[Path, Context]:
+        gc.collect()  # TensorRT warns while an earlier builder is there, and each test has a log of its own
         ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
         return STAGE.run({"onnx": source}, TensorRTBuildParams(**params), ctx)["tensorrt"], ctx
 

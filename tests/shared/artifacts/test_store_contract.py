@@ -25,11 +25,10 @@ def folder_of(path: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.fixture(params=["local", "s3", "cached"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+def store(request: pytest.FixtureRequest, s3: S3Server, tmp_path: Path) -> ArtifactStore:
     if request.param == "local":
         return LocalStore(tmp_path / "store")
-    server: S3Server = request.getfixturevalue("s3")
-    remote = S3Store(S3Bucket(server.options(), BUCKET, prefix=uuid.uuid4().hex))
+    remote = S3Store(S3Bucket(s3.options(), BUCKET, prefix=uuid.uuid4().hex))
     return remote if request.param == "s3" else CachedStore(remote, LocalStore(tmp_path / "store"))
 
 
