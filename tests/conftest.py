@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from made_once import made_once
 from s3_server import S3Server, s3_server
 
 pytest_plugins = ["leftovers", "encodable_reports"]
@@ -73,10 +73,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(made)
     from slipway.sample import make_sample
 
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "sample"
-    with (folder.parent / "sample.lock").open("wb") as lock:  # whoever comes second takes what the first one trained
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with made_once(tmp_path_factory, "sample") as folder:
         make_sample(folder)
     return folder
 

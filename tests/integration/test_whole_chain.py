@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from cli import Done, slipway
+from made_once import made_once
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -21,22 +24,25 @@ WEIGHTS = {"pytorch": "model.safetensors", "pytorch-int4": "model.safetensors", 
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+def shared(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which one export, and the same export again, were made for all tests; they only read it."""
+    with made_once(tmp_path_factory, "whole-chain") as shared:
+        for name in ("first.json", "again.json"):
+            if not (shared / name).exists():
+                command = ("export", "-c", sample / "export.yaml", "--out", shared / "exported", "--json")
+                done = slipway(*command, "--progress", "json", home=shared / "home", timeout=1500)
+                (shared / name).write_text(json.dumps(asdict(done)))
+    return shared
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exported")
+def home(shared: Path) -> Path:
+    return shared / "home"
 
 
 @pytest.fixture(scope="module")
-def done(sample: Path, home: Path, out: Path) -> Done:
-    return slipway("export", "-c", sample / "export.yaml", "--out", out, "--json", home=home, timeout=1500)
-
-
-@pytest.fixture(scope="module")
-def result(done: Done) -> dict[str, Any]:
+def result(shared: Path) -> dict[str, Any]:
+    done = finished(shared / "first.json")
     assert done.code == 0, done.err[-3000:]
     return done.json
 
@@ -44,6 +50,10 @@ def result(done: Done) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(result: dict[str, Any]) -> Path:
     return Path(result["output_directory"])
+
+
+def finished(path: Path) -> Done:
+    return Done(**json.loads(path.read_text()))
 
 
 def test_every_format_asked_for_is_delivered_complete(result: dict[str, Any], folder: Path) -> None:
@@ -179,8 +189,8 @@ def test_the_model_card_s_examples_run(folder: Path) -> None:
         assert run.stderr.count("\n") == 1, run.stderr
 
 
-def test_the_same_command_again_reuses_everything(sample: Path, home: Path, out: Path, result: dict[str, Any]) -> None:
-    again = slipway("export", "-c", sample / "export.yaml", "--out", out, "--json", "--progress", "json", home=home)
+def test_the_same_command_again_reuses_everything(shared: Path, result: dict[str, Any]) -> None:
+    again = finished(shared / "again.json")
     assert again.code == 0, again.err
     assert '"event": "task"' in again.err
     assert '"state": "running"' not in again.err  # no task was carried out
@@ -201,8 +211,6 @@ def test_another_export_shares_what_is_the_same(
 
 
 def test_verify_finds_a_changed_file(sample: Path, home: Path, tmp_path: Path, folder: Path) -> None:
-    import shutil
-
     assert slipway("verify", folder, home=home).code == 0
     copy = shutil.copytree(folder, tmp_path / "copy")
     target = copy / "pytorch" / "model.safetensors"
