@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from slipway import metrics
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
-from slipway.security.access_file import unauthenticated
+from slipway.security.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
 from slipway.security.principals import OWNER, Principal
 from slipway.security.rules import RULES, Rule
@@ -22,25 +22,11 @@ from slipway.wire import STATUS_KEY, call_status
 
 log = logging.getLogger("slipway.security")
 
-_BEARER = "bearer "
-_SCHEME = "transport_security_type"
-_NAMES = "x509_subject_alternative_name"
-
-ANONYMOUS = Principal("anonymous", frozenset())
 current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
 """Who makes the call that is being answered."""
 
 Context = grpc.aio.ServicerContext
 Parse = Callable[[bytes], Any] | None
-Metadata = Sequence[tuple[str, str | bytes]]
-
-
-class Authenticator(Protocol):
-    """Finds out who calls."""
-
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """The principal, or ServiceError ``UNAUTHENTICATED``."""
-        ...
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -61,11 +47,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         limits: Limits | None = None,
         rules: Mapping[str, Rule] = RULES,
     ) -> None:
-        self._authenticator = authenticator
-        self._encrypted_only = encrypted_only
+        self._callers = Callers(authenticator, encrypted_only=encrypted_only)
         self._limits = limits or Limits()
         self._rules = rules
-        self._streams = OpenStreams(self._limits.streams)
+        self._streams = OpenStreams(self._limits)
 
     async def intercept_service(
         self,
@@ -88,7 +73,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 current_principal.set(principal)
                 if handler.request_streaming:
                     requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
-                    with self._streams.one(_client(principal, context)):
+                    async with self._counted(principal, context):
                         return await behaviour(requests, context)
                 checked = self._read(rule, principal, request, handler.request_deserializer)
                 async with _in_time(f"{details.method} took longer", rule.seconds):
@@ -105,7 +90,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 read = self._requests if handler.request_streaming else self._read
                 checked = read(rule, principal, request, handler.request_deserializer)
                 current_principal.set(principal)
-                with self._streams.one(_client(principal, context)):
+                async with self._counted(principal, context):
                     await self._stream(behaviour(checked, context), context)
             except ModelExportError as error:
                 await _abort(context, error)
@@ -156,15 +141,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if rule is None:
             raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
         if not rule.roles:
-            return rule, ANONYMOUS
-        identity = context.auth_context() or {}
-        encrypted = _SCHEME in identity and identity[_SCHEME] != [b"insecure"]
-        if self._encrypted_only and not encrypted:
-            raise unauthenticated("this port answers only health checks without TLS")
-        names = [name.decode(errors="replace") for name in identity.get(_NAMES, ())]
-        principal = self._authenticator.identify(
-            token=bearer_token(tuple(details.invocation_metadata or ())), certificate_names=names
-        )
+            return rule, self._callers.identify_if_shown(context)
+        principal = self._callers.identify(context)
         if not principal.roles & rule.roles:
             raise denied(
                 f"{principal.name} may not call {method.rpartition('/')[2]}",
@@ -173,6 +151,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if rule.every_project and not principal.may_see("*"):
             raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
         return rule, principal
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
+        """Count a stream as its caller's while it is open.
+
+        Raises:
+            ServiceError: reason ``LIMIT_EXCEEDED``.
+        """
+        if principal is ANONYMOUS:
+            async with self._streams.unnamed(host_of(context)):
+                yield
+        else:
+            with self._streams.one(principal.name):
+                yield
 
     def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
         """The request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
@@ -235,21 +227,6 @@ def no_artifact(project: str, digest: str) -> ArtifactError:
     )
 
 
-def bearer_token(metadata: Metadata) -> str:
-    """The token of a call, empty without one.
-
-    Raises:
-        ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several of them.
-    """
-    values = [value for key, value in metadata if key == "authorization"]
-    if not values:
-        return ""
-    value = values[0]
-    if len(values) > 1 or not isinstance(value, str) or not value.lower().startswith(_BEARER):
-        raise unauthenticated("authorization is not one bearer token")
-    return value[len(_BEARER) :].strip()
-
-
 def denied(what: str, *, remedy: str) -> ServiceError:
     """The refusal of a caller whose role does not go so far."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
@@ -268,11 +245,6 @@ def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
             return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
-def _client(principal: Principal, context: Context) -> str:
-    """Whose streams are counted together."""
-    return principal.name if principal.roles else _host(context)
-
-
 @contextlib.asynccontextmanager
 async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
     """End what takes too long.
@@ -287,14 +259,9 @@ async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
         raise ServiceError(f"{what} than {seconds:g} s", reason="CALL_TIMEOUT", remedy="try again") from error
 
 
-def _host(context: Context) -> str:
-    """Where a call comes from, without the port."""
-    return str(context.peer()).rpartition(":")[0]
-
-
 async def _abort(context: Context, error: ModelExportError) -> None:
     metrics.CALLS_REFUSED.add(reason=error.reason)
     if error.reason in {"UNAUTHENTICATED", "PERMISSION_DENIED", "LIMIT_EXCEEDED"}:
-        log.info(f"refused a call from {_host(context)}: {error.reason}: {error.message}")
+        log.info(f"refused a call from {host_of(context)}: {error.reason}: {error.message}")
     code, details, status = call_status(error.failure())
     await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from slipway.errors import ConfigurationError
 from slipway.rpc import listen
 from slipway.security.access_file import AccessFile, Everyone, Nobody
-from slipway.security.interceptor import AccessInterceptor, Authenticator
+from slipway.security.callers import Authenticator
+from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
 from slipway.security.principals import OWNER
 from slipway.security.settings import Security
