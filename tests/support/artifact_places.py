@@ -39,7 +39,7 @@ class Place(Harness):
             f"  - {{name: {n}, {what}, token_sha256: {token_hash(self.tokens[n])}}}" for n, what in people.items()
         ]
         access.write_text("\n".join(["principals:", *entries]))
-        security = ServerSecurity(authenticator=AccessFile(access))
+        security = ServerSecurity(authenticator=AccessFile(access), audits=True)
         super().__init__(home, with_worker=False, security=security, options=options)
 
     def client_of(self, name: str, *, project: str = "") -> Client:

@@ -51,6 +51,18 @@ def create_request(
     )
 
 
+def list_request(
+    project: str,
+    *,
+    page_size: int,
+    filter: str,  # noqa: A002 - the field's name everywhere
+    summary: bool,
+) -> pb.ListExportsRequest:
+    """The request of ``list_exports`` for the first page."""
+    view = pb.EXPORT_VIEW_SUMMARY if summary else pb.EXPORT_VIEW_FULL
+    return pb.ListExportsRequest(parent=f"projects/{project}", page_size=page_size, filter=filter, view=view)
+
+
 def with_trace(metadata: Metadata) -> Metadata:
     """Metadata of a call, with the trace it belongs to."""
     traceparent = current_traceparent()

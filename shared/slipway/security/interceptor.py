@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from slipway import metrics
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
+from slipway.security.audit import AUDITED, Attempt, audited
 from slipway.security.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
 from slipway.security.principals import OWNER, Principal
@@ -37,6 +38,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
         limits: What one client may use.
         rules: Terms of each RPC.
+        audits: Write down who changes what; see :mod:`slipway.security.audit`.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         encrypted_only: bool = False,
         limits: Limits | None = None,
         rules: Mapping[str, Rule] = RULES,
+        audits: bool = False,
     ) -> None:
         self._callers = Callers(authenticator, encrypted_only=encrypted_only)
         self._limits = limits or Limits()
         self._rules = rules
+        self._audits = audits
         self._streams = OpenStreams(self._limits)
 
     async def intercept_service(
@@ -68,34 +72,52 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _answering(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
-            try:
-                rule, principal = self._admit(details, context)
-                current_principal.set(principal)
-                if handler.request_streaming:
-                    requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
-                    async with self._counted(principal, context):
-                        return await behaviour(requests, context)
-                checked = self._read(rule, principal, request, handler.request_deserializer)
-                async with _in_time(f"{details.method} took longer", rule.seconds):
-                    return await behaviour(checked, context)
-            except ModelExportError as error:
-                await _abort(context, error)
+            with self._audited(details, handler, request, context) as attempt:
+                try:
+                    rule, principal = self._admit(details, context)
+                    if handler.request_streaming:
+                        requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
+                        async with self._counted(principal, context):
+                            return await behaviour(requests, context)
+                    attempt.request = self._read(rule, principal, request, handler.request_deserializer)
+                    async with _in_time(f"{details.method} took longer", rule.seconds):
+                        attempt.response = await behaviour(attempt.request, context)
+                except ModelExportError as error:
+                    await _abort(context, error)
+                return attempt.response
 
         return call
 
     def _streaming(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> None:
-            try:
-                rule, principal = self._admit(details, context)
-                read = self._requests if handler.request_streaming else self._read
-                checked = read(rule, principal, request, handler.request_deserializer)
-                current_principal.set(principal)
-                async with self._counted(principal, context):
-                    await self._stream(behaviour(checked, context), context)
-            except ModelExportError as error:
-                await _abort(context, error)
+            with self._audited(details, handler, request, context) as attempt:
+                try:
+                    rule, principal = self._admit(details, context)
+                    read = self._requests if handler.request_streaming else self._read
+                    attempt.request = read(rule, principal, request, handler.request_deserializer)
+                    async with self._counted(principal, context):
+                        await self._stream(behaviour(attempt.request, context), context, attempt)
+                except ModelExportError as error:
+                    await _abort(context, error)
 
         return call
+
+    @contextlib.contextmanager
+    def _audited(
+        self, details: grpc.HandlerCallDetails, handler: Any, data: Any, context: Context
+    ) -> Iterator[Attempt]:
+        """Note what becomes of a call, and write it down if it is of a method that changes something."""
+        method = str(details.method)
+
+        def read() -> Any:
+            check_size(data, self._rules[method].max_bytes)
+            return handler.request_deserializer(data)
+
+        is_written = self._audits and method in AUDITED
+        with audited(
+            Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
+        ) as attempt:
+            yield attempt
 
     async def _requests(
         self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
@@ -114,13 +136,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             yield self._read(rule, principal, data, parse, about=rule.resource if first else "")
             first = False
 
-    async def _stream(self, answering: Any, context: Context) -> None:
+    async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
         """Send what a method yields; a reader that does not take a message in time is let go."""
         if not hasattr(answering, "__aiter__"):
             await answering  # it writes to the context itself
             return
         try:
             async for response in answering:
+                attempt.goes_on(response)
                 try:
                     async with asyncio.timeout(self._limits.write_seconds):
                         await context.write(response)
@@ -136,6 +159,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         Raises:
             ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
         """
+        current_principal.set(ANONYMOUS)
         method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
@@ -143,6 +167,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if not rule.roles:
             return rule, self._callers.identify_if_shown(context)
         principal = self._callers.identify(context)
+        current_principal.set(principal)
         if not principal.roles & rule.roles:
             raise denied(
                 f"{principal.name} may not call {method.rpartition('/')[2]}",
