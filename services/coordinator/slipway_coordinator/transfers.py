@@ -21,8 +21,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _RETRY_SECONDS = "1"
-_LOOKERS = 8
-_LOOKS_OF_ONE, _ITEMS_OF_A_LOOK = 4, 64
+_ITEMS_OF_A_LOOK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,8 @@ class TransferLimits:
     """What passes through a coordinator at a time, and how fast.
 
     Attributes:
-        at_once: Files in each direction; with what each holds in memory, this bounds what they take together.
-        each: Those of one principal in each direction.
+        at_once: Files in each direction, and looks at the store; with what a file holds in memory, this bounds what they take together.
+        each: Those of one principal.
         bytes_per_second: What a client has to send or read on average, while the coordinator waits for it.
         patience_seconds: How far a client may fall behind that: how long it may send or read nothing.
     """
@@ -103,17 +102,17 @@ class Pace:
 
 
 class Transfers:
-    """Turns of callers, and the threads that do their work: apart for what comes in, what goes out, and short looks.
+    """Turns of callers, and the threads that do their work: apart for what comes in, what goes out, and looks at the store.
 
     All methods run on one event loop.
     """
 
     def __init__(self, limits: TransferLimits) -> None:
         self._limits = limits
-        self.incoming = Direction(limits, "in")
-        self.outgoing = Direction(limits, "out")
+        self.incoming = Lane(limits, "in")
+        self.outgoing = Lane(limits, "out")
+        self.looks = Lane(limits, "looks")
         self._uploads: Counter[str] = Counter()
-        self._lookers = ThreadPoolExecutor(_LOOKERS, thread_name_prefix="slipway-transfers")
 
     @contextlib.contextmanager
     def upload(self, project: str, *, most: int) -> Iterator[None]:
@@ -141,12 +140,15 @@ class Transfers:
         """Begin to measure how fast a client is."""
         return Pace(self._limits)
 
-    async def look(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call something short in a thread; see :func:`in_thread`."""
-        return await in_thread(self._lookers, function, *arguments)
+    async def look(self, principal: str, project: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Wait for a turn, and call something short in a thread."""
+        async with self.looks.turn(principal, project=project):
+            return await self.looks.run(function, *arguments)
 
-    async def look_at_each(self, function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-        """Call it for each of any number of items, a few at a time, so that the looks of others come between."""
+    async def look_at_each(
+        self, principal: str, project: str, function: Callable[[Item], T], items: Iterable[Item]
+    ) -> list[T]:
+        """Call it for each of any number of items, some of them in a turn, so that the looks of others come between."""
         rest = iter(items)
         found: list[list[T]] = []
 
@@ -156,19 +158,19 @@ class Transfers:
         async def some() -> None:
             while batch := list(itertools.islice(rest, _ITEMS_OF_A_LOOK)):
                 found.append([])  # in the order of the items, whichever is done first
-                await self.look(look_at, batch, found[-1])
+                await self.look(principal, project, look_at, batch, found[-1])
 
-        await asyncio.gather(*(some() for _ in range(_LOOKS_OF_ONE)))
+        await asyncio.gather(*(some() for _ in range(self._limits.each)))
         return [result for results in found for result in results]
 
     def close(self) -> None:
         """Let the threads end."""
-        for pool in (self._lookers, self.incoming.threads, self.outgoing.threads):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for lane in (self.incoming, self.outgoing, self.looks):
+            lane.threads.shutdown(wait=False, cancel_futures=True)
 
 
-class Direction:
-    """What passes in one direction: its turns, and a thread for each of them."""
+class Lane:
+    """One kind of work: its turns, and a thread for each of them."""
 
     def __init__(self, limits: TransferLimits, name: str) -> None:
         self._turns = Turns(limits.at_once, each=limits.each)
@@ -184,8 +186,14 @@ class Direction:
         return self._turns.one(principal, project=project)
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Do the blocking work of a turn; see :func:`in_thread`."""
-        return await in_thread(self.threads, function, *arguments)
+        """Do the blocking work of a turn. Who is cancelled meanwhile waits for its end, so that nobody cleans up under its hands."""
+        future = asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            future.exception()  # nobody else asks for it
+            raise
 
     async def stream(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
         """Yield what a blocking iterator gives; the next chunk is read while one is sent."""
@@ -197,17 +205,6 @@ class Direction:
         finally:
             await asyncio.wait([coming])
             await self.run(cast("Any", chunks).close)
-
-
-async def in_thread(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """Call in a thread. Who is cancelled meanwhile waits for its end, so that nobody cleans up under its hands."""
-    future = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        future.exception()  # nobody else asks for it
-        raise
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.wire import failure_of_call
-from slipway_coordinator.transfers import Pace, TransferLimits
+from slipway_coordinator.transfers import Pace, TransferLimits, Transfers
 from slipway_coordinator.turns import Turns
 from slipway_protos.v1 import artifact_pb2 as pb
 
@@ -155,7 +155,7 @@ def test_patience_ends_with_waiting_and_grows_with_bytes() -> None:
         return Pace(TransferLimits(bytes_per_second=1000, patience_seconds=patience))
 
     async def run() -> None:
-        assert await receive(begin(patience=2), *[0.03] * 80) == 80, "three times as fast as it has to be"
+        assert await receive(begin(patience=1), *[0.03] * 50) == 50, "three times as fast as it has to be"
         began = time.monotonic()
         for pauses in ([60.0], [0.0] * 50 + [60.0], [0.2] * 20):  # also after a fast start, and not quite fast enough
             with pytest.raises(ModelExportError) as caught:
@@ -227,3 +227,29 @@ def test_a_principal_leaves_turns_to_others_of_its_project() -> None:
         return now
 
     assert asyncio.run(run()) == [*["greedy"] * 4, "modest"]
+
+
+def test_looks_at_many_files_let_those_of_others_between() -> None:
+    """What one project asks of the store in 20 calls takes 2 s of all its turns; another one's look comes at once."""
+
+    async def run() -> None:
+        transfers, items = Transfers(LIMITS), range(400)
+
+        def slowly(item: int) -> int:
+            time.sleep(0.001)
+            return -item
+
+        async def many(number: int) -> list[int]:
+            return await transfers.look_at_each(f"greedy-{number}", "red", slowly, items)
+
+        asked = [asyncio.create_task(many(number)) for number in range(20)]
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        assert await transfers.look("modest", "blue", lambda: "seen") == "seen"
+        assert time.monotonic() - began < 1
+        assert not any(one.done() for one in asked[10:])
+        for one in asked:
+            assert await one == [-item for item in items]
+        transfers.close()
+
+    asyncio.run(run())
