@@ -52,8 +52,8 @@ def read_documents(state: Path, *conditions: sa.ColumnElement[bool]) -> list[dic
         with engine.connect() as connection:
             documents = [json.loads(text) for text in connection.execute(query).scalars()]
     except sa.exc.DatabaseError as error:
-        if "no such table" in str(error.orig) or "no such column" in str(error.orig):
-            return []  # a column that a filter asks for: what is older has none of it
+        if "no such table" in str(error.orig):
+            return []
         # Only errors of the base class itself are about the file's content; others may pass, as that it is in use.
         raise _unreadable(state, str(error.orig), damaged=type(error) is sa.exc.DatabaseError) from error
     except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slipway.configuration import ExportConfiguration
 from slipway.telemetry import current_traceparent
-from slipway.wire import configuration_message
+from slipway.wire import configuration_message, sendable
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"
@@ -60,7 +60,8 @@ def list_request(
 ) -> pb.ListExportsRequest:
     """The request of ``list_exports`` for the first page."""
     view = pb.EXPORT_VIEW_SUMMARY if summary else pb.EXPORT_VIEW_FULL
-    return pb.ListExportsRequest(parent=f"projects/{project}", page_size=page_size, filter=filter, view=view)
+    parent = sendable(f"projects/{project}")
+    return pb.ListExportsRequest(parent=parent, page_size=page_size, filter=sendable(filter), view=view)
 
 
 def with_trace(metadata: Metadata) -> Metadata:

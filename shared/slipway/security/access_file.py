@@ -48,8 +48,6 @@ class Entry(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.name.isprintable():
-            raise ValueError("name: it is shown and logged, and takes only printable characters")
         if not self.token_sha256 and not self.certificate:
             raise ValueError(f"{self.name}: give token_sha256 or certificate")
         if self.token_sha256 and not is_hash(self.token_sha256):
