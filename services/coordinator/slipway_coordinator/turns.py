@@ -20,8 +20,8 @@ class Turns:
     """Turns that are given in rotation to the projects that wait. All methods run on one event loop.
 
     A project may have a turn more only while it has fewer than are free. So one alone gets half of all turns, the next one half
-    of the rest, and however many turns some projects hold, another one finds one. (The rule is that of dynamic thresholds for shared
-    memory switches: Choudhury and Hahne, 1998, with a factor of 1.)
+    of the rest, and of 16 turns, a sixth project is the first that has to wait for others. (The rule is that of dynamic thresholds for
+    shared memory switches: Choudhury and Hahne, 1998, with a factor of 1.)
 
     Args:
         at_once: How many there are.
