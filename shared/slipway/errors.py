@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+from slipway.texts import shortened
+
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
     2: "usage",
@@ -200,8 +202,12 @@ REASONS: Mapping[str, Reason] = {
 }
 
 
+MOST_TEXT = 20_000
+"""Characters of a message, a remedy, or one entry of what an error is about: the values in them come from anywhere."""
+
+
 class ModelExportError(Exception):
-    """Base of every error Slipway raises on purpose.
+    """Base of every error Slipway raises on purpose. Texts longer than :data:`MOST_TEXT` are shortened.
 
     Args:
         message: What is wrong, naming the thing and its value.
@@ -225,9 +231,9 @@ class ModelExportError(Exception):
         self.reason = reason or self.default_reason
         if self.reason not in REASONS:
             raise ValueError(f"unknown reason {self.reason!r}: add it to slipway.errors.REASONS")
-        self.message = message
-        self.remedy = remedy
-        self.about = {key: str(value) for key, value in (about or {}).items()}
+        self.message = message = shortened(message, MOST_TEXT)
+        self.remedy = remedy = shortened(remedy, MOST_TEXT)
+        self.about = {key: shortened(str(value), MOST_TEXT) for key, value in (about or {}).items()}
         self.retryable = REASONS[self.reason].retryable if retryable is None else retryable
         super().__init__(f"{message}; {remedy}" if remedy else message)
 

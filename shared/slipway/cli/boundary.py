@@ -152,12 +152,12 @@ def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
     from slipway.cli.console import errors
-    from slipway.logs import printable, redact
+    from slipway.logs import redact
 
     lines = Text("error", style="bold red")
-    lines.append(f" [{failure.reason}] ", style="red").append(printable(redact(failure.message)))
+    lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))
     if failure.remedy:
-        lines.append(f"\n  {printable(redact(failure.remedy))}", style="cyan")
+        lines.append(f"\n  {redact(failure.remedy)}", style="cyan")
     errors.print(lines, soft_wrap=True, highlight=False)
 
 
