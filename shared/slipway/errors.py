@@ -160,6 +160,9 @@ REASONS: Mapping[str, Reason] = {
     "STAGE_KILLED": Reason(_C.ABORTED, "somebody else ended the stage's process", retryable=True),
     "STAGE_TIMEOUT": Reason(_C.TIMEOUT, "the stage took longer than its limit", retryable=True),
     "STAGE_ERROR": Reason(_C.INTERNAL, "the stage stopped with an error nobody foresaw"),
+    "RESULT_INVALID": Reason(
+        _C.ABORTED, "what a worker brought is not its task's result: other outputs, no digests, or impossible facts"
+    ),
     "MERGE_NOT_VERIFIED": Reason(_C.VALIDATION, "the merged model does not compute what base and adapter do"),
     "CANCELLED": Reason(_C.CANCELLED, "the export was cancelled"),
     # Artifacts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -172,9 +173,9 @@ def _document(failure: Any) -> dict[str, Any]:
         "retryable": failure.retryable,
         "exit_code": failure.exit_code,
     }
-    problems = about.pop("problems", None)
-    if problems is not None:
-        document["problems"] = json.loads(problems)
+    with contextlib.suppress(ValueError):  # a coordinator's error may say anything
+        document["problems"] = json.loads(about.get("problems", ""))
+        del about["problems"]
     return {**document, "about": about}
 
 

@@ -27,7 +27,7 @@ from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.settings import Security
-from slipway.wire import failure_of_call
+from slipway.wire import failure_of_call, sendable
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -123,8 +123,8 @@ class Client:
         filter: str = "",  # noqa: A002 - the field's name everywhere
     ) -> Iterator[pb.Export]:
         """Exports of a project that the filter takes, newest first, fetched page by page."""
-        parent = f"projects/{project or self.project}"
-        request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=filter)
+        parent = sendable(f"projects/{project or self.project}")
+        request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=sendable(filter))
         while True:
             response = self._calls.call(self._calls.exports.ListExports, request)
             yield from response.exports
@@ -212,7 +212,7 @@ class Client:
 
     def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
         """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
-        parent = f"projects/{project or self.project}"
+        parent = sendable(f"projects/{project or self.project}")
         request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
         while True:
             response = self._calls.call(self._calls.artifacts.ListArtifacts, request)
