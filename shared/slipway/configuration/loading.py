@@ -145,8 +145,15 @@ def _anchor(layer: Layer, folder: Path) -> None:
         layer.problems.append(_no_home("base_model.name", base.value, base.source))
         layer.broken.add("base_model.name")
         return
-    if base.value.startswith((".", "/", "~")) or _absolute(base.value, folder).is_dir():
+    if base.value.startswith((".", "/", "~")) or _is_folder(_absolute(base.value, folder)):
         layer.settings["base_model.name"] = Setting(str(_absolute(base.value, folder)), base.source)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that no file system takes
+        return False
 
 
 def _is_homeless(value: Any) -> bool:
