@@ -62,7 +62,7 @@ def shortened(text: str, most: int = QUOTED_LENGTH) -> str:
 
 def quoted(value: object) -> str:
     """Return a value as a message repeats it: on one line, and of bounded length however large it is."""
-    return shortened(_QUOTING.repr(value))
+    return shortened(printable(_QUOTING.repr(value)))
 
 
 def number_of(text: str, *, most: int) -> int | None:

@@ -19,7 +19,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
-from slipway.texts import one_line
+from slipway.texts import one_line, printable
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def find_sources(
         found = _find(configuration, folders, origins)
     except ModelExportError as error:
         raise folders.named(error) from error
-    return replace(found, warnings=tuple(folders.show(warning) for warning in found.warnings))
+    return replace(found, warnings=tuple(printable(folders.show(warning)) for warning in found.warnings))
 
 
 def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str]) -> Sources:
