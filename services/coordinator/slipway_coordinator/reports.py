@@ -17,15 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.security.limits import exceeded
+from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character, number_of, quoted, shortened
 from slipway.wire import dict_of, failure_of_status
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.offers import Held, WorkerReport
 from slipway_coordinator.records import TaskRecord
 from slipway_protos.v1 import export_pb2, worker_pb2
-
-MOST_FACTS_BYTES = 256 << 10
-"""Size of the facts of one result; those of a large model are a few kilobytes."""
 
 _MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
 _LINE_LENGTH, _WORD_LENGTH = 5000, 200
