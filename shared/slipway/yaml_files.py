@@ -20,6 +20,7 @@ MAX_DEPTH = 32
 MAX_NODES = 5000
 """Values, names and lists of a document; far more than any file of Slipway needs, and read in a fraction of a second."""
 
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _MAX_NUMBER = 400
 """Digits of a number; the largest that a float holds has 309."""
 
@@ -112,11 +113,16 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
         self._measures: dict[int, _Measure] = {}
 
+    def increase_flow_level(self) -> None:
+        """Begin a list or table in brackets; the scanner, which reads ahead, takes quadratic time for many."""
+        super().increase_flow_level()
+        _check(self.flow_level <= MAX_DEPTH, _TOO_DEEP, self.get_mark())
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, or return the one that an alias names."""
         mark = self.peek_event().start_mark
         self._depth += 1
-        _check(self._depth <= MAX_DEPTH, f"it is nested more than {MAX_DEPTH} deep", mark)
+        _check(self._depth <= MAX_DEPTH, _TOO_DEEP, mark)
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self._depth -= 1
