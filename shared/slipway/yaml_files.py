@@ -115,7 +115,7 @@ class _Loader(yaml.SafeLoader):
 
     def increase_flow_level(self) -> None:
         """Begin a list or table in brackets; the scanner, which reads ahead, takes quadratic time for many."""
-        super().increase_flow_level()
+        super().increase_flow_level()  # type: ignore[misc] # the stubs lack it
         _check(self.flow_level <= MAX_DEPTH, _TOO_DEEP, self.get_mark())
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
