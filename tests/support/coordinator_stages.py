@@ -25,6 +25,7 @@ class TinyParams(StageParams):
     logged_bytes: int = 0
     printed_lines: int = 0
     half_a_character: bool = False
+    facts_bytes: int = 0
 
 
 def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[str, Path]:
@@ -40,6 +41,7 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
     for number in range(params.printed_lines):
         print(number, "p" * 60_000, flush=True)
     if params.half_a_character:  # as names of files and escapes in JSON may have it
+        ctx.progress("half \ud83d", done=0, unit="\ud83d")
         ctx.log.warning("half \ud83d")
         raise StageError("half \ud83d", reason="UNSUPPORTED", about={"value": "\ud83d"})
     deadline = time.monotonic() + params.sleep_seconds
@@ -57,6 +59,8 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
     )
     (target / "text").write_text(f"{params.text}({joined})")
     ctx.record(count=count)
+    if params.facts_bytes:
+        ctx.record(more="m" * params.facts_bytes, loss=float("nan"), names=["\ud83d"])
     return {"out": target}
 
 

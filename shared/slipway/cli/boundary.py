@@ -35,6 +35,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     """The exit code of a call; what went wrong is said on standard error, and in JSON on standard output if asked for."""
     from slipway.errors import ModelExportError
+    from slipway.texts import printable
 
     as_json = "--json" in words
     try:
@@ -54,7 +55,7 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
         return _say_failure(error, as_json=as_json, words=words)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
         if "--debug" in words:
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         return _say_failure(_unexpected(error), as_json=as_json, words=words)
     return 0
 

@@ -15,15 +15,16 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from coordinator_harness import CONFIGURATION, DIGEST, Harness, state, states
+from coordinator_harness import CONFIGURATION, DIGEST, Harness, state, states, tiny_export, tiny_task
 from hostile_texts import DECEPTIVE, TEXTS, within_bounds
 from random_messages import messages
 from slipway.errors import ModelExportError
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
 from slipway.wire import STATUS_KEY, configuration_message, failure_of_status, status_of, struct_of
+from slipway_coordinator import graph
 from slipway_coordinator.filters import page_start, page_token, parse_filter
-from slipway_coordinator.graph import Event
+from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.plan import plan
 from slipway_coordinator.records import TaskRecord
 from slipway_coordinator.reports import completion, worker_report
@@ -269,10 +270,6 @@ def test_the_number_of_an_attempt_is_digits(harness: Harness, liar: Liar, attemp
 
 def test_an_export_does_not_fail_without_a_word() -> None:
     """Records of before may hold results under other names; what needs them is skipped, and the export says why."""
-    from coordinator_harness import tiny_export, tiny_task
-    from slipway_coordinator import graph
-    from slipway_coordinator.graph import EventKind
-
     record = graph.begin(tiny_export("x", tiny_task("first"), tiny_task("second", needs=("first",))), now=1.0)
     done = Event(kind=EventKind.SUCCEEDED, time=2.0, task="first", attempt=1, outputs={"other": DIGEST})
     ended = graph.apply(record, done)
