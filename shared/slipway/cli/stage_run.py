@@ -139,5 +139,5 @@ def _value(text: str) -> Any:
     """A parameter's value: JSON where it is JSON, otherwise the text itself."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
