@@ -123,6 +123,15 @@ def test_everything_that_a_console_can_show(capsys: pytest.CaptureFixture[str]) 
     assert clean(err)
 
 
+@pytest.mark.parametrize("name", ["[/red]", "[bold]x[/bold]", ":key:", "[link=https://evil.example]x[/link]", "\\[x]"])
+def test_nothing_in_a_name_is_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show(name, unbroken("", name), Prose("", "", name))
+    errors.print(f"in {name}")
+    out, err = capsys.readouterr()
+    assert out.split("\n") == [name, name, name, ""]
+    assert err == f"in {name}\n"
+
+
 def test_a_table_stays_as_wide_as_the_terminal() -> None:
     table = FittedTable(Column("name"), Column("state"))
     table.add_row(Text("\x1b" * 10, style="red"), "ok")

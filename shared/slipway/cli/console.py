@@ -35,8 +35,9 @@ class CleanConsole(Console):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
-errors = CleanConsole(stderr=True)
-answers = CleanConsole(width=_width())
+# Nor is anything in a text markup: a folder may be called "[/red]" or ":key:".
+errors = CleanConsole(stderr=True, markup=False, emoji=False)
+answers = CleanConsole(width=_width(), markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
