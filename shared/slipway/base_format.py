@@ -42,6 +42,11 @@ def base_format(folder: Path) -> str:
     return method
 
 
+def is_base_format(text: str) -> bool:
+    """Whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
+    return text == "pickle" or text.removeprefix("pickle ") in METHODS
+
+
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
     """Number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
 

@@ -27,6 +27,7 @@ from slipway.model_files import (
 )
 from slipway.safetensors_file import read_safetensors
 from slipway.sharded_checkpoints import sharded_weights
+from slipway.user_paths import user_path
 
 TRAINER_STATE = "trainer_state.json"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -108,7 +109,7 @@ def find_checkpoint(
             (``CHECKPOINT_INCOMPLETE``, ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
             ``UNSAFE_PICKLE``) when it, or none, is usable.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     found = list_checkpoints(folder)
     if not auto_detect_latest:
         found = [checkpoint for checkpoint in found if checkpoint.path == folder]

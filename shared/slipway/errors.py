@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+from slipway.texts import shortened
+
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
     2: "usage",
@@ -158,6 +160,9 @@ REASONS: Mapping[str, Reason] = {
     "STAGE_KILLED": Reason(_C.ABORTED, "somebody else ended the stage's process", retryable=True),
     "STAGE_TIMEOUT": Reason(_C.TIMEOUT, "the stage took longer than its limit", retryable=True),
     "STAGE_ERROR": Reason(_C.INTERNAL, "the stage stopped with an error nobody foresaw"),
+    "RESULT_INVALID": Reason(
+        _C.ABORTED, "what a worker brought is not its task's result: other outputs, no digests, or impossible facts"
+    ),
     "MERGE_NOT_VERIFIED": Reason(_C.VALIDATION, "the merged model does not compute what base and adapter do"),
     "CANCELLED": Reason(_C.CANCELLED, "the export was cancelled"),
     # Artifacts
@@ -203,8 +208,12 @@ REASONS: Mapping[str, Reason] = {
 }
 
 
+MOST_TEXT = 20_000
+"""Characters of a message, a remedy, or one entry of what an error is about: the values in them come from anywhere."""
+
+
 class ModelExportError(Exception):
-    """Base of every error Slipway raises on purpose.
+    """Base of every error Slipway raises on purpose. Texts longer than :data:`MOST_TEXT` are shortened.
 
     Args:
         message: What is wrong, naming the thing and its value.
@@ -228,9 +237,9 @@ class ModelExportError(Exception):
         self.reason = reason or self.default_reason
         if self.reason not in REASONS:
             raise ValueError(f"unknown reason {self.reason!r}: add it to slipway.errors.REASONS")
-        self.message = message
-        self.remedy = remedy
-        self.about = {key: str(value) for key, value in (about or {}).items()}
+        self.message = message = shortened(message, MOST_TEXT)
+        self.remedy = remedy = shortened(remedy, MOST_TEXT)
+        self.about = {key: shortened(str(value), MOST_TEXT) for key, value in (about or {}).items()}
         self.retryable = REASONS[self.reason].retryable if retryable is None else retryable
         super().__init__(f"{message}; {remedy}" if remedy else message)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.safetensors_file import INDEX_SUFFIX, read_index
+from slipway.user_paths import user_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -140,9 +141,9 @@ def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
     """
     try:
-        local = Path(name).expanduser()
+        local = user_path(name)
         folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
-    except (OSError, RuntimeError):  # a name that no file system takes, or the home of somebody who has no account here
+    except OSError:  # a name that no file system takes
         folder = cached_snapshot(name, revision)
     model_files(folder)
     return folder

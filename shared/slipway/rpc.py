@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.health import HealthService
+from slipway.texts import number_of
 from slipway.wire import STATUS_KEY, call_status
 
 log = logging.getLogger("slipway.rpc")
@@ -122,7 +123,7 @@ def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCre
         ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
     """
     port = "" if address.startswith("unix:") else address.rpartition(":")[2]
-    if port.isdigit() and int(port) > 65535:  # gRPC would listen on what is left above that
+    if port.isdigit() and number_of(port, most=65535) is None:  # gRPC would listen on what is left above that
         raise _cannot_listen(address, "the highest port is 65535")
     try:
         if credentials is not None:

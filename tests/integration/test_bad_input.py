@@ -7,12 +7,14 @@ import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import tiny_models
-from cli import Done, slipway
+from cli import Done, run_here, slipway
+from slipway.texts import printable
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,77 @@ def test_bad_settings_are_named_with_one_that_works(project: Project, setting: s
     assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
     assert [name for name in names if name not in done.json["error_message"]] == []
     assert nothing_left(project)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--checkpoint", "~nosuchuser/run"),
+        ("--base-model", "~nosuchuser/base"),
+        ("--out", "~nosuchuser/out"),
+        ("--set", "output.naming_pattern=\x1b[31m{model_name}"),
+        ("--set", "resources.max_memory_bytes=99999999999999999999"),
+        ("--set", "combination.seed=" + "9" * 5000),
+        ("--set", "combination.weights=1e400,1"),
+        ("--set", "validation.heldout=a\u202eb"),
+        ("--set", "x" * 100_000 + "=1"),
+        ("--base-model", "x" * 100_000),
+        ("--checkpoint", "\udcff"),
+    ],
+    ids=lambda words: f"{words[-1]!a:.30}",
+)
+def test_flags_that_nothing_can_be_made_of(
+    project: Project, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--base-model", project.base, "--checkpoint", project.run, "--out", project.out)
+    assert run_here("export", "--plan", "--json", *where, *arguments) == 3
+    said, err = capsys.readouterr()
+    assert json.loads(said)["reason"] in {"CONFIGURATION_INVALID", "CHECKPOINT_NOT_FOUND", "BASE_MODEL_NOT_FOUND"}
+    assert len(said) < 100_000
+    assert printable(said + err) == said + err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "\n".join(["a: &a [x, x, x, x, x, x, x, x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghij")),
+                   "export: {combination: {adapters: *j}}"]),
+        "export: {checkpoint: {path: 2001-99-99}}",
+        "export: {resources: {threads: 0x_, max_memory_bytes: !!int abc}}",
+        "export: {combination: {seed: " + "9" * 5000 + "}}",
+        "export: " + "[" * 50_000,
+        "export: {<<: 3}",
+        'export: {validation: {heldout: "\\ud800"}}',
+    ],
+    ids=["bomb", "date", "scalars", "digits", "deep", "merge", "surrogate"],
+)  # fmt: skip
+def test_files_that_nothing_can_be_made_of(project: Project, document: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = project.root / "export.yaml"
+    file.write_text(document)
+    for source in ("--base-model", project.base, "--checkpoint", project.run), ():
+        assert run_here("export", "-c", file, "--plan", "--json", *source) == 3
+        said, err = capsys.readouterr()
+        assert json.loads(said)["reason"] == "CONFIGURATION_INVALID", said
+        assert len(said) < 100_000
+        assert "Traceback" not in err
+
+
+def test_a_file_without_an_end_is_no_configuration(project: Project) -> None:
+    done = project.export("-c", "/dev/zero")
+    assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
+
+
+def test_a_checkpoint_whose_name_a_terminal_would_obey(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    run = project.run.rename(project.root / "run\x1b[31m\nforged\u202e")
+    (run / "checkpoint-10" / "adapter_model.safetensors").write_bytes(b"")
+    assert run_here("checkpoints", run) == 0
+    assert run_here("checkpoints", run, "--json") == 0
+    assert run_here("checkpoints", run / "gone") == 3
+    said, err = capsys.readouterr()
+    assert said
+    assert err
+    assert printable(said + err) == said + err
 
 
 def test_all_bad_settings_are_reported_at_once(project: Project) -> None:

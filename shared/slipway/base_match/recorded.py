@@ -12,6 +12,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.model_files import CONFIG, cached_snapshot
+from slipway.user_paths import has_unknown_home, user_path
 
 TRAINING_FOLDERS = 3
 """Folders above a checkpoint in which a base model named by a relative path is looked for."""
@@ -63,10 +64,9 @@ def recorded_base(checkpoint: Path, adapter_config: dict[str, Any]) -> Recorded:
 
 
 def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError:  # the home of somebody who has no account here
+    if has_unknown_home(name):
         return
+    path = user_path(name)
     if path.is_absolute():
         yield path
         return
