@@ -64,7 +64,7 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
     texts = list(_texts(config))
     found = sorted(set(names))
     if len(texts) * len(found) > MOST_MATCHES:
-        raise _refusal(f"it has {len(texts)} module patterns for {len(found)} modules, which is more than are matched")
+        raise _refusal(f"{len(texts)} texts that may be patterns, for {len(found)} modules, are more than are matched")
     tried = [(key, text) for key, text in texts if not _CAN_REPEAT.isdisjoint(text)]
     for key, text in tried:
         if len(text) > LONGEST:
