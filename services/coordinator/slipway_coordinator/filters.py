@@ -26,6 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway.json_documents import parse_json
 from slipway_coordinator.schema import exports, labels
 from slipway_coordinator.states import ExportState
 
@@ -114,7 +115,7 @@ def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | Non
     if not token:
         return None
     try:
-        time, name, fingerprint = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+        time, name, fingerprint = parse_json(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
         last = float(time), str(name)
     except (ValueError, TypeError, binascii.Error) as error:
         raise _invalid_token(token) from error

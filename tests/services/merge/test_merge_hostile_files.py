@@ -15,6 +15,7 @@ from hostile_json import answer, documents
 from slipway.errors import ModelExportError
 from slipway_merge.adapter import read_adapter
 from slipway_merge.adapter_config import parse_adapter_config
+from slipway_merge.names import fit_names
 from slipway_merge.vocabulary import check_vocabulary, highest_token_id
 
 CONFIG = {
@@ -66,3 +67,12 @@ def test_more_patterns_than_can_be_matched_are_refused(adapter: Path) -> None:
     found = answer(lambda: parse_adapter_config(config, modules))
     assert isinstance(found, ModelExportError)
     assert (found.reason, "for 5000 modules" in found.message) == ("ADAPTER_CONFIG_INVALID", True)
+
+
+def test_names_under_thousands_of_prefixes_are_refused_in_reasonable_time() -> None:
+    parts = [f"p{chr(97 + number % 26)}{chr(97 + number // 26)}" for number in range(200)]
+    stored = [".".join(parts[start:]) for start in range(1, 198)]
+    wanted = [".".join(parts), *(f"z.{number}.weight" for number in range(60_000))]
+    found = answer(lambda: fit_names(wanted, stored))
+    assert isinstance(found, ModelExportError)
+    assert found.reason == "ADAPTER_BASE_MISMATCH"
