@@ -118,13 +118,18 @@ REASONS: Mapping[str, Reason] = {
         "the checkpoint's weights are FSDP or DeepSpeed shards; the message has the command that converts them",
     ),
     "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
-    "ADAPTER_CONFIG_INVALID": Reason(_C.INVALID_INPUT, "adapter_config.json is not readable or contradicts itself"),
+    "ADAPTER_CONFIG_INVALID": Reason(
+        _C.INVALID_INPUT,
+        "adapter_config.json is not readable, contradicts itself, or asks for more work than can be done",
+    ),
     "ADAPTER_UNSUPPORTED": Reason(
         _C.UNSUPPORTED,
         "this adapter type or option is not merged by this version, or a whole model stands in its place",
     ),
     "SAFETENSORS_CORRUPT": Reason(_C.INVALID_INPUT, "a safetensors file is truncated or its header is not valid"),
-    "UNSAFE_PICKLE": Reason(_C.INVALID_INPUT, "weights are a pickle that would run code when loaded"),
+    "UNSAFE_PICKLE": Reason(
+        _C.INVALID_INPUT, "weights are a pickle that would run code when loaded, or take far more memory than its size"
+    ),
     "BASE_QUANTIZATION_UNSUPPORTED": Reason(
         _C.UNSUPPORTED, "the base model is quantized in a way that is not brought back to 16 bit"
     ),

@@ -27,6 +27,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway.json_documents import parse_json
 from slipway.texts import quoted
 from slipway_coordinator.schema import exports, labels
 from slipway_coordinator.states import ExportState
@@ -120,8 +121,8 @@ def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | Non
     if not token:
         return None
     try:
-        found = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+    except ValueError as error:
         raise _invalid_token(token) from error
     match found:
         case [float(time), str(name), str(fingerprint)]:
