@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from slipway.artifacts.s3_options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
 from slipway.security.settings import Security
+from slipway.stage_environment import added_names
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -35,6 +36,8 @@ class Settings(BaseModel):
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
+        stage_environment: Names of environment variables, separated by commas, that stages get beside
+            [those they need](../../docs/security.md#secrets), also where they look secret (``SLIPWAY_STAGE_ENVIRONMENT``).
         log_level: Level of Slipway's own log (``SLIPWAY_LOG_LEVEL``).
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
@@ -53,6 +56,7 @@ class Settings(BaseModel):
     open_uploads: int = 64
     coordinator: str = ""
     scratch: Path
+    stage_environment: tuple[str, ...] = ()
     log_level: LogLevel = "info"
     tracing: Tracing = ""
     project: str = "default"
@@ -92,6 +96,7 @@ class Settings(BaseModel):
             open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
+            stage_environment=added_names(environment),
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
             tracing=_choice(environment, "SLIPWAY_TRACING", "", get_args(Tracing)),
             project=environment.get("SLIPWAY_PROJECT") or "default",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -87,14 +86,14 @@ class Run:
 
     def servers(self, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
         access = {"SLIPWAY_ACCESS_FILE": str(self.private / "access.yaml")}
-        command = [sys.executable, "-m", "slipway_coordinator", "--listen", "localhost:0", "--state"]
+        command = [SLIPWAY, "coordinator", "--listen", "localhost:0", "--state"]
         command += [str(self.home / "state.db"), "--log-level", "DEBUG"]
         coordinator = stack.enter_context(
             process(command, self.home / "coordinator.log", **self.environment(), **access)
         )
         self.address = f"localhost:{wait_for(lambda: port_of(coordinator))}"
         wait_for(self.answers)
-        command = [sys.executable, "-m", "slipway.worker", "--stage", "merge,quantize,validate,onnx_export"]
+        command = [SLIPWAY, "worker", "--stage", "merge,quantize,validate,onnx_export"]
         command += [
             "--coordinator",
             self.address,

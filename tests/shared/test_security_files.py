@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
+from cli import run_here
 from slipway.errors import ModelExportError
-from slipway.security.__main__ import main as make_token
 from slipway.security.access_file import AccessFile, load_access
 from slipway.security.channels import Identity
 from slipway.security.settings import Security
@@ -78,15 +77,14 @@ def test_tokens_are_long_and_all_compared() -> None:
 
 def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token_file, access = tmp_path / "token", tmp_path / "access.yaml"
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["x", "--name", "ci", "--role", "submitter", "--project", "red", "--project", "blue"]
-        patch.setattr("sys.argv", [*words, "--token-file", str(token_file)])
-        assert make_token() == 0
-        assert make_token() == 3  # never overwritten
+    words = ["token", "--name", "ci", "--role", "submitter", "--project", "red", "--project", "blue"]
+    assert run_here(*words, "--token-file", token_file) == 0
     assert token_file.stat().st_mode & 0o777 == 0o600
     out = capsys.readouterr().out
     token = token_file.read_text().strip()
     assert token not in out
+    assert run_here(*words, "--token-file", token_file) == 3  # never overwritten
+    assert token_file.read_text().strip() == token
     access.write_text("principals:\n" + out)
     principal = AccessFile(access).identify(token=token, certificate_names=())
     assert (principal.name, principal.projects) == ("ci", frozenset({"red", "blue"}))
@@ -97,18 +95,17 @@ def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: py
     [
         (["--name", "a: {b", "--role", "viewer", "--project", "*"], 0),
         (["--name", "w", "--role", "worker"], 0),
-        (["--name", "w", "--role", "worker", "--project", "red"], 2),
-        (["--name", "v", "--role", "viewer"], 2),
-        (["--name", "v", "--role", "viewer", "--project", "Red/.."], 2),
+        (["--name", "w", "--role", "worker", "--project", "red"], 3),
+        (["--name", "v", "--role", "viewer"], 3),
+        (["--name", "v", "--role", "viewer", "--project", "Red/.."], 3),
+        (["--name", "v", "--role", "root"], 2),
     ],
 )
 def test_the_command_makes_no_entry_that_is_refused_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
 ) -> None:
     token_file, access = tmp_path / "token", tmp_path / "access.yaml"
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
-        patch.setattr("sys.argv", ["x", *words, "--token-file", str(token_file)])
-        assert make_token() == code
+    assert run_here("token", *words, "--token-file", token_file) == code
     assert token_file.exists() is (code == 0)
     out = capsys.readouterr().out
     assert bool(out) is (code == 0)

@@ -6,7 +6,7 @@
       - name: ci
         role: submitter                # viewer, submitter, operator or worker
         projects: [research]           # or ["*"]
-        token_sha256: 5f2c…            # of a token that python -m slipway.security made
+        token_sha256: 5f2c…            # of a token that slipway token made
         expires: 2027-06-30            # optional: the token's last day (UTC)
         holds_store: true              # optional: it has the artifact store's credentials, too
       - name: workers

@@ -229,6 +229,6 @@ def _bad_token(where: str, what: str = "holds no token") -> ConfigurationError:
     return ConfigurationError(
         f"{where} {what}",
         reason="ACCESS_INVALID",
-        remedy="it is one line of 16 to 512 printable characters; python -m slipway.security makes one",
+        remedy="it is one line of 16 to 512 printable characters; slipway token makes one",
         about={"file": where},
     )
