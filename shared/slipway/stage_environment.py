@@ -32,7 +32,7 @@ _NAMES = frozenset(
 )  # fmt: skip
 _PREFIXES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "CUDNN_", "GOMP_", "KMP_", "LC_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_",
-    "OMP_", "OPENBLAS_", "ORT_", "PYTORCH_", "RAYON_", "TOKENIZERS_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_",
+    "OMP_", "OPENBLAS_", "ORT_", "PYTORCH_", "RAYON_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_",
     "VECLIB_",
 )  # fmt: skip
 """Of settings of the locale, of GPUs and of numeric libraries."""

@@ -59,7 +59,10 @@ def test_an_export_of_the_current_folder(checkpoint: Checkpoint, tmp_path: Path)
 
 def test_one_stage_and_what_looks_at_the_current_folder(checkpoint: Checkpoint, tmp_path: Path) -> None:
     inputs = ("--input", f"base={checkpoint.base}", "--input", "adapter=.")
-    for words in (("stage", "merge", *inputs, "--param", "verify=spot", "--out", tmp_path / "out"), ("checkpoints", ".")):
+    for words in (
+        ("stage", "merge", *inputs, "--param", "verify=spot", "--out", tmp_path / "out"),
+        ("checkpoints", "."),
+    ):
         done = checkpoint.slipway(*words)
         assert (done.returncode, checkpoint.traps.ran()) == (0, []), done.stderr
 

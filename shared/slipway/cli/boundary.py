@@ -53,7 +53,7 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
         return _say_failure(error, as_json=as_json, words=words)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
         if "--debug" in words:
-            traceback.print_exc()
+            sys.stderr.write(_traceback(error))
         return _say_failure(_unexpected(error), as_json=as_json, words=words)
     return 0
 
@@ -129,10 +129,16 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
         lines = "".join(f"{name}: {value}\n" for name, value in left.items())
-        path.write_text(redact("".join(traceback.format_exception(error)) + "\n" + lines), encoding="utf-8")
+        path.write_text(f"{_traceback(error)}\n{redact(lines)}", encoding="utf-8")
     except (OSError, ConfigurationError):
         return None
     return path
+
+
+def _traceback(error: Exception) -> str:
+    from slipway.logs import redact
+
+    return redact("".join(traceback.format_exception(error)))
 
 
 def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slipway.errors import ConfigurationError, ServiceError
+from slipway.security.named_files import described
 from slipway.security.principals import Principal, Role
 from slipway.security.reloading import Reloaded
 from slipway.security.tokens import is_hash, matching
@@ -92,7 +93,7 @@ def load_access(path: Path) -> AccessList:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         return AccessList.model_validate(document)
     except OSError as error:
-        raise _invalid(path, error.strerror or str(error)) from error
+        raise _invalid(path, error.strerror or "it cannot be read") from None
     except ValidationError as error:
         problems = "; ".join(
             (".".join(map(str, found["loc"])) or "the document") + ": " + found["msg"].removeprefix("Value error, ")
@@ -169,6 +170,7 @@ def _in_time(entry: Entry) -> Entry:
 
 
 def _invalid(path: Path, what: str) -> ConfigurationError:
+    name = described(path, "access_file")
     return ConfigurationError(
-        f"{path}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": str(path)}
+        f"{name}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": name}
     )
