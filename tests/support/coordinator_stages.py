@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from slipway.errors import StageError
 from slipway.stage import Context, Stage, StageParams
 
@@ -25,6 +27,7 @@ class TinyParams(StageParams):
     logged_bytes: int = 0
     printed_lines: int = 0
     half_a_character: bool = False
+    facts: dict[str, Any] = Field(default_factory=dict)
 
 
 def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[str, Path]:
@@ -56,7 +59,7 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
         (folder / "text").read_text() for _, folder in sorted(inputs.items()) if (folder / "text").exists()
     )
     (target / "text").write_text(f"{params.text}({joined})")
-    ctx.record(count=count)
+    ctx.record(count=count, **params.facts)
     return {"out": target}
 
 

@@ -56,5 +56,5 @@ def slipway(
 
     Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed ·
     5 out of a resource · 6 unsupported · 7 unavailable, try again · 130 interrupted ·
-    1 a fault of Slipway itself: please report it
+    141 whoever read the output has closed it · 1 a fault of Slipway itself: please report it
     """

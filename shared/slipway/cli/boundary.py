@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,13 +23,14 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     from slipway.cli.app import app
     from slipway.cli.completion import join_words
     from slipway.cli.encoding import write_any_encoding
+    from slipway.cli.unread import flush
 
     join_words(os.environ)
     write_any_encoding()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    sys.exit(outcome(lambda: app(args=words, prog_name="slipway"), words))
+    sys.exit(flush(outcome(lambda: app(args=words, prog_name="slipway"), words)))
 
 
 def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
@@ -39,14 +41,7 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     try:
         call()
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(bool(error.code))
-        # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
-        if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
-            return _say_failure(_interrupted(words), as_json=as_json, words=words)
-        if code == EXIT_USAGE and as_json:
-            message = f"{_misused(error)}; see slipway --help"
-            _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
-        return code
+        return _left(error, words)
     except KeyboardInterrupt:
         return _say_failure(_interrupted(words), as_json=as_json, words=words)
     except ModelExportError as error:
@@ -56,6 +51,25 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
             sys.stderr.write(_traceback(error))
         return _say_failure(_unexpected(error), as_json=as_json, words=words)
     return 0
+
+
+def _left(error: SystemExit, words: Sequence[str]) -> int:
+    """The exit code of a command that typer, or the command itself, has ended."""
+    from slipway.cli.unread import EXIT_UNREAD, left_unread
+
+    as_json = "--json" in words
+    if left_unread(error):
+        return EXIT_UNREAD
+    if isinstance(error.__context__, BrokenPipeError):  # of some connection; typer takes it for the output's
+        return _say_failure(_unexpected(error.__context__), as_json=as_json, words=words)
+    code = error.code if isinstance(error.code, int) else int(bool(error.code))
+    # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
+    if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
+        return _say_failure(_interrupted(words), as_json=as_json, words=words)
+    if code == EXIT_USAGE and as_json:
+        message = f"{_misused(error)}; see slipway --help"
+        _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
+    return code
 
 
 def _misused(error: SystemExit) -> str:
@@ -145,12 +159,14 @@ def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:
     from slipway.cli.progress_form import error_line, progress_is_json
 
     failure = error.failure()
-    if progress_is_json(words, os.environ):
-        sys.stderr.write(error_line(failure) + "\n")
-    else:
-        _show_failure(failure)
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # that nobody hears of it makes it no other failure
+        if progress_is_json(words, os.environ):
+            sys.stderr.write(error_line(failure) + "\n")
+        else:
+            _show_failure(failure)
     if as_json:
-        _print_json(_document(failure))
+        with contextlib.suppress(BrokenPipeError):
+            _print_json(_document(failure))
     return int(failure.exit_code)
 
 
