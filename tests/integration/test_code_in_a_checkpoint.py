@@ -21,6 +21,7 @@ from slipway.executor.process import Execution, execute
 from traps import Traps
 
 ONLY_PYTORCH = ("--set", "formats.onnx.enabled=false")
+VALIDATED = ["validation.test_samples=1", "validation.benchmark_performance=false"]
 
 
 class Checkpoint:
@@ -45,18 +46,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint(tmp_path_factory.mktemp("trapped"))
 
 
-def test_an_export_of_the_current_folder(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Also the runner of the validation, which is a process of the stage's."""
+@pytest.mark.parametrize(
+    "settings",
+    [["validation.enabled=false"], pytest.param(VALIDATED, marks=pytest.mark.slow)],
+    ids=["merged", "validated"],
+)
+def test_an_export_of_the_current_folder(checkpoint: Checkpoint, tmp_path: Path, settings: list[str]) -> None:
+    """Also the runner of a validation, which is a process of the stage's."""
     where = ("--checkpoint", ".", "--base-model", checkpoint.base, "--out", tmp_path / "out")
-    few = ("--set", "validation.test_samples=1", "--set", "validation.benchmark_performance=false")
-    done = checkpoint.slipway("export", "--json", *where, *ONLY_PYTORCH, *few)
+    more = [word for setting in settings for word in ("--set", setting)]
+    done = checkpoint.slipway("export", "--json", *where, *ONLY_PYTORCH, *more)
     assert checkpoint.traps.ran() == []
     found = json.loads(done.stdout)
     assert found["paths"]["pytorch"], done.stderr
-    assert found["formats"]["pytorch"]["status"] in {"passed", "failed"}  # it was loaded, and run
+    if settings == VALIDATED:
+        assert found["formats"]["pytorch"]["status"] in {"passed", "failed"}  # it was loaded, and run
     assert list((tmp_path / "out").rglob("*.py")) == []
 
 
+@pytest.mark.slow
 def test_one_stage_and_what_looks_at_the_current_folder(checkpoint: Checkpoint, tmp_path: Path) -> None:
     inputs = ("--input", f"base={checkpoint.base}", "--input", "adapter=.")
     for words in (

@@ -40,4 +40,4 @@ def flush(code: int) -> int:
 def _is_unread(descriptor: int) -> bool:
     looked = select.poll()
     looked.register(descriptor, 0)
-    return any(found & select.POLLERR for _, found in looked.poll(0))
+    return any(found & (select.POLLERR | select.POLLHUP) for _, found in looked.poll(0))
