@@ -39,6 +39,7 @@ EXIT_CODES: Mapping[int, str] = {
     6: "unsupported",
     7: "unavailable, try again",
     130: "interrupted",
+    141: "whoever read the output has closed it",
     1: "a fault of Slipway itself: please report it",
 }
 """What a command's exit code says to a script."""

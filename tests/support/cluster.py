@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cli import SLIPWAY
 from coordinator_harness import state, wait_for
 from free_ports import free_port
 from postgres_server import PostgresServer
@@ -145,7 +145,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self.database = self.postgres.create(f"c{os.getpid()}_{time.monotonic_ns()}")
-        migration = [sys.executable, "-m", "slipway_coordinator", "migrate", "--state", self.database]
+        migration = [SLIPWAY, "coordinator", "migrate", "--state", self.database]
         subprocess.run(migration, check=True, capture_output=True, cwd=self.folder)
         with ExitStack() as stack:
             self.coordinators = [self._coordinator(f"coordinator-{name}") for name in "ab"]
@@ -172,7 +172,7 @@ class Cluster:
 
     def worker(self, name: str, coordinator: str, *, prefix: tuple[str, ...] = (), **environment: str) -> Member:
         """Start a worker."""
-        command = [*prefix, sys.executable, "-m", "slipway.worker", "--coordinator", coordinator, "--slots", "1"]
+        command = [*prefix, SLIPWAY, "worker", "--coordinator", coordinator, "--slots", "1"]
         command += ["--drain-seconds", "5"]
         if self.tiny:
             command += ["--stage", "merge,quantize,onnx_export,validate"]
@@ -272,7 +272,7 @@ class Cluster:
 
     def _coordinator(self, name: str) -> Member:
         port = free_port()
-        command = [sys.executable, "-m", "slipway_coordinator", "--listen", f"127.0.0.1:{port}"]
+        command = [SLIPWAY, "coordinator", "--listen", f"127.0.0.1:{port}"]
         command += ["--state", self.database, "--lease-seconds", str(self.lease_seconds)]
         return Member(name, command, {}, self.folder, port=port)
 

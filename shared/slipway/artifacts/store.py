@@ -44,6 +44,10 @@ class Artifacts(Protocol):
         """Whether an artifact is complete: its manifest and every blob are there with their sizes."""
         ...
 
+    def digests(self) -> list[str]:
+        """Digests of all artifacts, sorted."""
+        ...
+
     def action(self, key: str) -> ActionResult | None:
         """The result recorded under an action key, if all its outputs still exist."""
         ...
@@ -55,10 +59,6 @@ class Artifacts(Protocol):
 
 class ArtifactStore(Artifacts, Protocol):
     """All of a store: what workers use, and what looks after it."""
-
-    def digests(self) -> list[str]:
-        """Digests of all artifacts, sorted."""
-        ...
 
     def last_used(self, digest: str) -> float:
         """When an artifact was last made, fetched or reused, in seconds since the epoch; stores may round."""

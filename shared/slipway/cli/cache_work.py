@@ -47,15 +47,9 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
     """
-    digest = whole_digest(digest, _digests_of(store))
+    digest = whole_digest(digest, store.digests)
     pull(store, digest, folder)
     return {"digest": digest, "folder": str(folder.resolve()), "files": len(store.manifest(digest).files)}
-
-
-def _digests_of(store: Artifacts) -> Callable[[], list[str]]:
-    """All digests of a store; none of a coordinator's, which takes whole digests only."""
-    found: Callable[[], list[str]] = getattr(store, "digests", list)
-    return found
 
 
 def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:
@@ -71,7 +65,7 @@ def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str
     """
     import tempfile
 
-    digest = whole_digest(digest, _digests_of(store))
+    digest = whole_digest(digest, store.digests)
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:
         store.fetch(digest, Path(folder) / "artifact")
@@ -148,7 +142,7 @@ def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
     raise ArtifactError(
         f"{len(found)} artifacts begin with {text}" if found else f"no artifact begins with {text}",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="give more of its digits; slipway cache ls --json shows all 64",
+        remedy="give more of its digits: slipway get EXPORT --json has all 64, slipway cache ls --json those of a store",
         about={"digest": text},
     )
 

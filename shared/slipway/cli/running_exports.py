@@ -43,7 +43,11 @@ def _unfinished(state: Path) -> list[dict[str, Any]]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock."""
+    """Whether a living process holds a lock.
+
+    Raises:
+        OSError: It cannot be opened, so that nobody knows.
+    """
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

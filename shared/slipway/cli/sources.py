@@ -211,6 +211,11 @@ def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str
     return digests
 
 
+def reading(name: str, done: int, total: int) -> str:
+    """How far a source is stored, for people."""
+    return f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB"
+
+
 class _Counter:
     """Adds up the bytes of one source; called from several threads, where a lost update only shows a smaller number."""
 

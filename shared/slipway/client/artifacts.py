@@ -21,7 +21,7 @@ from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
-from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call
+from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
@@ -152,6 +152,10 @@ class ProjectArtifacts:
             return False
         return True
 
+    def digests(self) -> list[str]:
+        """Digests of the project's artifacts, sorted."""
+        return list(list_artifacts(self._calls, self._project))
+
     def action(self, key: str) -> ActionResult | None:  # noqa: ARG002 - the protocol's
         """None: recorded results are the workers' business."""
         return None
@@ -232,6 +236,17 @@ class ProjectArtifacts:
             pause = max(pause, float(failure.about.get(RETRY_AFTER, 0)))
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not come back all at once
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def list_artifacts(calls: BlockingCalls, project: str, *, page_size: int = 0) -> Iterator[str]:
+    """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+    request = pb.ListArtifactsRequest(parent=sendable(f"projects/{project}"), page_size=page_size)
+    while True:
+        response = calls.call(calls.artifacts.ListArtifacts, request)
+        yield from response.digests
+        request.page_token = response.next_page_token
+        if not request.page_token:
+            return
 
 
 class _Requests:
