@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
 
 from slipway.artifacts.opening import open_store
 from slipway.client import Client
@@ -68,7 +69,7 @@ class Embedded:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(holding(FileLock(self._folder / "state.db")))
-            address = f"unix:{self._socket(stack)}"
+            address = f"unix:{quote(str(self._socket(stack)))}"
             started: Future[None] = Future()
             thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
             thread.start()

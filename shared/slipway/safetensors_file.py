@@ -16,6 +16,7 @@ from typing import Any
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
+from slipway.links import file_in
 
 #: Bits per element. https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs, enum Dtype.
 DTYPE_BITS: Mapping[str, int] = {
@@ -165,7 +166,7 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
             ``SAFETENSORS_CORRUPT`` when a file is damaged or two shards hold the same tensor.
     """
     single = folder / f"{stem}.safetensors"
-    if single.is_file():
+    if file_in(folder, single.name) is not None:
         return dict(read_safetensors(single).tensors)
     weight_map = read_index(folder / f"{stem}{INDEX_SUFFIX}")
     tensors: dict[str, TensorInfo] = {}
@@ -200,7 +201,7 @@ def read_index(path: Path) -> dict[str, str]:
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or shard in {"", ".", ".."}:
             raise _invalid(folder, f"{path.name} names {shard!r}, which is not a file beside it", shard=shard)
-        if not (folder / shard).is_file():
+        if file_in(folder, shard) is None:
             missing = sum(value == shard for value in weight_map.values())
             raise _invalid(folder, f"shard {shard} ({counted(missing, 'tensor')}) is missing", shard=shard)
     return weight_map

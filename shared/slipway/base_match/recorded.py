@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import CheckpointValidationError
+from slipway.errors import ArtifactError, CheckpointValidationError
+from slipway.links import file_in
 from slipway.model_files import CONFIG, cached_snapshot
 
 TRAINING_FOLDERS = 3
@@ -92,8 +92,8 @@ def _cached(name: str, revision: str) -> list[Path]:
 
 def _is_model(folder: Path) -> bool:
     try:
-        return (folder / CONFIG).is_file()
-    except (OSError, ValueError):  # a name that no file system takes
+        return file_in(folder, CONFIG) is not None
+    except (ArtifactError, OSError, ValueError):  # a name that no file system takes
         return False
 
 
@@ -111,11 +111,11 @@ def last_part(name: str) -> str:
 
 
 def read_small_json(path: Path, *, largest: int = _LARGEST_JSON) -> Any:
-    """JSON of a regular file of limited size; None for what is not there, too large, or not JSON."""
+    """JSON of a regular file of limited size in its folder; None for what is not there, too large, or not JSON."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+        real = file_in(path.parent, path.name)
+        if real is None or real.stat().st_size > largest:
             return None
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return json.loads(real.read_bytes())
+    except (ArtifactError, OSError, ValueError, RecursionError):
         return None

@@ -17,6 +17,8 @@ from slipway.cli.progress_form import ProgressForm
 from slipway.cli.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor.process import Execution, Outcome, execute
+from slipway.links import all_files
+from slipway.local_folders import check_local
 from slipway.registry import load_stage
 from slipway.runner import check_call
 from slipway.unfinished import publish, unfinished
@@ -61,12 +63,15 @@ def run_stage(
         ArtifactError: ``OUTPUT_EXISTS``, ``FILE_ERROR``.
         ModelExportError: Whatever the stage fails with.
     """
+    check_local(out, named_by="--out")
     stage = load_stage(name)
     values = {key: _value(text) for key, text in params.items()}
     check_call(stage, values, inputs)
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
+        for _ in all_files(folder):  # what leads out of it is refused; a stage reads what it needs in its own ways
+            pass
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError(
             f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
