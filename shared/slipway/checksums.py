@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from slipway.errors import ArtifactError
 from slipway.links import all_files, open_real, real_file
 
 MANIFEST = "MANIFEST.sha256"
+LARGEST = 64 << 20
+"""Bytes of a list of checksums that is read."""
 _SHOWN = 200
 
 
@@ -49,7 +52,10 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 def _listed(file: Path) -> dict[str, str]:
     with open_real(file) as opened:
-        text = opened.read().decode()
+        data = opened.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes", str(file))
+    text = data.decode()
     found = {}
     for line in text.removesuffix("\n").split("\n"):
         digest, name = line[:64], line[66:]

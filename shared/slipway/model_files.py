@@ -6,11 +6,11 @@ states and pickles never travel.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
+from slipway.json_documents import read_json
 from slipway.links import files_in, real_file
 from slipway.safetensors_file import INDEX_SUFFIX, read_index
 
@@ -65,8 +65,8 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        settings = read_json(folder / "tokenizer_config.json", lenient=True)
+    except (OSError, ValueError):
         return False
     template = settings.get("chat_template") if isinstance(settings, dict) else None
     named = template if isinstance(template, list) else []  # as older tokenizers hold several of them

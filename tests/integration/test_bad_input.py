@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +146,89 @@ def pickle_base(project: Project) -> None:
     (project.base / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(project.root / "executed")))
 
 
+def change_config(project: Project, **options: Any) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **options}))
+
+
+def config_that_never_ends(project: Project) -> None:
+    (project.checkpoint / "adapter_config.json").unlink()
+    (project.checkpoint / "adapter_config.json").symlink_to("/dev/zero")
+
+
+def config_that_nobody_writes(project: Project) -> None:
+    (project.checkpoint / "adapter_config.json").unlink()
+    os.mkfifo(project.checkpoint / "adapter_config.json")
+
+
+def a_billion_layers(project: Project) -> None:
+    change_config(project, layer_replication=[[0, 1_000_000_000]])
+
+
+def a_base_of_a_billion_layers(project: Project) -> None:
+    path = project.base / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1_000_000_000}))
+
+
+def rank_beyond_all_numbers(project: Project) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(path.read_text().replace('"r": 4', '"r": 1e400'))
+
+
+def pattern_that_is_never_matched(project: Project) -> None:
+    change_config(project, target_modules=r"(.*)*x")
+
+
+def rank_pattern_that_is_never_matched(project: Project) -> None:
+    change_config(project, rank_pattern={r"(.*)*x": 4})
+
+
+def pattern_that_is_never_compiled(project: Project) -> None:
+    change_config(project, target_modules="a{99999999999999}")
+
+
+def header(path: Path, text: str) -> None:
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode())
+
+
+def shape_of_thousands_of_digits(project: Project) -> None:
+    shape = ",".join(["9" * 4000] * 100)
+    header(project.base / "model.safetensors", f'{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}}}')
+
+
+def shape_of_thousands_of_dimensions(project: Project) -> None:
+    shape = ",".join(["9" * 18] * 100_000)
+    header(project.base / "model.safetensors", f'{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}}}')
+
+
+def thousands_of_names_and_one_twice(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    names = ",".join(f'"t{number % 49_999}":{entry}' for number in range(50_000))
+    header(project.base / "model.safetensors", f"{{{names}}}")
+
+
+def more_tensors_than_a_file_has(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    names = ",".join(f'"t{number}":{entry}' for number in range(200_000))
+    header(project.checkpoint / "adapter_model.safetensors", f"{{{names}}}")
+
+
+def name_that_cannot_be_written(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header(project.checkpoint / "adapter_model.safetensors", f'{{"\\ud800":{entry}}}')
+
+
+def pickle_that_grows(project: Project) -> None:
+    """Kilobytes that become a gigabyte when they are unpacked."""
+    (project.base / "model.safetensors").unlink()
+    with zipfile.ZipFile(project.base / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/version", "3")
+        with archive.open("archive/data.pkl", "w") as member:
+            for _ in range(300):
+                member.write(b"N" * (1 << 20))
+            member.write(b".")
+
+
 def no_checkpoint(project: Project) -> None:
     shutil.rmtree(project.checkpoint)
 
@@ -167,6 +253,26 @@ def no_base(project: Project) -> None:
         pytest.param(adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter", marks=pytest.mark.slow),
         (pickle_adapter, "UNSAFE_PICKLE", 3, "adapter_model.bin"),
         pytest.param(pickle_base, "UNSAFE_PICKLE", 3, "pytorch_model.bin", marks=pytest.mark.slow),
+        (config_that_never_ends, "ADAPTER_CONFIG_INVALID", 3, "device"),
+        (config_that_nobody_writes, "ADAPTER_CONFIG_INVALID", 3, "pipe"),
+        (a_billion_layers, "ADAPTER_CONFIG_INVALID", 3, "layer_replication"),
+        pytest.param(a_base_of_a_billion_layers, "BASE_MODEL_INVALID", 3, "num_hidden_layers", marks=pytest.mark.slow),
+        (rank_beyond_all_numbers, "ADAPTER_CONFIG_INVALID", 3, "r is or holds inf"),
+        (pattern_that_is_never_matched, "ADAPTER_CONFIG_INVALID", 3, "target_modules"),
+        pytest.param(
+            rank_pattern_that_is_never_matched, "ADAPTER_CONFIG_INVALID", 3, "rank_pattern", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            pattern_that_is_never_compiled, "ADAPTER_CONFIG_INVALID", 3, "regular expression", marks=pytest.mark.slow
+        ),
+        (shape_of_thousands_of_digits, "SAFETENSORS_CORRUPT", 3, "4000 digits"),
+        pytest.param(
+            shape_of_thousands_of_dimensions, "SAFETENSORS_CORRUPT", 3, "impossible shape", marks=pytest.mark.slow
+        ),
+        pytest.param(thousands_of_names_and_one_twice, "SAFETENSORS_CORRUPT", 3, "'t0' twice", marks=pytest.mark.slow),
+        pytest.param(more_tensors_than_a_file_has, "SAFETENSORS_CORRUPT", 3, "tensors", marks=pytest.mark.slow),
+        pytest.param(name_that_cannot_be_written, "SAFETENSORS_CORRUPT", 3, "surrogate", marks=pytest.mark.slow),
+        pytest.param(pickle_that_grows, "UNSAFE_PICKLE", 3, "compressed", marks=pytest.mark.slow),
         (no_checkpoint, "CHECKPOINT_NOT_FOUND", 3, "run"),
         (no_base, "BASE_MODEL_NOT_FOUND", 3, "base"),
     ],
@@ -181,6 +287,26 @@ def test_bad_models_end_with_their_reason(
     assert "Traceback" not in done.err
     assert not (project.root / "executed").exists()
     assert nothing_left(project)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "/dev/zero",
+        '{"global_step": 10, "log_history": [{"loss": 1e400}]}',
+        f'{{"global_step": {10**30}}}',
+        "[" * 100_000,
+    ],
+    ids=["device", "infinite-loss", "step-beyond-int64", "nested"],
+)
+def test_a_hostile_state_of_the_trainer_leaves_its_checkpoint_usable(project: Project, state: str) -> None:
+    path = project.checkpoint / "trainer_state.json"
+    path.unlink()
+    path.symlink_to(state) if state.startswith("/") else path.write_text(state)
+    done = slipway("checkpoints", "--json", project.run, home=project.home)
+    assert done.code == 0, done.err
+    (found,) = json.loads(done.out, parse_constant=pytest.fail)["checkpoints"]
+    assert (found["step"], found["loss"], found["healthy"]) == (10, None, True)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
+from slipway.json_documents import LARGEST_LIST
 from slipway.links import open_real, open_unlinked
 
 _USES = "uses"
@@ -106,7 +107,7 @@ class LocalStore:
         """
         try:
             with open_unlinked(self.manifest_path(digest)) as file:
-                return file.read()
+                return _limited(file)
         except FileNotFoundError as error:
             raise not_found(digest) from error
 
@@ -311,10 +312,17 @@ class LocalStore:
             yield
 
 
+def _limited(file: BinaryIO) -> bytes:
+    data = file.read(LARGEST_LIST + 1)
+    if len(data) > LARGEST_LIST:
+        raise ArtifactError(f"{file.name} has more than {LARGEST_LIST} bytes", reason="ARTIFACT_INVALID")
+    return data
+
+
 def _recorded(path: Path) -> ActionResult | None:
     try:
         with open_unlinked(path) as file:
-            return ActionResult.from_bytes(file.read())
+            return ActionResult.from_bytes(_limited(file))
     except (FileNotFoundError, ArtifactError):  # or something that the store has not put there
         return None
 

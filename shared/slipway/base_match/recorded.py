@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ArtifactError, CheckpointValidationError
+from slipway.json_documents import LARGEST, read_json
 from slipway.links import file_in
 from slipway.model_files import CONFIG, cached_snapshot
 
 TRAINING_FOLDERS = 3
 """Folders above a checkpoint in which a base model named by a relative path is looked for."""
 
-_LARGEST_JSON = 16 << 20
 _REPOSITORY = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 _SNAPSHOT = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]{40}$")
 _CACHED = re.compile(r"models--[^/]+?--(?P<name>[^/]+)")  # a folder of the Hugging Face cache
@@ -110,12 +109,10 @@ def last_part(name: str) -> str:
     return (cached["name"] if cached else (parts or [""])[-1]).casefold()
 
 
-def read_small_json(path: Path, *, largest: int = _LARGEST_JSON) -> Any:
+def read_known_json(path: Path, *, largest: int = LARGEST) -> Any:
     """JSON of a regular file of limited size in its folder; None for what is not there, too large, or not JSON."""
     try:
         real = file_in(path.parent, path.name)
-        if real is None or real.stat().st_size > largest:
-            return None
-        return json.loads(real.read_bytes())
-    except (ArtifactError, OSError, ValueError, RecursionError):
+        return None if real is None else read_json(real, largest=largest, lenient=True)
+    except (ArtifactError, OSError, ValueError):
         return None

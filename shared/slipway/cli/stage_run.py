@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from slipway.cli.progress_form import ProgressForm
 from slipway.cli.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor.process import Execution, Outcome, execute
+from slipway.json_documents import parse_json
 from slipway.links import all_files
 from slipway.local_folders import check_local
 from slipway.registry import load_stage
@@ -70,7 +70,7 @@ def run_stage(
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
-        for _ in all_files(folder):  # what leads out of it is refused; a stage reads what it needs in its own ways
+        for _ in all_files(folder):  # refuses links out of it, and pipes that libraries would wait for
             pass
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError(
@@ -143,6 +143,6 @@ def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A parameter's value: JSON where it is JSON, otherwise the text itself."""
     try:
-        return json.loads(text)
+        return parse_json(text.encode())
     except ValueError:
         return text
