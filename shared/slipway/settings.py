@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.artifacts.s3_options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
+from slipway.local_folders import check_local
 from slipway.security.settings import Security
 from slipway.stage_environment import added_names
 from slipway.texts import number_of, quoted
@@ -91,6 +92,8 @@ class Settings(BaseModel):
         Raises:
             ConfigurationError: A variable has an impossible value.
         """
+        for name in ("SLIPWAY_HOME", "SLIPWAY_SCRATCH"):
+            check_local(environment.get(name, ""), named_by=name)
         home = _folder("SLIPWAY_HOME", environment.get("SLIPWAY_HOME") or "~/.cache/slipway")
         scratch = environment.get("SLIPWAY_SCRATCH")
         return cls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -29,7 +30,7 @@ class Artifacts(Protocol):
         ...
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
-        """Commit somebody else's files, by their path inside the artifact; answers the artifact's digest."""
+        """Commit somebody else's files, given as real paths by their path inside the artifact; answers the artifact's digest."""
         ...
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
@@ -70,4 +71,12 @@ class ArtifactStore(Artifacts, Protocol):
 
     def results(self) -> Iterator[ActionResult]:
         """All recorded results, whether or not their outputs still exist."""
+        ...
+
+    def using(self) -> AbstractContextManager[None]:
+        """Mark that work is under way: what it stores, fetches or reuses is not collected before the context ends."""
+        ...
+
+    def under_way(self) -> frozenset[str]:
+        """Digests of artifacts that marked work may be about to name; for a collection, before it removes anything."""
         ...

@@ -14,13 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_USAGE, EXIT_RESOURCE, EXIT_INTERRUPTED = 2, 5, 130
 IMPATIENT_SECONDS = 1.0
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
-    from slipway.cli.app import app
     from slipway.cli.completion import join_words
     from slipway.cli.encoding import write_any_encoding
     from slipway.cli.unread import flush
@@ -30,7 +29,13 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    sys.exit(flush(outcome(lambda: app(args=words, prog_name="slipway"), words)))
+
+    def call() -> None:
+        from slipway.cli.app import app
+
+        app(args=words, prog_name="slipway")
+
+    sys.exit(flush(outcome(call, words)))
 
 
 def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
@@ -49,8 +54,16 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
         if "--debug" in words:
             sys.stderr.write(_traceback(error))
-        return _say_failure(_unexpected(error), as_json=as_json, words=words)
+        return _say_unexpected(error, as_json=as_json, words=words)
     return 0
+
+
+def _say_unexpected(error: Exception, *, as_json: bool, words: Sequence[str]) -> int:
+    try:
+        return _say_failure(_unexpected(error), as_json=as_json, words=words)
+    except (MemoryError, ImportError):  # there is not even enough to say so nicely
+        os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
+        return EXIT_RESOURCE
 
 
 def _left(error: SystemExit, words: Sequence[str]) -> int:
@@ -102,8 +115,12 @@ def _interrupted(words: Sequence[str]) -> Any:
 def _unexpected(error: Exception) -> Any:
     """A fault of Slipway's own, or one of the surroundings that has a reason."""
     from slipway.disk_full import is_disk_full
-    from slipway.errors import ArtifactError, ModelExportError
+    from slipway.errors import ArtifactError, ModelExportError, StageError
+    from slipway.out_of_memory import REMEDY, is_out_of_memory
 
+    if is_out_of_memory(error):
+        what = f"out of memory ({type(error).__name__}: {error})"
+        return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{REMEDY}; see also ulimit -v")
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         what = f"{name}{error.strerror or error}"
@@ -143,7 +160,7 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
         lines = "".join(f"{name}: {value}\n" for name, value in left.items())
-        path.write_text(f"{_traceback(error)}\n{redact(lines)}", encoding="utf-8")
+        path.write_text(f"{_traceback(error)}\n{redact(lines)}", encoding="utf-8", errors="backslashreplace")
     except (OSError, ConfigurationError):
         return None
     return path

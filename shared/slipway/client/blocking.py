@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -200,7 +201,10 @@ class Client:
             project: Who it belongs to; the client's project when empty.
             on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
         """
-        files = source if isinstance(source, Mapping) else without_checksums(folder_files(Path(source)))
+        if isinstance(source, Mapping):  # whoever names a file itself may name it by a link
+            files = {name: Path(os.path.realpath(path)) for name, path in source.items()}
+        else:
+            files = without_checksums(folder_files(Path(source)))
         return self._artifacts(project).put_files(files, on_bytes=on_bytes)
 
     def pull_artifact(

@@ -260,6 +260,8 @@ def _environment(execution: Execution) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",  # libraries open files, and print, without saying in which encoding
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
         "TQDM_DISABLE": "1",
     }
     return environment
