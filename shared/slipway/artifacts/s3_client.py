@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import logging
 import random
 import socket
@@ -171,8 +172,8 @@ class S3Bucket:
 
         return self.call(f"looking for {name}", request)
 
-    def listing(self, below: str = "") -> list[StoredObject]:
-        """All objects whose name begins with ``below``, sorted by name."""
+    def listing(self, below: str = "", *, most: int | None = None) -> list[StoredObject]:
+        """All objects whose name begins with ``below``, sorted by name; the first ``most`` of them."""
         start = len(self.key(""))
 
         def request() -> list[StoredObject]:
@@ -183,7 +184,9 @@ class S3Bucket:
                     (entry.etag or "").strip('"'),
                     _seconds(entry.last_modified),
                 )
-                for entry in self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True)
+                for entry in itertools.islice(
+                    self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True), most
+                )
                 if entry.object_name and not entry.is_dir
             ]
 

@@ -17,7 +17,6 @@ from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.display import Display
 from slipway.cli.identity import export_identity
-from slipway.cli.sources import Sources, find_sources, store_sources
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.delivery import check_target, deliver, lineage
@@ -28,6 +27,7 @@ from slipway.report import write_report
 from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
+from slipway.sources.found import Sources, find_sources, store_sources
 from slipway.telemetry import span
 from slipway.validation import FILE_NAME, ValidationReport
 from slipway_coordinator.plan import plan

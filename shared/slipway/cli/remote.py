@@ -47,8 +47,8 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.identity import export_identity
     from slipway.cli.next_commands import submitted_commands
     from slipway.cli.remote_view import answer_export
-    from slipway.cli.sources import find_sources, store_sources
     from slipway.sources import SourceFolders
+    from slipway.sources.found import find_sources, store_sources
 
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
     settings = connection.settings()

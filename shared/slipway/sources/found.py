@@ -14,11 +14,12 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
-from slipway.cli.titles import title
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
+from slipway.sources.hub import SCHEME as HUB
+from slipway.sources.titles import title
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,11 @@ class Sources:
 
 
 def find_sources(
-    configuration: ExportConfiguration, folders: SourceFolders, *, origins: Mapping[str, str] = MappingProxyType({})
+    configuration: ExportConfiguration,
+    folders: SourceFolders,
+    *,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    here: bool = True,
 ) -> Sources:
     """Find what the configuration names; it can be used while ``folders`` is open.
 
@@ -97,6 +102,7 @@ def find_sources(
         configuration: What to export.
         folders: Knows folders, buckets and digests.
         origins: Source of each setting, for errors about what it names.
+        here: Whether the base that an adapter names may be a folder of this machine; else it is one of the hub.
 
     Raises:
         ArtifactError: An address in a bucket, or a digest, under which there is nothing.
@@ -104,13 +110,15 @@ def find_sources(
         ConfigurationError: No base model is named anywhere, or the held-out text is not there.
     """
     try:
-        found = _find(configuration, folders, origins)
+        found = _find(configuration, folders, origins, here=here)
     except ModelExportError as error:
         raise folders.named(error) from error
     return replace(found, warnings=tuple(folders.show(warning) for warning in found.warnings))
 
 
-def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str]) -> Sources:
+def _find(
+    configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str], *, here: bool
+) -> Sources:
     wanted = configuration.checkpoint
     with _named_by(_setting("checkpoint.path", origins)):
         checkpoint = find_checkpoint(
@@ -120,7 +128,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: M
         find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
         for path in configuration.combination.adapters
     )
-    name = configuration.base_model.name or _adapters_base(checkpoint)
+    name = configuration.base_model.name or _adapters_base(checkpoint, here=here)
     if not name:
         raise ConfigurationError(
             f"base_model.name is not set, and {checkpoint.path / 'adapter_config.json'} names no base model",
@@ -139,7 +147,15 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: M
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
         base = resolve_base_model(str(folders.find(name)))
     stored_as = base_format(base)
-    used = UsedBase(base, _label(base, name), contents=folders.has_contents(base))
+    repository, revisions = folders.snapshot(base)
+    used = UsedBase(
+        base,
+        _label(base, name),
+        contents=folders.has_contents(base),
+        repository=repository,
+        revisions=revisions,
+        look=here,
+    )
     adapters = (checkpoint, *more)
     base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
     trusted = (base_match.reason,) if base_match.status is BaseMatchStatus.TRUSTED else ()
@@ -186,10 +202,20 @@ def _label(base: Path, name: str) -> str:
     return base.name if Path(name).is_absolute() or not name else name
 
 
-def _adapters_base(checkpoint: Checkpoint) -> str:
+def _adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
     """The base model that the adapter's configuration names, where it is found; empty when it names none."""
-    recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path))
-    return recorded.name if recorded.folder is None else str(recorded.folder)
+    recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path), look=here)
+    if here:
+        return recorded.name if recorded.folder is None else str(recorded.folder)
+    if recorded.is_repository:
+        return f"{HUB}{recorded.name}" + (f"@{recorded.revision}" if recorded.revision else "")
+    if recorded.name:
+        raise ConfigurationError(
+            f"base_model.name is not set, and the adapter names {recorded.label}, a folder of the machine it was trained on",
+            remedy="set base_model.name to s3://bucket/prefix or hf://owner/name",
+            about={"key": "base_model.name"},
+        )
+    return ""
 
 
 def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:
