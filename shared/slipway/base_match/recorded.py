@@ -41,11 +41,6 @@ class Recorded:
     guessed: bool = False
 
     @property
-    def is_repository(self) -> bool:
-        """Whether the name can be a repository of the hub."""
-        return bool(_REPOSITORY.fullmatch(self.name))
-
-    @property
     def label(self) -> str:
         """Its name for people, quoted: a repository's id, or the last part of a path; never a whole path."""
         parts = [part for part in _SEPARATORS.split(self.name) if part]

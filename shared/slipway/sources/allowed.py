@@ -80,6 +80,9 @@ class Allowed:
         return False
 
 
+NOWHERE = Allowed()
+
+
 def is_url(source: str) -> bool:
     """Whether a source can be imported by a worker, as far as its form goes."""
     return source.startswith((S3, HUB))

@@ -19,6 +19,7 @@ from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
+from slipway.sources.hub import is_repository
 from slipway.sources.titles import title
 
 
@@ -207,7 +208,7 @@ def _adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
     recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path), look=here)
     if here:
         return recorded.name if recorded.folder is None else str(recorded.folder)
-    if recorded.is_repository:
+    if is_repository(recorded.name):
         return f"{HUB}{recorded.name}" + (f"@{recorded.revision}" if recorded.revision else "")
     if recorded.name:
         raise ConfigurationError(

@@ -14,6 +14,11 @@ WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
 """Pickles, other frameworks\' weights and code of the repository are never downloaded."""
 
 
+def is_repository(name: str) -> bool:
+    """Whether a name can be that of a repository."""
+    return bool(_NAME.fullmatch(name))
+
+
 def parse_hub_url(url: str) -> tuple[str, str]:
     """Repository and revision of ``hf://owner/name@revision``; the revision is empty where none is given.
 
@@ -21,7 +26,7 @@ def parse_hub_url(url: str) -> tuple[str, str]:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
     """
     name, at, revision = url.removeprefix(SCHEME).partition("@")
-    if not _NAME.fullmatch(name) or (at and not _REVISION.fullmatch(revision)):
+    if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
         raise CheckpointValidationError(
             f"{url!r} is no repository's name",
             reason="BASE_MODEL_NOT_FOUND",

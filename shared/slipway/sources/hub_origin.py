@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -18,7 +19,8 @@ from slipway.sources.hub import SCHEME, WANTED, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_TRIES, _REPEATS = 5, 2
+_TRIES = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _READ_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 30.0
 
@@ -121,6 +123,15 @@ class HubOrigin:
             fruitless = fruitless + 1 if position == begin else 0
             if fruitless == _TRIES:
                 raise _away(self.url, why)
+            if position < span.stop:
+                self._pause(min(_FIRST_PAUSE * 2**fruitless, _LONGEST_PAUSE))
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep in short pieces, so that a cancelled import ends soon."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._on_wait()
+            time.sleep(min(left, 0.25))
 
     def _answer(self, file: OriginFile, span: range) -> Generator[bytes]:
         from huggingface_hub import hf_hub_url
@@ -134,7 +145,8 @@ class HubOrigin:
         whole = span == range(file.size_bytes)
         headers = build_hf_headers() | {"Accept-Encoding": "identity"}
         headers |= {} if whole else {"Range": f"bytes={span.start}-{span.stop - 1}"}
-        options: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "follow_redirects": True, "max_retries": _REPEATS}
+        # Not repeated by the library: its context swallows what is raised while the answer is read.
+        options: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "follow_redirects": True, "max_retries": 0}
         with http_stream_backoff("GET", url, headers=headers, **options) as found:
             hf_raise_for_status(found)
             if not whole and found.status_code != 206:

@@ -44,6 +44,7 @@ class Mirror:
 
     def __init__(self, origin: Origin, folder: Path, *, on_wait: OnWait = lambda: None) -> None:
         self.origin, self.folder = origin, folder
+        self.read_bytes = 0
         listed = origin.listing(most=MOST_FILES)
         if not listed:
             raise ArtifactError(
@@ -127,6 +128,7 @@ class Mirror:
                     _check_same(origin, file)
                     found = ManifestFile(name, file.size_bytes, digest, media_type(name))
                     blobs.keep(found, path, on_bytes=count)
+                    self.read_bytes += file.size_bytes  # of any that were read; a lost update changes only how many
                 finally:
                     path.unlink(missing_ok=True)
                 self._remember(file, digest, store, blobs)
