@@ -21,7 +21,6 @@ from slipway.sources.origins import OnWait, OriginFile
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRIES = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-_READ_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 30.0
 
 
@@ -106,7 +105,7 @@ class HubOrigin:
         position, fruitless = span.start, 0
         while position < span.stop:
             self._on_wait()
-            begin, why = position, f"{file.key} ends after {position} of {file.size_bytes} bytes"
+            begin, fault = position, _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
             try:
                 with _translated(self.url), closing(self._answer(file, range(position, span.stop))) as answer:
                     for data in answer:
@@ -119,10 +118,10 @@ class HubOrigin:
             except ArtifactError as error:
                 if error.reason != "STORE_UNAVAILABLE":
                     raise
-                why = error.message
+                fault = error
             fruitless = fruitless + 1 if position == begin else 0
             if fruitless == _TRIES:
-                raise _away(self.url, why)
+                raise fault
             if position < span.stop:
                 self._pause(min(_FIRST_PAUSE * 2**fruitless, _LONGEST_PAUSE))
 
@@ -151,7 +150,7 @@ class HubOrigin:
             hf_raise_for_status(found)
             if not whole and found.status_code != 206:
                 raise _away(self.url, "the hub does not send parts of files")
-            yield from found.iter_raw(_READ_BYTES)
+            yield from found.iter_raw()
 
 
 def _is_wanted(name: str) -> bool:
