@@ -25,9 +25,10 @@ from slipway.settings import Settings
 from slipway.sources import mirror
 from slipway.sources.allowed import Allowed
 from slipway.sources.hub_origin import HubOrigin
+from slipway.sources.naming import sources_to_import
 from slipway.sources.stage import ImportParams, import_sources
 from slipway.stage import Context, Progress
-from slipway_coordinator.importing import import_task, sources_to_import
+from slipway_coordinator.importing import import_task
 
 LIST = "s3://training/{project}, s3://models hf://Qwen hf://org/tiny"
 

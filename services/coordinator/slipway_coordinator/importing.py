@@ -12,36 +12,12 @@ from typing import Any
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, StageError
 from slipway.registry import IMPORT
-from slipway.sources.allowed import is_url
+from slipway.sources.naming import source_settings
 from slipway_coordinator.plan import PlannedTask, plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
 
 TASK = "import"
 _LABEL_NAME_LENGTH, _LABEL_LENGTH = 100, 500
-
-
-def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
-    """What the configuration names for each source, by the source's name; an empty base is the one that the adapter names."""
-    combined = {f"adapter-{number:02}": path for number, path in enumerate(configuration.combination.adapters, 2)}
-    named = {"base": configuration.base_model.name, "adapter": configuration.checkpoint.path, **combined}
-    validation = configuration.validation
-    return named | ({"heldout": validation.heldout} if validation.enabled and validation.heldout else {})
-
-
-def sources_to_import(configuration: ExportConfiguration, given: Mapping[str, str]) -> dict[str, str]:
-    """Addresses of the sources that were not brought and that a worker can import, by the source's name.
-
-    The address of a base is empty where an adapter that is imported names it.
-
-    Args:
-        configuration: What the export shall do.
-        given: Digests of the sources that were brought, by name.
-    """
-    named = source_settings(configuration)
-    found = {name: url for name, url in named.items() if name not in given and is_url(url)}
-    if "adapter" in found and "base" not in given and not named["base"]:
-        found["base"] = ""
-    return found
 
 
 def import_task(

@@ -17,12 +17,13 @@ from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.security.limits import exceeded
 from slipway.sources.allowed import NOWHERE, Allowed
+from slipway.sources.naming import sources_to_import
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import in_project, page_start, page_token, parse_filter
-from slipway_coordinator.importing import import_task, sources_to_import
+from slipway_coordinator.importing import import_task
 from slipway_coordinator.messages import event_message, export_message
 from slipway_coordinator.plan import plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
