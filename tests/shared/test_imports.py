@@ -291,7 +291,10 @@ def test_the_base_that_the_adapter_names_is_one_of_the_hub(place: Place) -> None
     assert place.bring()["urls"]["base"] == f"hf://org/tiny@{place.commit}"
 
 
-def test_what_is_there_is_not_read_again(place: Place, models: Path, tmp_path: Path) -> None:
+def test_what_is_there_is_not_read_again(
+    place: Place, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_REMEMBERED_BYTES", 50_000)
     first = place.bring(base_model={"name": "hf://org/tiny"})
     assert first["read_bytes"] == first["imported_bytes"]
     place.hub.seen.clear()
@@ -305,6 +308,20 @@ def test_what_is_there_is_not_read_again(place: Place, models: Path, tmp_path: P
     third = place.bring(base_model={"name": "hf://org/tiny"})
     assert third["digests"]["base"] != first["digests"]["base"]
     assert third["read_bytes"] < 20_000, "the weights are known by the digest that the hub tells"
+
+
+def test_a_digest_that_a_repository_tells_opens_nothing(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its large file is that of somebody else, of which it knows no more than the digest."""
+    monkeypatch.setattr(mirror, "_REMEMBERED_BYTES", 1000)
+    secret = tmp_path / "secret"
+    secret.write_bytes((place.models / "base" / "model.safetensors").read_bytes())
+    place.store.put_files({"of-another-project": secret})
+    place.hub.flip = True  # the content is another
+    with pytest.raises(ModelExportError) as raised:
+        place.bring(base_model={"name": "hf://org/tiny"})
+    assert raised.value.reason == "ARTIFACT_CORRUPT"
 
 
 def test_an_interrupted_import_goes_on_after_the_files_it_has(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ class BucketOrigin:
     def __init__(self, bucket: S3Bucket) -> None:
         self._bucket = bucket
         self.url = self.pinned = bucket.url
-        self.where = bucket.where
+        self.where = self.service = bucket.where
 
     def during(self, on_wait: OnWait) -> Self:
         """As :meth:`~slipway.sources.origins.Origin.during`."""

@@ -51,6 +51,7 @@ class HubOrigin:
         if not _COMMIT.fullmatch(self.commit):
             raise _not_found(url, "the hub names no commit of it")
         self.pinned = f"{SCHEME}{self.repository}@{self.commit}"
+        self.service = endpoint or SCHEME
         self.where = self.pinned if self._endpoint is None else f"{self.pinned} at {self._endpoint}"
         self._files = [_file(entry) for entry in found.siblings or () if _is_wanted(entry.rfilename)]
 

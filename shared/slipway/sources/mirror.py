@@ -99,7 +99,8 @@ class Mirror:
     ) -> str:
         """As :meth:`put`, one file after the other, so that only those under way take space in ``scratch``.
 
-        What the store has already is not read: of files whose digest the origin tells, and of large ones that were read before.
+        Large files that were read before are not read again. That an origin tells the digest of a file that the store has is not enough: it
+        has to have given the file once, or a digest that somebody learned would be as good as the file.
 
         Args:
             files: Files of the mirror by their path inside the artifact.
@@ -117,7 +118,7 @@ class Mirror:
 
             def bring(item: tuple[str, OriginFile], count: OnBytes) -> ManifestFile:
                 name, file = item
-                digest = file.digest or self._remembered(file, store)
+                digest = self._remembered(file, store)
                 found = ManifestFile(name, file.size_bytes, digest, media_type(name))
                 if digest and blobs.has_blob(found):
                     count(file.size_bytes)
@@ -148,11 +149,17 @@ class Mirror:
         document = {"source": self.origin.where, "objects": described}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
+    def _file_key(self, file: OriginFile) -> str:
+        """Key of a single file: its place and version, or its digest, under which it may be in later commits too."""
+        if not file.digest:
+            return self._key({"": file})
+        return hashlib.sha256(json.dumps({"service": self.origin.service, "digest": file.digest}).encode()).hexdigest()
+
     def _remembered(self, file: OriginFile, store: Artifacts) -> str:
         """Digest of a large file that was read before; empty if it is not known, or collected."""
         if file.size_bytes < _REMEMBERED_BYTES:
             return ""
-        known = store.action(self._key({"": file}))
+        known = store.action(self._file_key(file))
         return store.manifest(known.outputs["file"]).files[0].digest if known is not None else ""
 
     def _remember(self, file: OriginFile, digest: str, store: Artifacts, blobs: Blobs) -> None:
@@ -160,7 +167,7 @@ class Mirror:
         if file.size_bytes >= _REMEMBERED_BYTES:
             single = Manifest.of([ManifestFile("file", file.size_bytes, digest, media_type(file.key))])
             blobs.admit(single)
-            store.record_action(self._key({"": file}), ActionResult({"file": single.digest}))
+            store.record_action(self._file_key(file), ActionResult({"file": single.digest}))
 
     def _look(self, file: OriginFile, count: OnBytes) -> None:
         count(0)

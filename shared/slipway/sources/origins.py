@@ -38,11 +38,13 @@ class Origin(Protocol):
         url: The address as it was given.
         pinned: The address of this very content, as far as the place can name it.
         where: As ``pinned``, with the service it is at.
+        service: The service alone.
     """
 
     url: str
     pinned: str
     where: str
+    service: str
 
     def during(self, on_wait: OnWait) -> Self:
         """The same origin for one transfer, which ``on_wait`` may end."""
@@ -71,6 +73,7 @@ class ArtifactOrigin:
     def __init__(self, blobs: Blobs, digest: str) -> None:
         self._blobs = blobs
         self.url = self.pinned = self.where = digest
+        self.service = ""
         self._files = {file.path: file for file in blobs.manifest(digest).files}
 
     def during(self, on_wait: OnWait) -> Self:  # noqa: ARG002 - only headers are read
