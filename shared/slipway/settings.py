@@ -37,6 +37,8 @@ class Settings(BaseModel):
             Coordinator and workers need the same (``SLIPWAY_IMPORT_FROM``).
         import_bytes: The most that one import may bring, by default ``2TB`` (``SLIPWAY_IMPORT_SIZE``).
         hub_endpoint: Address of the Hugging Face hub; empty for its own (``HF_ENDPOINT``).
+        transfer_rate: Bytes a second that a client has to send to a coordinator, or read from it, on average of a minute; by default
+            ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
@@ -59,6 +61,7 @@ class Settings(BaseModel):
     import_from: str = ""
     import_bytes: int = 2_000_000_000_000
     hub_endpoint: str = ""
+    transfer_rate: int = 16 << 10
     coordinator: str = ""
     scratch: Path
     log_level: LogLevel = "info"
@@ -101,6 +104,7 @@ class Settings(BaseModel):
             import_from=environment.get("SLIPWAY_IMPORT_FROM", ""),
             import_bytes=_size(environment, "SLIPWAY_IMPORT_SIZE", 2_000_000_000_000),
             hub_endpoint=environment.get("HF_ENDPOINT", "").rstrip("/"),
+            transfer_rate=_size(environment, "SLIPWAY_TRANSFER_RATE", 16 << 10, least=1),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
@@ -122,15 +126,20 @@ def _store(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
-def _size(environment: Mapping[str, str], name: str, default: int) -> int:
+def _size(environment: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
     from slipway.configuration.schema import size  # the configuration reads the environment, too
 
     text = environment.get(name, "").strip()
     try:
-        return size(text) if text else default
+        given = size(text) if text else default
     except ValueError as error:
         message, _, remedy = str(error).partition("|")
         raise ConfigurationError(f"{name}: {message}", remedy=remedy, about={"key": name}) from error
+    if given < least:
+        raise ConfigurationError(
+            f"{name} is {text!r}", remedy=f"give {least} or more, or unset it", about={"key": name}
+        )
+    return given
 
 
 def _count(environment: Mapping[str, str], name: str, default: int) -> int:

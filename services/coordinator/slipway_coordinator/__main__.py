@@ -23,6 +23,7 @@ from slipway_coordinator.migration import migrate
 from slipway_coordinator.recovery import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
 from slipway_coordinator.state import state_at
+from slipway_coordinator.transfers import TransferLimits
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -45,6 +46,7 @@ def _run(arguments: argparse.Namespace) -> None:
         upload_bytes=settings.upload_bytes,
         open_uploads=settings.open_uploads,
         import_from=Allowed.parse(settings.import_from),
+        transfers=TransferLimits(bytes_per_second=settings.transfer_rate),
         retain_days=arguments.retain_days,
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )

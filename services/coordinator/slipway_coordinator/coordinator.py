@@ -29,6 +29,7 @@ from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
 from slipway_coordinator.state import State
 from slipway_coordinator.states import ExportState, TaskState
+from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.unserved import Unserved
 from slipway_coordinator.workflow import Change
 
@@ -53,6 +54,7 @@ class CoordinatorOptions:
         upload_bytes: The largest file that clients may bring.
         open_uploads: Files that clients of one project may bring at a time.
         import_from: Addresses of sources that clients may name for workers to import.
+        transfers: What passes through at a time, and how fast.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
@@ -65,6 +67,7 @@ class CoordinatorOptions:
     upload_bytes: int = 128 << 30
     open_uploads: int = 64
     import_from: Allowed = NOWHERE
+    transfers: TransferLimits = field(default_factory=TransferLimits)
     retain_days: float | None = None
     rules: RuleTable = field(default_factory=default_rules)
 
