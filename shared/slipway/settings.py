@@ -37,6 +37,11 @@ class Settings(BaseModel):
             in memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
         open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait
             for their turn (``SLIPWAY_OPEN_UPLOADS``).
+        import_from: Addresses that clients may name for workers to import, with spaces or commas between: ``s3://bucket/prefix``,
+            ``hf://owner``, ``hf://owner/name``, each with all below it; ``{project}`` stands for the export's project. Empty is none.
+            Coordinator and workers need the same (``SLIPWAY_IMPORT_FROM``).
+        import_bytes: The most that one import may bring, by default ``2TB`` (``SLIPWAY_IMPORT_SIZE``).
+        hub_endpoint: Address of the Hugging Face hub; empty for its own (``HF_ENDPOINT``).
         transfer_rate: Bytes a second that a client has to send to a coordinator, or read from it, on average of a minute; by default
             ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
@@ -60,6 +65,9 @@ class Settings(BaseModel):
     cache_bytes: int | None = 50_000_000_000
     upload_bytes: int = 128 << 30
     open_uploads: int = 64
+    import_from: str = ""
+    import_bytes: int = 2_000_000_000_000
+    hub_endpoint: str = ""
     transfer_rate: int = 16 << 10
     coordinator: str = ""
     scratch: Path
@@ -103,6 +111,9 @@ class Settings(BaseModel):
             cache_bytes=_size(environment, "SLIPWAY_CACHE_SIZE", 50_000_000_000),
             upload_bytes=_size(environment, "SLIPWAY_UPLOAD_SIZE", 128 << 30),
             open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
+            import_from=environment.get("SLIPWAY_IMPORT_FROM", ""),
+            import_bytes=_size(environment, "SLIPWAY_IMPORT_SIZE", 2_000_000_000_000),
+            hub_endpoint=environment.get("HF_ENDPOINT", "").rstrip("/"),
             transfer_rate=_size(environment, "SLIPWAY_TRANSFER_RATE", 16 << 10, least=1),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=_folder("SLIPWAY_SCRATCH", scratch) if scratch else home / "scratch",

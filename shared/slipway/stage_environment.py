@@ -52,6 +52,12 @@ def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """
     added = added_names(environment)
     found = {name: value for name, value in environment.items() if name in added or _is_needed(name)}
+    return without_current_folder(found)
+
+
+def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a process in another folder, in which no search path means the current one."""
+    found = dict(environment)
     for name in _SEARCHED:
         folders = [_whole(part) for part in found.pop(name, "").split(os.pathsep) if part]
         if folders:

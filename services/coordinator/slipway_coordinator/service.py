@@ -14,16 +14,19 @@ import grpc
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
+from slipway.export_sources.naming import sources_to_import
 from slipway.rpc import stream, unary
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import exceeded
 from slipway.security.principals import OWNER
+from slipway.sources.allowed import NOWHERE, Allowed
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.texts import hidden_character, quoted, shortened
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import in_project, page_start, page_token, parse_filter
+from slipway_coordinator.importing import import_task
 from slipway_coordinator.listing import page_of
 from slipway_coordinator.messages import event_message, export_message
 from slipway_coordinator.plan import plan
@@ -57,7 +60,12 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self, request: export_pb2.CreateExportRequest, context: Context
     ) -> export_pb2.Export:
         """Create and start an export, or answer with the one the same request made before."""
-        record = new_record(request, traceparent=_traceparent(context), creator=_creator())
+        record = new_record(
+            request,
+            traceparent=_traceparent(context),
+            creator=_creator(),
+            import_from=self._coordinator.options.import_from,
+        )
         await require(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
             return export_message(record)
@@ -195,11 +203,23 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return record
 
 
-def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = "", creator: str = "") -> ExportRecord:
+def new_record(
+    request: export_pb2.CreateExportRequest,
+    *,
+    traceparent: str = "",
+    creator: str = "",
+    import_from: Allowed = NOWHERE,
+) -> ExportRecord:
     """The export a request asks for, planned but not stored.
 
+    Args:
+        request: What is asked for.
+        traceparent: Span that the export belongs to.
+        creator: Who asks.
+        import_from: Addresses of sources that may be imported.
+
     Raises:
-        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED`` or ``CONFIGURATION_INVALID``.
+        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID`` or ``SOURCE_NOT_ALLOWED``.
     """
     project = _project_of(request.parent)
     export_id = request.export_id or uuid.uuid4().hex
@@ -217,7 +237,12 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
     configuration = configuration_of(request.configuration)
     sources = dict(sorted(request.sources.items()))
     formats = {name: stored for name, stored in sorted(request.source_formats.items()) if stored}
-    tasks = plan(configuration, sources, source_formats=formats)
+    imports = sources_to_import(configuration, sources)
+    for url in filter(None, imports.values()):
+        import_from.check(url, project=project)
+    tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
+    if imports:  # the others are planned when these are there
+        tasks = (import_task(configuration, sources, imports),)
     return ExportRecord(
         name=f"projects/{project}/exports/{export_id}",
         configuration=configuration.model_dump(mode="json"),
