@@ -9,7 +9,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from slipway.rpc import cannot_listen
+from slipway.rpc import cannot_listen, check_port
 
 log = logging.getLogger("slipway.coordinator.forwarding")
 
@@ -53,8 +53,9 @@ class Forwarder:
     def __init__(self, address: str) -> None:
         self.address = address
         self.leader = ""
-        self.reachable = True
+        self.reachable = False
         self.left = asyncio.Event()
+        self._problem = ""
         self._open: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -65,13 +66,14 @@ class Forwarder:
         Raises:
             ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
         """
+        check_port(self.address)
         try:
             if self.address.startswith("unix:"):
                 path = self.address.removeprefix("unix:")
                 self._server = await asyncio.start_unix_server(self._take, path)
                 return
             listener = _listener(self.address)
-        except (OSError, OverflowError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise cannot_listen(self.address, str(error)) from error
         self.address = f"{self.address.rpartition(':')[0]}:{listener.getsockname()[1]}"
         self._server = await asyncio.start_server(self._take, sock=listener)
@@ -113,8 +115,7 @@ class Forwarder:
             return
         try:
             far_reader, far = await self._connect(leader)
-        except OSError as error:
-            log.warning(f"the active coordinator at {leader} cannot be reached: {error}")
+        except OSError:
             _refuse(near)
             return
         connection = _Connection(leader, near, far)
@@ -153,12 +154,21 @@ class Forwarder:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_READ_BYTES)
-        except OSError:
-            self.reachable = self.reachable and leader != self.leader
+        except OSError as error:
+            self._note(leader, f"the active coordinator at {leader} cannot be reached: {error or 'no answer'}")
             raise
-        self.reachable = self.reachable or leader == self.leader
+        self._note(leader, "")
         _keep_alive(writer, _KEEPALIVE_LEADER)
         return reader, writer
+
+    def _note(self, leader: str, problem: str) -> None:
+        """Know whether the leader of now takes connections; said when that changes."""
+        if leader != self.leader:
+            return
+        self.reachable = not problem
+        if problem and problem != self._problem:
+            log.warning(problem)
+        self._problem = problem
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
