@@ -101,6 +101,7 @@ def configure_service_logs(level: str, *, form: str = "") -> None:
     else:
         handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("slipway.audit").setLevel(logging.INFO)  # written whatever else is
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

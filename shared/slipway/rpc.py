@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.health import HealthService
 from slipway.wire import STATUS_KEY, call_status
 
 log = logging.getLogger("slipway.rpc")
@@ -105,19 +107,12 @@ def _unforeseen(method: str, error: Exception) -> Failure:
     return ServiceError(f"{method} failed: {type(error).__name__}: {error}", reason="INTERNAL").failure()
 
 
-def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> Any:
+def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> HealthService:
     """Let a server answer health checks for its services and say what it serves."""
-    checks = health.aio.HealthServicer()  # type: ignore[attr-defined] # the stubs lack the asyncio variant
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return checks
-
-
-async def set_serving(checks: Any, *services: str, serving: bool) -> None:
-    """Say whether the services, and the server as a whole, take calls."""
-    state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    for service in ("", *services):
-        await checks.set(service, state)
+    health = HealthService()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection((*services, HEALTH, reflection.SERVICE_NAME), server)
+    return health
 
 
 def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCredentials | None = None) -> int:

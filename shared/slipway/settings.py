@@ -32,6 +32,8 @@ class Settings(BaseModel):
             in memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
         open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait
             for their turn (``SLIPWAY_OPEN_UPLOADS``).
+        transfer_rate: Bytes a second that a client has to send to a coordinator, or read from it, on average of a minute; by default
+            ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
@@ -51,6 +53,7 @@ class Settings(BaseModel):
     cache_bytes: int | None = 50_000_000_000
     upload_bytes: int = 128 << 30
     open_uploads: int = 64
+    transfer_rate: int = 16 << 10
     coordinator: str = ""
     scratch: Path
     log_level: LogLevel = "info"
@@ -90,6 +93,7 @@ class Settings(BaseModel):
             cache_bytes=_size(environment, "SLIPWAY_CACHE_SIZE", 50_000_000_000),
             upload_bytes=_size(environment, "SLIPWAY_UPLOAD_SIZE", 128 << 30),
             open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
+            transfer_rate=_size(environment, "SLIPWAY_TRANSFER_RATE", 16 << 10, least=1),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
@@ -111,15 +115,20 @@ def _store(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
-def _size(environment: Mapping[str, str], name: str, default: int) -> int:
+def _size(environment: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
     from slipway.configuration.schema import size  # the configuration reads the environment, too
 
     text = environment.get(name, "").strip()
     try:
-        return size(text) if text else default
+        given = size(text) if text else default
     except ValueError as error:
         message, _, remedy = str(error).partition("|")
         raise ConfigurationError(f"{name}: {message}", remedy=remedy, about={"key": name}) from error
+    if given < least:
+        raise ConfigurationError(
+            f"{name} is {text!r}", remedy=f"give {least} or more, or unset it", about={"key": name}
+        )
+    return given
 
 
 def _count(environment: Mapping[str, str], name: str, default: int) -> int:

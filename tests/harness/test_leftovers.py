@@ -36,6 +36,7 @@ LEAKS = {
     "context variable left: was nothing, is 1": "VARIABLE.set(1)",
     "thread 'stays' of": "threading.Thread(target=time.sleep, args=(3,), name='stays').start()",
     "thread 'daemon' of": "threading.Thread(target=time.sleep, args=(3,), name='daemon', daemon=True).start()",
+    "thread 'inner' of": "OUTER = threading.Thread(target=inner)\n    OUTER.start()\n    OUTER.join()",
     "process [0-9]+: sleep 4": "KEPT.append(subprocess.Popen(['sleep', '4']))",
     "process [0-9]+: sleep 5": "subprocess.run(['setsid', '--fork', 'sleep', '5'])",
     "process [0-9]+: it has ended, but nobody waited": "KEPT.append(subprocess.Popen(['true']))",
@@ -48,6 +49,8 @@ import pytest
 VARIABLE = contextvars.ContextVar("left")
 KEPT = []
 logging.getLogger("library")
+def inner():
+    threading.Thread(target=time.sleep, args=(3,), name="inner").start()
 """
 
 CLEAN = """
@@ -57,7 +60,10 @@ def test_imports():
 @pytest.fixture(scope="module")
 def server():
     with subprocess.Popen(["sleep", "60"]) as process:
-        threading.Thread(target=process.wait, daemon=True).start()
+        def later():
+            time.sleep(0.1)
+            threading.Thread(target=process.wait, daemon=True).start()
+        threading.Thread(target=later).start()
         os.environ["SERVER"] = "here"
         yield process
         del os.environ["SERVER"]
@@ -76,6 +82,8 @@ def test_ends_soon_after():
 
 def test_once_more(server):
     assert os.environ["SERVER"] == "here"
+    time.sleep(0.2)
+    assert threading.active_count() > 1
 """
 
 

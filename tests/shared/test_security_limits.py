@@ -97,7 +97,7 @@ def test_a_call_that_hangs_is_ended_by_the_server() -> None:
 
 
 def test_places_are_given_back_after_an_error() -> None:
-    streams = OpenStreams(1)
+    streams = OpenStreams(Limits(streams=1))
     for _ in range(2):
         with pytest.raises(KeyError), streams.one("a"):
             raise KeyError

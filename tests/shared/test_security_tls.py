@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from certificates import Authority, replace
 from slipway.client import AsyncClient
 from slipway.errors import Failure, ModelExportError
-from slipway.rpc import add_health_and_reflection, set_serving
+from slipway.rpc import add_health_and_reflection
 from slipway.security.channels import AsyncChannel, BlockingChannel
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security
 from slipway.security.settings import Security
@@ -28,10 +28,10 @@ from slipway.security.tokens import new_token
 async def serving(security: ServerSecurity) -> AsyncIterator[str]:
     """A server with health and reflection only."""
     server = grpc.aio.server(interceptors=[security.interceptor()])
-    checks = add_health_and_reflection(server)
+    health = add_health_and_reflection(server)
     port = security.listen(server, "127.0.0.1:0")
     await server.start()
-    await set_serving(checks, serving=True)
+    health.set_serving(serving=True)
     try:
         yield f"localhost:{port}"
     finally:

@@ -28,6 +28,7 @@ def test_variables() -> None:
             "SLIPWAY_TRACING": "OTLP",
             "SLIPWAY_UPLOAD_SIZE": "8GiB",
             "SLIPWAY_OPEN_UPLOADS": "5",
+            "SLIPWAY_TRANSFER_RATE": "1MiB",
             "SLIPWAY_LOG_LEVEL": "debug",
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
         }
@@ -35,7 +36,7 @@ def test_variables() -> None:
     assert (settings.home, settings.scratch) == (Path("/srv/slipway"), Path("/fast"))
     assert (settings.coordinator, settings.tracing, settings.log_level) == ("host:7070", "otlp", "debug")
     assert settings.otlp_endpoint == "http://collector:4317"
-    assert (settings.upload_bytes, settings.open_uploads) == (8 << 30, 5)
+    assert (settings.upload_bytes, settings.open_uploads, settings.transfer_rate) == (8 << 30, 5, 1 << 20)
 
 
 def test_an_impossible_value_names_the_variable() -> None:
@@ -43,6 +44,7 @@ def test_an_impossible_value_names_the_variable() -> None:
         ("SLIPWAY_OPEN_UPLOADS", "0"),
         ("SLIPWAY_OPEN_UPLOADS", "many"),
         ("SLIPWAY_UPLOAD_SIZE", "big"),
+        ("SLIPWAY_TRANSFER_RATE", "0"),
     ):
         with pytest.raises(ConfigurationError, match=f"{name}.*'{value}'"):
             Settings.from_environment({name: value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from google.rpc import status_pb2
 from slipway.artifacts import LocalStore
 from slipway.rpc import listen
 from slipway.runner import TaskRunner
+from slipway.security.server import ServerSecurity
 from slipway.wire import STATUS_KEY, dict_of, failure_of_status, struct_of
 from slipway.worker import Worker, WorkerOptions
 from slipway.worker.machine import Machine, probe
@@ -31,7 +33,7 @@ async def service(home: Path) -> AsyncIterator[tuple[stage_pb2_grpc.StageService
     store = LocalStore(home / "store")
     machine = Machine(cores=2, memory_bytes=8 << 30, scratch_bytes=1 << 30)
     worker = Worker(WorkerOptions("", (STAGE,), slots=1), TaskRunner(store, home / "scratch"), machine)
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[ServerSecurity(audits=True).interceptor()])
     stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
     port = listen(server, "127.0.0.1:0")
     await server.start()
@@ -120,6 +122,31 @@ def test_a_busy_worker_and_wrong_calls_are_refused(tmp_path: Path) -> None:
 
     story(tmp_path, tell)
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_direct_runs_are_in_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="slipway.audit")
+
+    def outcomes() -> list[str]:
+        facts = [record.__dict__["audit"] for record in caplog.records if record.name == "slipway.audit"]
+        assert {(one["action"], one["principal"], one["project"]) for one in facts} <= {("Run", "owner", "")}
+        assert {one["resource"] for one in facts} <= {f"stages/{STAGE}", "stages/other"}
+        return [one["outcome"] for one in facts]
+
+    async def tell(stub: stage_pb2_grpc.StageServiceStub, _: LocalStore) -> None:
+        for text, fail, expected in (("good", "", "done"), ("bad", "ONNX_INVALID", "ONNX_INVALID")):
+            assert [event async for event in stub.Run(request(text=text, fail=fail))]
+            assert outcomes()[-2:] == ["started", expected]
+        await refused(stub.Run(stage_pb2.RunRequest(stage="other")))
+        running = stub.Run(request(text="long", sleep_seconds=30))
+        await running.read()
+        running.cancel()
+        await there_is_room(stub)
+
+    story(tmp_path, tell)
+    rest = [outcome for outcome in outcomes()[4:] if outcome != "WORKER_BUSY"]
+    assert rest[:2] == ["STAGE_UNKNOWN", "started"]
+    assert sorted(rest[2:]) == ["CANCELLED", "done", "started"]
 
 
 def test_cores_are_shared_among_what_starts_together(tmp_path: Path) -> None:

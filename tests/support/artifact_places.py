@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,19 @@ PEOPLE = {
 class Place(Harness):
     """A coordinator with an access file over a store."""
 
-    def __init__(self, home: Path, **options: Any) -> None:
-        self.tokens = {name: new_token() for name in PEOPLE}
+    def __init__(self, home: Path, *, people: Mapping[str, str] = PEOPLE, **options: Any) -> None:
+        self.tokens = {name: new_token() for name in people}
         access = home / "access.yaml"
         entries = [
-            f"  - {{name: {n}, {what}, token_sha256: {token_hash(self.tokens[n])}}}" for n, what in PEOPLE.items()
+            f"  - {{name: {n}, {what}, token_sha256: {token_hash(self.tokens[n])}}}" for n, what in people.items()
         ]
         access.write_text("\n".join(["principals:", *entries]))
-        security = ServerSecurity(authenticator=AccessFile(access))
+        security = ServerSecurity(authenticator=AccessFile(access), audits=True)
         super().__init__(home, with_worker=False, security=security, options=options)
 
-    def client_of(self, name: str) -> Client:
-        return Client(self.address, security=self.security_of(name), project="blue" if name != "submitter" else "red")
+    def client_of(self, name: str, *, project: str = "") -> Client:
+        usual = "blue" if name != "submitter" else "red"
+        return Client(self.address, security=self.security_of(name), project=project or usual)
 
     def security_of(self, name: str) -> Security:
         path = self.home / f"{name}.token"

@@ -50,6 +50,12 @@ LIBRARY_LOGGERS = {
 LIBRARY_VARIABLES = {b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler"}
 """Environment variables that a library sets when it is imported, and why."""
 
+LIBRARY_CONTEXT = dict.fromkeys(
+    ("deterministic", "torch._inductor.config._hash_dirty"),
+    "torch's compiler follows whether algorithms are deterministic, which is looked at by itself",
+)
+"""Context variables that a library sets later than at its import, and why."""
+
 _FIELDS = ("level", "propagate", "disabled", "handlers", "filters")
 _UNTOUCHED = (logging.NOTSET, True, False, (), ())
 _SIGNALS = sorted(set(signal.Signals) - {signal.SIGALRM})  # pytest-timeout's own
@@ -57,19 +63,26 @@ _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.start
 _LIMITS.pop("RLIMIT_OFILE", None)  # another name of RLIMIT_NOFILE
 _ABSENT = "nothing"
 _POOLS: WeakKeyDictionary[ThreadPoolExecutor, float] = WeakKeyDictionary()
+_STARTED_BY: WeakKeyDictionary[threading.Thread, threading.Thread] = WeakKeyDictionary()
 
 
 def pytest_configure() -> None:
-    """Mark the processes that tests start, and note when pools of threads are made, which Python does not."""
+    """Mark the processes that tests start; note when pools are made and who starts threads, which Python does not."""
     mark()
-    initialize = ThreadPoolExecutor.__init__
+    initialize, start = ThreadPoolExecutor.__init__, threading.Thread.start
 
     @functools.wraps(initialize)
     def noted(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
         initialize(self, *args, **kwargs)
         _POOLS[self] = time.monotonic()
 
+    @functools.wraps(start)
+    def noted_start(self: threading.Thread) -> None:
+        _STARTED_BY[self] = threading.current_thread()
+        start(self)
+
     ThreadPoolExecutor.__init__ = noted  # type: ignore[method-assign]
+    threading.Thread.start = noted_start  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +142,10 @@ class Look:
         return left
 
     def _may_stay(self, thread: threading.Thread) -> bool:
-        """Whether a new thread is not the test's: of a library, not of Python, or of a pool that was there before."""
+        """Whether a new thread is not the test's: of a library, not of Python, or of a pool or a thread that was there before."""
         if _owner(thread).startswith(tuple(PERMANENT_THREADS)) or isinstance(thread, threading._DummyThread):
+            return True
+        if any(starter in self.threads for starter in _starters(thread)):
             return True
         pool = _pool(thread)
         return pool is not None and _POOLS.get(pool, 0.0) < self.moment
@@ -166,6 +181,14 @@ def _pool(thread: threading.Thread) -> ThreadPoolExecutor | None:
     return pool if isinstance(pool, ThreadPoolExecutor) else None
 
 
+def _starters(thread: threading.Thread) -> Iterator[threading.Thread]:
+    """Who started a thread, who started that one, and so on up to the main thread, which is left out."""
+    starter = _STARTED_BY.get(thread)
+    while starter not in (None, threading.main_thread()):
+        yield starter
+        starter = _STARTED_BY.get(starter)
+
+
 def _owner(thread: threading.Thread) -> str:
     """The module whose code runs in a thread."""
     target = getattr(thread, "_target", None)
@@ -178,6 +201,8 @@ def _is_excused(kind: str, name: str | bytes, before: object, after: object) -> 
     match kind:
         case "torch":
             return new
+        case "context variable":
+            return new and name in LIBRARY_CONTEXT
         case "environment variable":
             return new and name in LIBRARY_VARIABLES
         case "logger":

@@ -71,7 +71,8 @@ class ArtifactServiceServicer:
     """
 
     def GetArtifact(self, request, context):
-        """The files of an artifact. NOT_FOUND: the project has no such artifact.
+        """The files of an artifact, in one answer: 10000 of them have about 2 MiB, so only very long paths need a client that takes more
+        than gRPC's usual 4 MiB. NOT_FOUND: the project has no such artifact.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +96,8 @@ class ArtifactServiceServicer:
 
     def ReadBlob(self, request, context):
         """Streams the content of one file. NOT_FOUND: the project has no such artifact, or that no such file. DATA_LOSS: the stored
-        content does not have its digest; readers compare it, too.
+        content does not have its digest; readers compare it, too. DEADLINE_EXCEEDED with TRANSFER_SLOW: the client reads too slowly, and
+        may go on from where it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +106,8 @@ class ArtifactServiceServicer:
     def WriteBlob(self, request_iterator, context):
         """Takes the content of one file, which is kept only if it has the digest and size that the first message names.
         INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator takes
-        (LIMIT_EXCEEDED), or the project has too many uploads open (UPLOADS_FULL, try again). Safe to repeat.
+        (LIMIT_EXCEEDED), or the project has too many uploads open (UPLOADS_FULL, try again). DEADLINE_EXCEEDED: the client is too slow
+        (TRANSFER_SLOW), or sends nothing (CALL_TIMEOUT). Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,6 +13,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ExportView(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXPORT_VIEW_UNSPECIFIED: _ClassVar[ExportView]
+    EXPORT_VIEW_SUMMARY: _ClassVar[ExportView]
+    EXPORT_VIEW_FULL: _ClassVar[ExportView]
+
 class ExportState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EXPORT_STATE_UNSPECIFIED: _ClassVar[ExportState]
@@ -33,6 +39,9 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_FAILED: _ClassVar[TaskState]
     TASK_STATE_CANCELLED: _ClassVar[TaskState]
     TASK_STATE_SKIPPED: _ClassVar[TaskState]
+EXPORT_VIEW_UNSPECIFIED: ExportView
+EXPORT_VIEW_SUMMARY: ExportView
+EXPORT_VIEW_FULL: ExportView
 EXPORT_STATE_UNSPECIFIED: ExportState
 EXPORT_STATE_QUEUED: ExportState
 EXPORT_STATE_RUNNING: ExportState
@@ -50,7 +59,7 @@ TASK_STATE_CANCELLED: TaskState
 TASK_STATE_SKIPPED: TaskState
 
 class Export(_message.Message):
-    __slots__ = ("name", "configuration", "sources", "state", "error", "tasks", "outputs", "warnings", "recovery_profile", "trace_id", "etag", "create_time", "end_time", "labels", "priority")
+    __slots__ = ("name", "configuration", "sources", "state", "error", "tasks", "outputs", "warnings", "recovery_profile", "trace_id", "etag", "create_time", "end_time", "labels", "priority", "creator")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +96,7 @@ class Export(_message.Message):
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CREATOR_FIELD_NUMBER: _ClassVar[int]
     name: str
     configuration: _configuration_pb2.ExportConfiguration
     sources: _containers.ScalarMap[str, str]
@@ -102,7 +112,8 @@ class Export(_message.Message):
     end_time: _timestamp_pb2.Timestamp
     labels: _containers.ScalarMap[str, str]
     priority: int
-    def __init__(self, name: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[ExportState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., recovery_profile: _Optional[str] = ..., trace_id: _Optional[str] = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    creator: str
+    def __init__(self, name: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[ExportState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., recovery_profile: _Optional[str] = ..., trace_id: _Optional[str] = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., creator: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("id", "stage", "params", "inputs", "format", "state", "attempts", "outputs", "facts")
@@ -216,16 +227,18 @@ class GetExportRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ListExportsRequest(_message.Message):
-    __slots__ = ("parent", "page_size", "page_token", "filter")
+    __slots__ = ("parent", "page_size", "page_token", "filter", "view")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
     parent: str
     page_size: int
     page_token: str
     filter: str
-    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
+    view: ExportView
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ..., view: _Optional[_Union[ExportView, str]] = ...) -> None: ...
 
 class ListExportsResponse(_message.Message):
     __slots__ = ("exports", "next_page_token")

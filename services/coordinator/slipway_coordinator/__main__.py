@@ -22,6 +22,7 @@ from slipway_coordinator.migration import migrate
 from slipway_coordinator.recovery import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
 from slipway_coordinator.state import state_at
+from slipway_coordinator.transfers import TransferLimits
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -43,6 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
         max_unended=arguments.max_exports,
         upload_bytes=settings.upload_bytes,
         open_uploads=settings.open_uploads,
+        transfers=TransferLimits(bytes_per_second=settings.transfer_rate),
         retain_days=arguments.retain_days,
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )

@@ -6,10 +6,10 @@ told to nobody who has not brought it: else a digest that somebody learned of wo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, TypeVar
 
 import grpc
 
@@ -27,6 +27,8 @@ from slipway_coordinator.filters import page_start, page_token
 from slipway_coordinator.transfers import Transfers, counting_refusals
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
+
+T = TypeVar("T")
 
 _PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 _PARENT = re.compile(rf"projects/({_PROJECT})")
@@ -63,13 +65,13 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         self._open_blobs = open_blobs
         self._opened: Blobs | None = None
         self._manifest = "", Manifest(())
-        self.transfers = Transfers()
+        self.transfers = Transfers(coordinator.options.transfers)
 
     @unary
     async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:  # noqa: N802, ARG002 - the RPC's name
         """The files of an artifact."""
         project, digest = await self._own(request.name)
-        manifest = await self.transfers.run((await self._blobs()).manifest, digest)
+        manifest = await self._look(project, (await self._blobs()).manifest, digest)
         files = [
             pb.ArtifactFile(path=f.path, size_bytes=f.size_bytes, digest=f.digest, media_type=f.media_type)
             for f in manifest.files
@@ -109,16 +111,16 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         brought = set(contents)
         if not current_principal.get().may_name_any:
             owned = await self._coordinator.call(lambda: ownership.owned(project, [digest]))
-            whole = await self.transfers.run(blobs.exists, digest) if owned else False
+            whole = await self._look(project, blobs.exists, digest) if owned else False
             if whole:
                 return pb.CreateArtifactResponse(digest=digest)
             brought = await self._coordinator.call(lambda: ownership.brought(project, contents))
         known = [file for name, file in sorted(contents.items()) if name in brought]
-        there = await asyncio.gather(*(self.transfers.run(blobs.has_blob, file) for file in known))
+        there = await self.transfers.look_at_each(_caller(), project, blobs.has_blob, known)
         kept = {file.digest for file, is_there in zip(known, there, strict=True) if is_there}
         missing = sorted(set(contents) - kept)
         if not missing:
-            await self.transfers.run(blobs.admit, manifest)
+            await self._look(project, blobs.admit, manifest)
             await self._coordinator.call(lambda: ownership.make(project, digest))
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
@@ -132,18 +134,21 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         with counting_refusals("sent"):
             project, artifact = await self._own(request.name)
             blobs = await self._blobs()
-            manifest = await self._manifest_once(blobs, artifact)
+            manifest = await self._manifest_once(project, blobs, artifact)
             file = next((file for file in manifest.files if file.digest == request.digest), None)
             if file is None:
                 raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
                 raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+            outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
             async with (
-                self.transfers.turn(current_principal.get().name),
-                contextlib.aclosing(self.transfers.stream(blobs.read(file, artifact, offset=request.offset))) as chunks,
+                outgoing.turn(_caller(), project=project),
+                contextlib.aclosing(outgoing.stream(content)) as chunks,
             ):
+                pace = self.transfers.pace()
                 async for data in chunks:
-                    yield pb.ReadBlobResponse(data=data)
+                    with pace.sending(len(data)):
+                        yield pb.ReadBlobResponse(data=data)
                     metrics.CLIENT_BYTES.add(len(data), direction="sent")
 
     @unary
@@ -160,25 +165,26 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             project, options = _project(first.parent), self._coordinator.options
             file = _announced(first, most=options.upload_bytes)
             with self.transfers.upload(project, most=options.open_uploads):
-                async with self.transfers.turn(current_principal.get().name):
+                async with self.transfers.incoming.turn(_caller(), project=project):
                     await self._receive(file, first.data, request)
             await self._coordinator.call(lambda: self._coordinator.database.ownership.bring(project, file.digest))
         return pb.WriteBlobResponse()
 
     async def _receive(self, file: ManifestFile, data: bytes, rest: AsyncIterator[pb.WriteBlobRequest]) -> None:
         """Keep content that begins with ``data``, if it is what was announced."""
-        writer = (await self._blobs()).writer(file)
+        writer, run, pace = (await self._blobs()).writer(file), self.transfers.incoming.run, self.transfers.pace()
         try:
             while True:
                 metrics.CLIENT_BYTES.add(len(data), direction="received")
-                await self.transfers.run(writer.write, data)
-                more = await anext(rest, None)
+                pace.passed(len(data))
+                await run(writer.write, data)
+                more = await pace.next(rest)
                 if more is None:
                     break
                 data = more.data
-            await self.transfers.run(writer.commit)
+            await run(writer.commit)
         finally:
-            await self.transfers.run(writer.discard)
+            await run(writer.discard)
 
     async def _own(self, name: str) -> tuple[str, str]:
         """Project and digest of an artifact that the caller may read."""
@@ -189,18 +195,25 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         await require(self._coordinator, project, [digest])
         return project, digest
 
-    async def _manifest_once(self, blobs: Blobs, digest: str) -> Manifest:
+    async def _manifest_once(self, project: str, blobs: Blobs, digest: str) -> Manifest:
         """A manifest; the last one is kept, as its files are read one after the other."""
         last, manifest = self._manifest
         if last != digest:
-            manifest = await self.transfers.run(blobs.manifest, digest)
+            manifest = await self._look(project, blobs.manifest, digest)
             self._manifest = digest, manifest
         return manifest
 
     async def _blobs(self) -> Blobs:
         if self._opened is None:
-            self._opened = await self.transfers.run(self._open_blobs)
+            self._opened = await self.transfers.looks.run(self._open_blobs)
         return self._opened
+
+    async def _look(self, project: str, function: Callable[..., T], *arguments: Any) -> T:
+        return await self.transfers.look(_caller(), project, function, *arguments)
+
+
+def _caller() -> str:
+    return current_principal.get().name
 
 
 def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:

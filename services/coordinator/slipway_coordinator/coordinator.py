@@ -28,6 +28,7 @@ from slipway_coordinator.records import ExportRecord, TaskRecord
 from slipway_coordinator.recovery import RuleTable, default_rules
 from slipway_coordinator.state import State
 from slipway_coordinator.states import ExportState, TaskState
+from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.unserved import Unserved
 from slipway_coordinator.workflow import Change
 
@@ -51,6 +52,7 @@ class CoordinatorOptions:
         max_unended: Exports that may be under way; more are refused.
         upload_bytes: The largest file that clients may bring.
         open_uploads: Files that clients of one project may bring at a time.
+        transfers: What passes through at a time, and how fast.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
@@ -62,6 +64,7 @@ class CoordinatorOptions:
     max_unended: int = 10_000
     upload_bytes: int = 128 << 30
     open_uploads: int = 64
+    transfers: TransferLimits = field(default_factory=TransferLimits)
     retain_days: float | None = None
     rules: RuleTable = field(default_factory=default_rules)
 

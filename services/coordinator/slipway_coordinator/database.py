@@ -33,8 +33,8 @@ IDLE_SECONDS = 10
 # As text, like all that is carried out for every export: building an expression takes longer than carrying it out.
 _INSERT = sa.text("""
     INSERT INTO slipway_exports
-        (name, project, create_time, request_id, sequence_limit, state, ended, end_time, revision, run, record)
-    VALUES (:name, :project, :create_time, :request_id, 0, :state, :ended, :end_time, :revision, :run, :record)
+        (name, project, create_time, request_id, creator, sequence_limit, state, ended, end_time, revision, run, record)
+    VALUES (:name, :project, :create_time, :request_id, :creator, 0, :state, :ended, :end_time, :revision, :run, :record)
     ON CONFLICT DO NOTHING
 """)
 _SAVE = sa.text("""
@@ -103,6 +103,7 @@ class Database:
             "project": record.project,
             "create_time": record.create_time,
             "request_id": record.request_id or None,
+            "creator": record.creator,
             **_changing(record),
         }
         with self.transactions.begin() as connection:

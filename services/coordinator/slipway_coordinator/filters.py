@@ -4,6 +4,7 @@ r"""Which exports a list shows: a small language, and page tokens that stay vali
 
     filter     = condition { "AND" condition }
     condition  = "state" ("=" | "!=") STATE                   queued, running, cancelling, succeeded, failed, cancelled
+               | "creator" ("=" | "!=") VALUE
                | "label." NAME ("=" | "!=") VALUE
                | ("create_time" | "end_time") ("<" | "<=" | ">" | ">=") TIME       RFC 3339, for example 2026-11-21T08:00:00Z
     VALUE      = word | "\"" text "\""                        a quote within the text is written \"
@@ -81,6 +82,8 @@ def _condition(field: str, sign: str, value: str) -> Condition:
         if value not in set(ExportState):
             raise _invalid(value, f"knows the states {', '.join(ExportState)}")
         return exports.c.state == value if sign == "=" else exports.c.state != value
+    if field == "creator" and sign in {"=", "!="}:
+        return exports.c.creator == value if sign == "=" else exports.c.creator != value
     if kind == "label" and label and sign in {"=", "!="}:
         has = sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label, labels.c.value == value)
         return has if sign == "=" else ~has
@@ -88,7 +91,7 @@ def _condition(field: str, sign: str, value: str) -> Condition:
         compared: Condition = _COMPARISONS[sign](_TIMES[field], _time(value))
         return compared
     raise _invalid(
-        f"{field} {sign}", "compares state and label.NAME by = and !=, create_time and end_time by < <= > >="
+        f"{field} {sign}", "compares state, creator and label.NAME by = and !=, create_time and end_time by < <= > >="
     )
 
 

@@ -8,12 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from slipway.errors import ServiceError
+from slipway.security import audit
 
 if TYPE_CHECKING:
     from slipway_coordinator.coordinator import Coordinator
 
 log = logging.getLogger("slipway.coordinator.history")
 
+_WHO = "(--retain-days)"  # no principal
 _EVERY_SECONDS = 600.0
 _AT_ONCE = 100
 _DAY_SECONDS = 86_400.0
@@ -31,6 +33,7 @@ async def forget_old(coordinator: Coordinator, *, days: float) -> int:
                 if error.reason != "EXPORT_STATE":  # it is run again, and not old any more
                     raise
             else:
+                audit.write("DeleteExport", outcome=audit.DONE, principal=_WHO, resource=record.name)
                 forgotten += 1
     await coordinator.call(lambda: coordinator.database.ownership.forget_made(before=before))
     return forgotten

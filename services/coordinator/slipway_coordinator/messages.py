@@ -18,12 +18,18 @@ from slipway_protos.v1 import export_pb2, worker_pb2
 
 def export_message(record: ExportRecord) -> export_pb2.Export:
     """An export as clients see it."""
+    message = export_summary(record)
+    message.configuration.CopyFrom(configuration_message(ExportConfiguration.model_validate(record.configuration)))
+    message.sources.update(record.sources)
+    message.tasks.extend(_task_message(task) for task in record.tasks)
+    return message
+
+
+def export_summary(record: ExportRecord) -> export_pb2.Export:
+    """The same without configuration, sources and tasks."""
     message = export_pb2.Export(
         name=record.name,
-        configuration=configuration_message(ExportConfiguration.model_validate(record.configuration)),
-        sources=record.sources,
         state=export_state(record.state),
-        tasks=[_task_message(task) for task in record.tasks],
         outputs=record.outputs,
         warnings=record.warnings,
         recovery_profile=record.recovery_profile,
@@ -33,6 +39,7 @@ def export_message(record: ExportRecord) -> export_pb2.Export:
         end_time=timestamp(record.end_time),
         labels=record.labels,
         priority=record.priority,
+        creator=record.creator,
     )
     if record.failure is not None:
         message.error.CopyFrom(status_of(record.failure))

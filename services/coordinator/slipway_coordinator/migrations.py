@@ -104,11 +104,11 @@ def _epochs(connection: sa.Connection) -> None:
     )
 
 
-def _positions(connection: sa.Connection) -> None:
-    """Change no table: programs before this one would end the exports that later ones have begun, so they shall not start."""
+def _creator(connection: sa.Connection) -> None:
+    _run(connection, "ALTER TABLE slipway_exports ADD COLUMN creator VARCHAR(100) NOT NULL DEFAULT ''")
 
 
-MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events, _epochs, _positions)
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events, _epochs, _creator)
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen, set_serving
+from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, listen
 from slipway.security.interceptor import AccessInterceptor
 
 
@@ -21,7 +21,7 @@ class HealthPort:
         self._address = address
         self._services = services
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[access])
-        self._checks = add_health_and_reflection(self._server, *services)
+        self._health = add_health_and_reflection(self._server, *services)
 
     async def start(self) -> None:
         """Answer, for the time being that nothing is served.
@@ -31,14 +31,14 @@ class HealthPort:
         """
         if self._address:
             listen(self._server, self._address)
-            await self.say(serving=False)
+            self.say(serving=False)
             await self._server.start()
 
-    async def say(self, *, serving: bool) -> None:
+    def say(self, *, serving: bool) -> None:
         """Say from now on whether connections are taken."""
-        await set_serving(self._checks, *self._services, serving=serving)
+        self._health.set_serving(*self._services, serving=serving)
 
     async def stop(self) -> None:
         """Answer no more."""
-        await self._checks.enter_graceful_shutdown()
+        self._health.end()
         await self._server.stop(grace=None)

@@ -113,12 +113,14 @@ class ExportRecord(_Record):
     """One export. ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the
     client's name of the request that made it, empty without one; of several, that of the higher ``priority`` goes first.
     ``events_read`` is the number of the run's last event that this revision follows from.
+    ``creator`` is the principal that asked for it, empty where nobody has to say who they are.
     """
 
     name: str
     configuration: dict[str, Any]
     request_hash: str
     request_id: str = ""
+    creator: str = ""
     priority: int = 0
     sources: dict[str, str]
     labels: dict[str, str] = Field(default_factory=dict)

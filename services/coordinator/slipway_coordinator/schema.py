@@ -17,6 +17,7 @@ exports = sa.Table(
     sa.Column("ended", sa.Boolean, nullable=False, index=True),
     sa.Column("revision", sa.Integer, nullable=False),
     sa.Column("request_id", sa.String(64)),
+    sa.Column("creator", sa.String(100), nullable=False, server_default=""),
     sa.Column("sequence_limit", sa.BigInteger, nullable=False),
     sa.Column("run", sa.Integer, nullable=False, server_default="1"),
     sa.Column("record", sa.Text, nullable=False),

@@ -13,7 +13,7 @@ import grpc
 from slipway.artifacts import ArtifactStore
 from slipway.artifacts.blobs import blobs_of
 from slipway.metrics import reading
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
+from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection
 from slipway.security.server import ServerSecurity
 from slipway_coordinator.artifact_service import ArtifactService
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
@@ -63,7 +63,7 @@ class CoordinatorServer:
         self._security = security or ServerSecurity()
         interceptors = (self._security.interceptor(), self._gate)
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
-        self._checks = add_health_and_reflection(self._server, *SERVICES)
+        self._health = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
         self._artifacts = ArtifactService(self.coordinator, lambda: blobs_of(store()))
         artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifacts, self._server)
@@ -101,7 +101,7 @@ class CoordinatorServer:
         """
         self._address = address or self._address
         self.port = self._security.listen(self._server, self._address)
-        await set_serving(self._checks, *SERVICES, serving=False)
+        self._health.set_serving(*SERVICES, serving=False)
         await self._server.start()
 
     async def activate(self) -> None:
@@ -112,11 +112,11 @@ class CoordinatorServer:
         """
         await self.coordinator.start()
         self._gate.is_open = True
-        await set_serving(self._checks, *SERVICES, serving=True)
+        self._health.set_serving(*SERVICES, serving=True)
 
     async def stop(self) -> None:
         """Take no more calls, end those that wait, and stop."""
-        await self._checks.enter_graceful_shutdown()
+        self._health.end()
         await self._server.stop(grace=0.2)
         self._artifacts.transfers.close()
         if self._gate.is_open:
@@ -164,7 +164,7 @@ async def serve(
                 await _be_active(server, lock, health, options.state, address, advertise=advertise)
                 await ended.wait()
     finally:
-        await health.say(serving=False)
+        health.say(serving=False)
         await server.stop()
         await health.stop()
         lock.release()
@@ -199,5 +199,5 @@ async def _be_active(
         log.warning("standbys cannot lead to this coordinator: give --advertise its address")
     with faults_of(state):
         await server.activate()
-    await health.say(serving=True)
+    health.say(serving=True)
     log.info("active")

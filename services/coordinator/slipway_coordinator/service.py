@@ -15,12 +15,15 @@ import grpc
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
+from slipway.security.interceptor import current_principal
 from slipway.security.limits import exceeded
+from slipway.security.principals import OWNER
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import in_project, page_start, page_token, parse_filter
+from slipway_coordinator.listing import page_of
 from slipway_coordinator.messages import event_message, export_message
 from slipway_coordinator.plan import plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
@@ -54,7 +57,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self, request: export_pb2.CreateExportRequest, context: Context
     ) -> export_pb2.Export:
         """Create and start an export, or answer with the one the same request made before."""
-        record = new_record(request, traceparent=_traceparent(context))
+        record = new_record(request, traceparent=_traceparent(context), creator=_creator())
         await require(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
             return export_message(record)
@@ -112,18 +115,19 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         """A page of exports, newest first."""
         if request.page_size < 0:
             raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
-        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
+        if request.view not in export_pb2.ExportView.values():
+            raise _invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
         project = "-" if request.parent == "projects/-" else _project_of(request.parent)
         conditions = [*in_project(project), *parse_filter(request.filter)]
         query = (request.parent, request.filter)
         after = page_start(request.page_token, query=query)
+        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
         database = self._coordinator.database
-        found = await self._coordinator.call(lambda: database.page(conditions, limit=size + 1, after=after))
-        response = export_pb2.ListExportsResponse(exports=[export_message(record) for record in found[:size]])
-        if len(found) > size:
-            last = found[size - 1]
-            response.next_page_token = page_token((last.create_time, last.name), query=query)
-        return response
+        exports, last = await self._coordinator.call(
+            lambda: page_of(database, conditions, size=size, after=after, view=request.view)
+        )
+        token = "" if last is None else page_token(last, query=query)
+        return export_pb2.ListExportsResponse(exports=exports, next_page_token=token)
 
     @unary
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
@@ -191,7 +195,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return record
 
 
-def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = "") -> ExportRecord:
+def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = "", creator: str = "") -> ExportRecord:
     """The export a request asks for, planned but not stored.
 
     Raises:
@@ -220,6 +224,7 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
         configuration=configuration.model_dump(mode="json"),
         request_hash=request_hash(configuration, sources, formats),
         request_id=request.request_id,
+        creator=creator,
         priority=request.priority,
         sources=sources,
         labels=dict(sorted(request.labels.items())),
@@ -254,6 +259,12 @@ def _project_of(parent: str) -> str:
     if match is None:
         raise _invalid("parent", parent, "is like projects/default")
     return match[1]
+
+
+def _creator() -> str:
+    """Name of who makes this call; empty where everybody is let in, and so nobody known."""
+    principal = current_principal.get()
+    return "" if principal is OWNER else principal.name
 
 
 def _traceparent(context: Context) -> str:

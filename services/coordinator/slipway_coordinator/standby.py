@@ -42,7 +42,7 @@ async def stand_by(
             leader = ""
         await forwarder.point_to(leader)
         # Without a known leader it is ready too: it shall be the next, and a rollout waits for it.
-        await health.say(serving=lock.answers and (forwarder.reachable or not leader))
+        health.say(serving=lock.answers and (forwarder.reachable or not leader))
         if forwarder.left.is_set():
             forwarder.left.clear()
             alarmed_until = time.monotonic() + _ALARM_SECONDS

@@ -21,7 +21,7 @@ Filter = Annotated[
     typer.Option(
         "--filter",
         metavar="TEXT",
-        help="Only those it takes, by state, label.NAME, create_time and end_time; see examples.",
+        help="Only those it takes, by state, creator, label.NAME, create_time and end_time; see examples.",
     ),
 ]
 Priority = Annotated[
@@ -109,7 +109,8 @@ def list_exports(
         answer_local_exports(local_exports(connection.settings(), filter=filter), as_json=as_json)
         return
     with connection.client() as client:
-        answer_exports(list(client.list_exports(filter=filter)), as_json=as_json)
+        exports = client.list_exports(filter=filter, page_size=1000, summary=not as_json)
+        answer_exports(list(exports), as_json=as_json)
 
 
 @with_connection

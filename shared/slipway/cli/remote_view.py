@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -41,9 +41,10 @@ def answer_export(
     rows = Rows()
     rows.take(pb.ExportEvent(export=export))
     what = title(export.labels)
+    by = f", by {export.creator}" if export.creator else ""
     show(
         *([Text(what, style="bold")] if what else []),
-        unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}"),
+        unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}{by}"),
         progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
     )
     if export.HasField("error"):
@@ -64,7 +65,7 @@ def answer_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
     if as_json:
         print_json({"exports": [_document(export) for export in exports]})
         return
-    _table((export.name.rpartition("/")[2], EXPORT_STATES[export.state], export) for export in exports)
+    _table([(export.name.rpartition("/")[2], EXPORT_STATES[export.state], export) for export in exports])
 
 
 def answer_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> None:
@@ -72,26 +73,28 @@ def answer_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> No
     if as_json:
         print_json({"exports": [_local_document(export) for export in exports]})
         return
-    _table((export.id, export.state, export.message) for export in exports)
+    _table([(export.id, export.state, export.message) for export in exports])
     problems = [export for export in exports if export.problem]
     show(*(Prose("unreadable ", "yellow", f"{export.id}: {export.problem}") for export in problems))
 
 
-def _table(exports: Iterable[tuple[str, str, pb.Export | None]]) -> None:
+def _table(exports: Sequence[tuple[str, str, pb.Export | None]]) -> None:
+    creators = any(export is not None and export.creator for _, _, export in exports)
     table = FittedTable(
         Column("export"),
         Column("state"),
         Column("of", rank=1, wrap=True),
         Column("created", rank=2),
         Column("formats", rank=3, wrap=True),
+        *([Column("by", rank=4)] if creators else []),
     )
     for name, state, export in exports:
         if export is None:
-            table.add_row(name, state, "", "", "")
+            table.add_row(name, state, "", "", "", *([""] if creators else []))
             continue
         created = export.create_time.ToDatetime().isoformat(" ", "seconds")
         formats = ", ".join(sorted(name for name in export.outputs if name != "validation"))
-        table.add_row(name, state, title(export.labels), created, formats)
+        table.add_row(name, state, title(export.labels), created, formats, *([export.creator] if creators else []))
     if table.row_count:
         show(table)
     else:

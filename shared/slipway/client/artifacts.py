@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -202,15 +202,15 @@ class ProjectArtifacts:
                     finally:
                         call.cancel()
 
-                self._patiently(attempt)
+                self._patiently(attempt, also=frozenset({"TRANSFER_SLOW"}))  # it goes on where it was ended
                 if f"sha256:{sha.hexdigest()}" == file.digest:
                     return
                 if not resumed:
                     break
         raise corrupt(artifact, file.path)
 
-    def _patiently(self, attempt: Callable[[Callable[[], None]], T]) -> T:
-        """Try again while the coordinator is away; an attempt says whenever it gets on.
+    def _patiently(self, attempt: Callable[[Callable[[], None]], T], *, also: Collection[str] = ()) -> T:
+        """Try again while the coordinator is away, or for other reasons that pass; an attempt says whenever it gets on.
 
         Raises:
             ModelExportError: The failure, when another attempt cannot help, or patience is over.
@@ -226,7 +226,8 @@ class ProjectArtifacts:
                 return attempt(progress)
             except grpc.RpcError as error:
                 failure = failure_of_call(error, address=self._calls.address)
-                if not _passes(failure) or time.monotonic() - last >= PATIENCE_SECONDS:
+                passes = failure.reason in also or _passes(failure)
+                if not passes or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error
             pause = max(pause, float(failure.about.get(RETRY_AFTER, 0)))
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not come back all at once

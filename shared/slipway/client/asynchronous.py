@@ -19,6 +19,7 @@ from slipway.client.requests import (
     artifact_name,
     create_request,
     export_name,
+    list_request,
     with_trace,
 )
 from slipway.client.resumption import Resumption
@@ -113,10 +114,13 @@ class AsyncClient:
         project: str = "",
         page_size: int = 0,
         filter: str = "",  # noqa: A002 - the field's name everywhere
+        summary: bool = False,
     ) -> AsyncIterator[pb.Export]:
-        """Exports of a project that the filter takes, newest first, fetched page by page."""
-        parent = f"projects/{project or self.project}"
-        request = pb.ListExportsRequest(parent=parent, page_size=page_size, filter=filter)
+        """Exports of a project that the filter takes, newest first, fetched page by page.
+
+        With ``summary``, without their configuration, sources and tasks, which is a tenth of the content.
+        """
+        request = list_request(project or self.project, page_size=page_size, filter=filter, summary=summary)
         while True:
             response = await self._call(self._stub.ListExports, request)
             for export in response.exports:

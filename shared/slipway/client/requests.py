@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slipway.configuration import ExportConfiguration
 from slipway.telemetry import current_traceparent
-from slipway.wire import configuration_message
+from slipway.wire import configuration_message, sendable
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"
@@ -49,6 +49,19 @@ def create_request(
         priority=priority,
         source_formats=dict(source_formats or {}),
     )
+
+
+def list_request(
+    project: str,
+    *,
+    page_size: int,
+    filter: str,  # noqa: A002 - the field's name everywhere
+    summary: bool,
+) -> pb.ListExportsRequest:
+    """The request of ``list_exports`` for the first page."""
+    view = pb.EXPORT_VIEW_SUMMARY if summary else pb.EXPORT_VIEW_FULL
+    parent = sendable(f"projects/{project}")
+    return pb.ListExportsRequest(parent=parent, page_size=page_size, filter=sendable(filter), view=view)
 
 
 def with_trace(metadata: Metadata) -> Metadata:

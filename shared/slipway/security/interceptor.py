@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from slipway import metrics
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
-from slipway.security.access_file import unauthenticated
+from slipway.security.audit import AUDITED, Attempt, audited
+from slipway.security.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
 from slipway.security.principals import OWNER, Principal
 from slipway.security.rules import RULES, Rule
@@ -22,25 +23,11 @@ from slipway.wire import STATUS_KEY, call_status
 
 log = logging.getLogger("slipway.security")
 
-_BEARER = "bearer "
-_SCHEME = "transport_security_type"
-_NAMES = "x509_subject_alternative_name"
-
-ANONYMOUS = Principal("anonymous", frozenset())
 current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
 """Who makes the call that is being answered."""
 
 Context = grpc.aio.ServicerContext
 Parse = Callable[[bytes], Any] | None
-Metadata = Sequence[tuple[str, str | bytes]]
-
-
-class Authenticator(Protocol):
-    """Finds out who calls."""
-
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """The principal, or ServiceError ``UNAUTHENTICATED``."""
-        ...
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -51,6 +38,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
         limits: What one client may use.
         rules: Terms of each RPC.
+        audits: Write down who changes what; see :mod:`slipway.security.audit`.
     """
 
     def __init__(
@@ -60,12 +48,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         encrypted_only: bool = False,
         limits: Limits | None = None,
         rules: Mapping[str, Rule] = RULES,
+        audits: bool = False,
     ) -> None:
-        self._authenticator = authenticator
-        self._encrypted_only = encrypted_only
+        self._callers = Callers(authenticator, encrypted_only=encrypted_only)
         self._limits = limits or Limits()
         self._rules = rules
-        self._streams = OpenStreams(self._limits.streams)
+        self._audits = audits
+        self._streams = OpenStreams(self._limits)
 
     async def intercept_service(
         self,
@@ -83,34 +72,52 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _answering(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
-            try:
-                rule, principal = self._admit(details, context)
-                current_principal.set(principal)
-                if handler.request_streaming:
-                    requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
-                    with self._streams.one(_client(principal, context)):
-                        return await behaviour(requests, context)
-                checked = self._read(rule, principal, request, handler.request_deserializer)
-                async with _in_time(f"{details.method} took longer", rule.seconds):
-                    return await behaviour(checked, context)
-            except ModelExportError as error:
-                await _abort(context, error)
+            with self._audited(details, handler, request, context) as attempt:
+                try:
+                    rule, principal = self._admit(details, context)
+                    if handler.request_streaming:
+                        requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
+                        async with self._counted(principal, context):
+                            return await behaviour(requests, context)
+                    attempt.request = self._read(rule, principal, request, handler.request_deserializer)
+                    async with _in_time(f"{details.method} took longer", rule.seconds):
+                        attempt.response = await behaviour(attempt.request, context)
+                except ModelExportError as error:
+                    await _abort(context, error)
+                return attempt.response
 
         return call
 
     def _streaming(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> None:
-            try:
-                rule, principal = self._admit(details, context)
-                read = self._requests if handler.request_streaming else self._read
-                checked = read(rule, principal, request, handler.request_deserializer)
-                current_principal.set(principal)
-                with self._streams.one(_client(principal, context)):
-                    await self._stream(behaviour(checked, context), context)
-            except ModelExportError as error:
-                await _abort(context, error)
+            with self._audited(details, handler, request, context) as attempt:
+                try:
+                    rule, principal = self._admit(details, context)
+                    read = self._requests if handler.request_streaming else self._read
+                    attempt.request = read(rule, principal, request, handler.request_deserializer)
+                    async with self._counted(principal, context):
+                        await self._stream(behaviour(attempt.request, context), context, attempt)
+                except ModelExportError as error:
+                    await _abort(context, error)
 
         return call
+
+    @contextlib.contextmanager
+    def _audited(
+        self, details: grpc.HandlerCallDetails, handler: Any, data: Any, context: Context
+    ) -> Iterator[Attempt]:
+        """Note what becomes of a call, and write it down if it is of a method that changes something."""
+        method = str(details.method)
+
+        def read() -> Any:
+            check_size(data, self._rules[method].max_bytes)
+            return handler.request_deserializer(data)
+
+        is_written = self._audits and method in AUDITED
+        with audited(
+            Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
+        ) as attempt:
+            yield attempt
 
     async def _requests(
         self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
@@ -129,13 +136,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             yield self._read(rule, principal, data, parse, about=rule.resource if first else "")
             first = False
 
-    async def _stream(self, answering: Any, context: Context) -> None:
+    async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
         """Send what a method yields; a reader that does not take a message in time is let go."""
         if not hasattr(answering, "__aiter__"):
             await answering  # it writes to the context itself
             return
         try:
             async for response in answering:
+                attempt.goes_on(response)
                 try:
                     async with asyncio.timeout(self._limits.write_seconds):
                         await context.write(response)
@@ -151,20 +159,15 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         Raises:
             ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
         """
+        current_principal.set(ANONYMOUS)
         method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
             raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
         if not rule.roles:
-            return rule, ANONYMOUS
-        identity = context.auth_context() or {}
-        encrypted = _SCHEME in identity and identity[_SCHEME] != [b"insecure"]
-        if self._encrypted_only and not encrypted:
-            raise unauthenticated("this port answers only health checks without TLS")
-        names = [name.decode(errors="replace") for name in identity.get(_NAMES, ())]
-        principal = self._authenticator.identify(
-            token=bearer_token(tuple(details.invocation_metadata or ())), certificate_names=names
-        )
+            return rule, self._callers.identify_if_shown(context)
+        principal = self._callers.identify(context)
+        current_principal.set(principal)
         if not principal.roles & rule.roles:
             raise denied(
                 f"{principal.name} may not call {method.rpartition('/')[2]}",
@@ -173,6 +176,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if rule.every_project and not principal.may_see("*"):
             raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
         return rule, principal
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
+        """Count a stream as its caller's while it is open.
+
+        Raises:
+            ServiceError: reason ``LIMIT_EXCEEDED``.
+        """
+        if principal is ANONYMOUS:
+            async with self._streams.unnamed(host_of(context)):
+                yield
+        else:
+            with self._streams.one(principal.name):
+                yield
 
     def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
         """The request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
@@ -235,21 +252,6 @@ def no_artifact(project: str, digest: str) -> ArtifactError:
     )
 
 
-def bearer_token(metadata: Metadata) -> str:
-    """The token of a call, empty without one.
-
-    Raises:
-        ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several of them.
-    """
-    values = [value for key, value in metadata if key == "authorization"]
-    if not values:
-        return ""
-    value = values[0]
-    if len(values) > 1 or not isinstance(value, str) or not value.lower().startswith(_BEARER):
-        raise unauthenticated("authorization is not one bearer token")
-    return value[len(_BEARER) :].strip()
-
-
 def denied(what: str, *, remedy: str) -> ServiceError:
     """The refusal of a caller whose role does not go so far."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
@@ -268,11 +270,6 @@ def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
             return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
-def _client(principal: Principal, context: Context) -> str:
-    """Whose streams are counted together."""
-    return principal.name if principal.roles else _host(context)
-
-
 @contextlib.asynccontextmanager
 async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
     """End what takes too long.
@@ -287,14 +284,9 @@ async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
         raise ServiceError(f"{what} than {seconds:g} s", reason="CALL_TIMEOUT", remedy="try again") from error
 
 
-def _host(context: Context) -> str:
-    """Where a call comes from, without the port."""
-    return str(context.peer()).rpartition(":")[0]
-
-
 async def _abort(context: Context, error: ModelExportError) -> None:
     metrics.CALLS_REFUSED.add(reason=error.reason)
     if error.reason in {"UNAUTHENTICATED", "PERMISSION_DENIED", "LIMIT_EXCEEDED"}:
-        log.info(f"refused a call from {_host(context)}: {error.reason}: {error.message}")
+        log.info(f"refused a call from {host_of(context)}: {error.reason}: {error.message}")
     code, details, status = call_status(error.failure())
     await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))

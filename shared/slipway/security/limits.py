@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ class Limits:
     """What one client may use.
 
     Attributes:
-        streams: Streams that one principal (or one host without an identity) has open at a time.
+        streams: Streams that one principal has open at a time.
+        unnamed_streams: Streams that callers without an identity have open at a time, from one address.
+        all_unnamed_streams: The same, from all addresses.
         write_seconds: How long one message of a stream may wait for a reader that does not read.
         items: Entries of a list or map in a request.
         labels: Labels and sources of an export.
@@ -28,6 +31,8 @@ class Limits:
     """
 
     streams: int = 256
+    unnamed_streams: int = 64
+    all_unnamed_streams: int = 1024
     write_seconds: float = 60.0
     items: int = 256
     labels: int = 64
@@ -105,25 +110,71 @@ def exceeded(what: str, *, field: str) -> ServiceError:
 
 
 class OpenStreams:
-    """Counts the streams each client has open."""
+    """Counts the streams that each principal has open, and apart from them those of callers without an identity.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    All methods run on one event loop.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._open: Counter[str] = Counter()
+        self._unnamed: dict[str, list[asyncio.Timeout]] = {}
 
     @contextmanager
-    def one(self, client: str) -> Iterator[None]:
-        """Hold one of a client's streams.
+    def one(self, principal: str) -> Iterator[None]:
+        """Hold one of a principal's streams.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``.
         """
-        if self._open[client] >= self._most:
-            raise exceeded(f"{client} has {self._most} streams open already", field="")
-        self._open[client] += 1
+        most = self._limits.streams
+        if self._open[principal] >= most:
+            raise exceeded(f"{principal} has {most} streams open already", field="")
+        self._open[principal] += 1
         try:
             yield
         finally:
-            self._open[client] -= 1
-            if not self._open[client]:
-                del self._open[client]
+            self._open[principal] -= 1
+            if not self._open[principal]:
+                del self._open[principal]
+
+    @asynccontextmanager
+    async def unnamed(self, address: str) -> AsyncIterator[None]:
+        """Hold a stream of a caller without an identity. Where there are too many, the oldest of the address that has most ends.
+
+        A new one is never refused: whoever fills the room from an address cannot keep the others there out.
+
+        Raises:
+            ServiceError: reason ``LIMIT_EXCEEDED``, when this one has to end.
+        """
+        try:
+            async with asyncio.timeout(None) as stream:
+                self._unnamed.setdefault(address, []).append(stream)
+                self._make_room(address)
+                try:
+                    yield
+                finally:
+                    self._forget(address, stream)
+        except TimeoutError as error:
+            if not stream.expired():
+                raise
+            raise exceeded(f"{address} opened newer streams without an identity", field="") from error
+
+    def _make_room(self, address: str) -> None:
+        own, limits = self._unnamed[address], self._limits
+        if len(own) > limits.unnamed_streams:
+            self._end_oldest(address)
+        elif sum(map(len, self._unnamed.values())) > limits.all_unnamed_streams:
+            self._end_oldest(max(self._unnamed, key=lambda one: len(self._unnamed[one])))
+
+    def _end_oldest(self, address: str) -> None:
+        oldest = self._unnamed[address][0]
+        self._forget(address, oldest)
+        oldest.reschedule(0.0)  # as if its time were over
+
+    def _forget(self, address: str, stream: asyncio.Timeout) -> None:
+        streams = self._unnamed.get(address, [])
+        if stream in streams:
+            streams.remove(stream)
+        if not streams:
+            self._unnamed.pop(address, None)

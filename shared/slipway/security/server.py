@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from slipway.errors import ConfigurationError
 from slipway.rpc import listen
 from slipway.security.access_file import AccessFile, Everyone, Nobody
-from slipway.security.interceptor import AccessInterceptor, Authenticator
+from slipway.security.callers import Authenticator
+from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
 from slipway.security.principals import OWNER
 from slipway.security.settings import Security
@@ -33,12 +34,14 @@ class ServerSecurity:
         limits: What one client may use.
         health_address: ``HOST:PORT`` of a second, plain port that answers health checks only: probes of Kubernetes
             speak no TLS. Empty for none.
+        audits: Write down who changes what.
     """
 
     tls: TlsFiles | None = None
     authenticator: Authenticator = field(default_factory=lambda: Everyone(OWNER))
     limits: Limits = field(default_factory=Limits)
     health_address: str = ""
+    audits: bool = False
 
     def __post_init__(self) -> None:
         if self.health_address and self.tls is None:
@@ -50,7 +53,9 @@ class ServerSecurity:
 
     def interceptor(self) -> AccessInterceptor:
         """What checks this server's calls."""
-        return AccessInterceptor(self.authenticator, encrypted_only=self.tls is not None, limits=self.limits)
+        return AccessInterceptor(
+            self.authenticator, encrypted_only=self.tls is not None, limits=self.limits, audits=self.audits
+        )
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Bind a server to its address, and to that for health checks; returns the first one's port.
@@ -93,7 +98,7 @@ def coordinator_security(
         )
     if security.tls is None and not is_private(address):
         log.warning(f"calls to {address} travel unencrypted: give --tls-cert-file and --tls-key-file")
-    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address)
+    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address, audits=True)
 
 
 def worker_security(security: Security, *, address: str, health_address: str = "") -> ServerSecurity:
@@ -107,4 +112,4 @@ def worker_security(security: Security, *, address: str, health_address: str = "
         authenticator = AccessFile(security.access_file)
     # A worker may have an authority only, to know its coordinator by.
     tls = security.tls if security.tls_cert_file is not None else None
-    return ServerSecurity(tls=tls, authenticator=authenticator, health_address=health_address)
+    return ServerSecurity(tls=tls, authenticator=authenticator, health_address=health_address, audits=True)

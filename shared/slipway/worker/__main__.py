@@ -14,7 +14,7 @@ from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError
 from slipway.metrics import reading, serving
 from slipway.registry import load_stage, stage_names
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
+from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection
 from slipway.runner import TaskRunner
 from slipway.security.flags import given
 from slipway.security.server import worker_security
@@ -74,11 +74,11 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         given(arguments, settings.security), address=arguments.listen, health_address=arguments.health_listen
     )
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[security.interceptor()])
-    checks = add_health_and_reflection(server, SERVICE)
+    health = add_health_and_reflection(server, SERVICE)
     stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
     port = security.listen(server, arguments.listen)
     await server.start()
-    await set_serving(checks, SERVICE, serving=True)
+    health.set_serving(SERVICE, serving=True)
     log.info(
         f"worker {options.worker_id} runs {', '.join(stages)} for {options.coordinator}, direct calls on port {port}"
     )
@@ -86,7 +86,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         with reading(Gauges(worker)), reading(lambda: cache_size(settings)):
             await worker.run()
     finally:
-        await checks.enter_graceful_shutdown()
+        health.end()
         await server.stop(grace=1.0)
 
 

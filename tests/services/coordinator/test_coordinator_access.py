@@ -291,6 +291,25 @@ def test_every_rpc_of_every_service_has_a_rule(place: Place) -> None:
     assert methods - set(RULES) == set()
 
 
+def test_every_rpc_is_implemented(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    channel, metadata = place.channel("admin")
+    pool, unimplemented = descriptor_pool.Default(), []
+    for service in sorted(services(place, "admin")):
+        for method in pool.FindServiceByName(service).methods:
+            kinds = ("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
+            call = getattr(channel, "_".join(kinds))(f"/{service}/{method.name}")
+            try:
+                answer = call(iter([b""]) if method.client_streaming else b"", metadata=metadata, timeout=30)
+                if method.server_streaming:
+                    next(answer, None)
+                    answer.cancel()
+            except grpc.RpcError as error:
+                if error.code() in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN}:
+                    unimplemented.append(method.name)
+    assert unimplemented == []
+    assert "Traceback" not in caplog.text
+
+
 def test_an_rpc_without_a_rule_is_refused() -> None:
     async def call() -> grpc.StatusCode:
         rules = {method: rule for method, rule in RULES.items() if not method.endswith("/Check")}

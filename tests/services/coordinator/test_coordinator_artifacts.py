@@ -19,7 +19,7 @@ from slipway.client import AsyncClient, Client
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.calls import BlockingCalls
 from slipway.errors import ModelExportError
-from slipway_coordinator import transfers
+from slipway_coordinator.transfers import TransferLimits
 from slipway_protos.v1 import artifact_pb2 as pb
 from tcp_proxy import TcpProxy
 
@@ -235,7 +235,7 @@ def test_one_client_that_stalls_leaves_turns_to_others(place: Place, folder: Pat
     with place.client_of("neighbour") as other, place.client_of("submitter") as client:
         calls = [
             other._calls.artifacts.WriteBlob.future(stalling(n), metadata=other._calls.metadata())
-            for n in range(2 * transfers.AT_ONCE)
+            for n in range(2 * TransferLimits().at_once)
         ]
         digest = client.push_artifact(folder)
         client.pull_artifact(digest, tmp_path / "x")

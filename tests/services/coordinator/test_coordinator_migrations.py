@@ -117,7 +117,7 @@ def test_every_version_with_an_export_of_the_first_is_taken_over(engine: sa.Engi
         labels = connection.execute(sa.select(schema.labels.c.name, schema.labels.c.value)).all()
     assert json.loads(row["record"]) == RECORD
     assert (row["state"], row["end_time"], row["run"], row["ended"]) == ("failed", 2.5, 3, True)
-    assert (row["revision"], row["sequence_limit"], row["request_id"]) == (7, 10_000, None)
+    assert (row["revision"], row["sequence_limit"], row["request_id"], row["creator"]) == (7, 10_000, None, "")
     assert {tuple(label) for label in labels} == {("team", "speech"), ("n", "1")}
     database = Database(engine.url.render_as_string(hide_password=False))
     assert database.ownership.owned("default", [BASE, MADE]) == {BASE, MADE}

@@ -19,8 +19,10 @@ from slipway.wire import configuration_message
 from slipway_coordinator import database as database_module
 from slipway_coordinator.advisory_lock import AdvisoryLock
 from slipway_coordinator.database import Database
+from slipway_coordinator.filters import parse_filter
 from slipway_coordinator.journal import answering
 from slipway_coordinator.leases import LeaseState
+from slipway_coordinator.listing import page_of
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.service import new_record
 from slipway_coordinator.state import PostgresState, state_at
@@ -202,3 +204,26 @@ def test_artifacts_are_their_projects_for_as_long_as_something_of_it_names_them(
     assert owned("default", [base, made]) == {base}
     database.ownership.forget_made(before=time.time() + 1)
     assert database.ownership.page("-", limit=9) == []
+
+
+def test_pages_of_exports_are_cut_where_an_answer_would_be_too_large(database: Database) -> None:
+    """One that fits into none comes as its summary; creators can be asked for."""
+    for number in range(7):
+        facts = {f"fact-{n}": "x" * 10_000 for n in range(400 if number == 2 else 120)}
+        large = tiny_export(f"e-{number}", tiny_task("m").with_(facts=facts)).with_(creator="ab"[number % 2])
+        assert database.insert(large.with_(create_time=1e9 - number // 2))
+    found, after = [list[export_pb2.Export]()], None
+    while after is not None or not found[-1]:
+        page, after = page_of(database, [], size=1000, after=after, view=export_pb2.EXPORT_VIEW_FULL)
+        found.append(page)
+    assert [[export.name[-1] for export in page] for page in found] == [[], ["0", "1", "2"], ["3", "4"], ["5", "6"]]
+    assert [export.name[-1] for page in found for export in page if not export.tasks] == ["2"]
+    page, after = page_of(
+        database, parse_filter("creator = b"), size=2, after=None, view=export_pb2.EXPORT_VIEW_SUMMARY
+    )
+    assert [export.name[-1] for export in page] == ["1", "3"]
+    assert after is not None
+    page, after = page_of(
+        database, parse_filter("creator != a"), size=2, after=after, view=export_pb2.EXPORT_VIEW_SUMMARY
+    )
+    assert ([export.name[-1] for export in page], after) == (["5"], None)

@@ -1,0 +1,70 @@
+"""``grpc.health.v1.Health``: whether a server and its services take calls.
+
+Written here because the asyncio servicer of ``grpcio-health-checking`` has no ``List``, and sends to its watchers while it holds a
+lock: one that does not read would hold up all others, and the server's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+Context = grpc.aio.ServicerContext
+State = Any  # the number of a ServingStatus, whose stubs have no type for it
+
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class HealthService(health_pb2_grpc.HealthServicer):
+    """States of services by name; the empty name is the server as a whole."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, State] = {"": health_pb2.HealthCheckResponse.SERVING}
+        self._changed = asyncio.Event()  # of the state of now; the next change has an event of its own
+        self._is_ending = False
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802 - the RPC's name
+        """Return the state of one service."""
+        state = self._states.get(request.service)
+        if state is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no service of this name")
+        return health_pb2.HealthCheckResponse(status=state)
+
+    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:  # noqa: N802, ARG002
+        """Return the states of all services."""
+        states = {name: health_pb2.HealthCheckResponse(status=state) for name, state in sorted(self._states.items())}
+        return health_pb2.HealthListResponse(statuses=states)
+
+    async def Watch(  # noqa: N802
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Send the state of one service, now and whenever it changes."""
+        told = None
+        while True:
+            changed, state = self._changed, self._states.get(request.service, _UNKNOWN)
+            if state != told:
+                yield health_pb2.HealthCheckResponse(status=state)
+                told = state
+            await changed.wait()
+
+    def set_serving(self, *services: str, serving: bool) -> None:
+        """Say whether some services, and the server as a whole, take calls. After :meth:`end`, nothing changes any more."""
+        if not self._is_ending:
+            self._set(("", *services), serving=serving)
+
+    def end(self) -> None:
+        """Say that nothing takes calls from now on."""
+        self._is_ending = True
+        self._set(tuple(self._states), serving=False)
+
+    def _set(self, services: tuple[str, ...], *, serving: bool) -> None:
+        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        self._states.update(dict.fromkeys(services, state))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
