@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import CheckpointValidationError
+from slipway.json_documents import read_json
 from slipway.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.safetensors_file import read_weights
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
 
+MOST_PARTS = 1 << 16
+"""Layers, heads or experts of a model: its code builds a list of each, even of a model without weights."""
+
+_COUNTED = ("layer", "head", "expert", "depth")
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
@@ -40,6 +44,11 @@ def base_format(folder: Path) -> str:
     if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
         return "fp8"
     return method
+
+
+def is_base_format(text: str) -> bool:
+    """Whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
+    return text == "pickle" or text.removeprefix("pickle ") in METHODS
 
 
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
@@ -79,22 +88,39 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a model.
+    """``config.json`` of a model, with no more layers than a machine can build.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
     """
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, lenient=True)
     except OSError as error:
         what = f"{path} cannot be read ({error.strerror or error})"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         what = f"{path} is not JSON ({error})"
     else:
         if isinstance(config, dict):
-            return config
-        what = f"{path} is not a JSON object"
+            found = _excess(config)
+            if not found:
+                return config
+            what = f"{path} has {found}, and at most {MOST_PARTS} can be built"
+        else:
+            what = f"{path} is not a JSON object"
     raise CheckpointValidationError(
         what, reason="BASE_MODEL_INVALID", remedy="download or copy the base model again", about={"file": path}
     )
+
+
+def _excess(config: Mapping[str, Any]) -> str:
+    """The first setting that counts more parts than a model has, with its value; empty without one."""
+    for key, value in config.items():
+        if isinstance(value, dict) and (found := _excess(value)):
+            return found
+        counts = value if isinstance(value, list) else [value]
+        if any(part in key.lower() for part in _COUNTED):
+            large = [count for count in counts if isinstance(count, int) and count > MOST_PARTS]
+            if large:
+                return f"{key} {large[0]}"
+    return ""

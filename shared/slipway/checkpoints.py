@@ -8,14 +8,16 @@ recorded (``best_model_checkpoint``), as its latest state has it.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
+from slipway.adapter_limits import excess
 from slipway.errors import CheckpointValidationError
 from slipway.foreign_adapters import foreign_adapter
+from slipway.json_documents import LARGEST_LIST, check_texts, read_json
 from slipway.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PICKLE,
@@ -27,10 +29,12 @@ from slipway.model_files import (
 )
 from slipway.safetensors_file import read_safetensors
 from slipway.sharded_checkpoints import sharded_weights
+from slipway.user_paths import user_path
 
 TRAINER_STATE = "trainer_state.json"
-_FOLDER = re.compile(r"checkpoint-(\d+)")
-_UNFINISHED = re.compile(r"tmp-checkpoint-(\d+)")  # the name under which Trainer writes before it renames
+_BASE = "base_model_name_or_path"
+_FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
+_UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # the name under which Trainer writes before it renames
 _REMEDIES = {
     "UNSAFE_PICKLE": "save the adapter as safetensors where you trust it: model.save_pretrained(…)",
     "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; what was trained as a whole needs no merge, and single stages take it as it is: "
@@ -108,7 +112,7 @@ def find_checkpoint(
             (``CHECKPOINT_INCOMPLETE``, ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
             ``UNSAFE_PICKLE``) when it, or none, is usable.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     found = list_checkpoints(folder)
     if not auto_detect_latest:
         found = [checkpoint for checkpoint in found if checkpoint.path == folder]
@@ -193,7 +197,7 @@ def _recorded_best(folder: Path, found: list[Checkpoint]) -> tuple[str, float | 
         best, metric = state.get("best_model_checkpoint"), state.get("best_metric")
         if isinstance(best, str) and best:
             name = PureWindowsPath(best).name  # takes both kinds of separators: training may have run anywhere
-            return name, float(metric) if isinstance(metric, int | float) else None
+            return name, _figure(metric)
     return "", None
 
 
@@ -218,7 +222,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
         problems.append(Problem("FILE_ERROR", f"its files cannot be looked at ({error.strerror})"))
     state, warnings = _trainer_state(folder)
     rank = config.get("r")
-    base = config.get("base_model_name_or_path")
+    base = config.get(_BASE)
     return Checkpoint(
         path=folder,
         step=state.get("global_step", _number(folder)),
@@ -251,15 +255,18 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / ADAPTER_CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, lenient=True, any_text=True)
+        check_texts(config | {_BASE: None} if isinstance(config, dict) else config)
     except FileNotFoundError as error:
         raise _config_error(f"no {ADAPTER_CONFIG}", folder, "ADAPTER_CONFIG_MISSING") from error
     except OSError as error:
         raise _config_error(f"{ADAPTER_CONFIG} cannot be read ({error.strerror})", folder) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _config_error(f"{ADAPTER_CONFIG} is not readable JSON ({error})", folder) from error
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise _config_error(f"{ADAPTER_CONFIG} does not say its peft_type", folder)
+    if found := excess(config):
+        raise _config_error(f"{ADAPTER_CONFIG} has an impossible value: {found}", folder)
     return config
 
 
@@ -294,12 +301,13 @@ def _weight_problems(folder: Path) -> list[Problem]:
 def _trainer_state(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The trainer's state (empty when there is none) and what is odd about it; it never makes an adapter unusable."""
     try:
-        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+        state = read_json(folder / TRAINER_STATE, largest=LARGEST_LIST, lenient=True)
     except FileNotFoundError:
         return {}, ()
-    except (OSError, ValueError, RecursionError) as error:
-        return {}, (f"{folder / TRAINER_STATE} is not readable ({error}): the step is taken from the folder's name",)
-    if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        return {}, (f"{folder / TRAINER_STATE} is not readable ({said}): the step is taken from the folder's name",)
+    if not isinstance(state, dict) or not _is_step(state.get("global_step")):
         return {}, (f"{folder / TRAINER_STATE} names no global_step: the step is taken from the folder's name",)
     number = _number(folder)
     if number is not None and number != state["global_step"]:
@@ -314,7 +322,16 @@ def _last_logged(state: dict[str, Any], key: str) -> float | None:
         if isinstance(history, list)
         else []
     )
-    return float(values[-1]) if values and isinstance(values[-1], int | float) else None
+    return _figure(values[-1]) if values else None
+
+
+def _figure(value: object) -> float | None:
+    """A logged figure; None for one that diverged, and for what is none."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
 
 
 def _number(folder: Path) -> int | None:

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.errors import ArtifactError
+from slipway.regular_file import read_regular
 
 MANIFEST = "MANIFEST.sha256"
+LARGEST = 64 << 20
+"""Bytes of a list of checksums that is read."""
 
 
 def write_checksums(folder: Path, *, known: Mapping[str, str]) -> None:
@@ -32,7 +35,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
         ArtifactError: ``ARTIFACT_INVALID`` when there are none, or one is not of a file below the folder.
     """
     try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = read_regular(folder / MANIFEST, largest=LARGEST).decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(
             f"{folder} has no readable {MANIFEST}",

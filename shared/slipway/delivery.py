@@ -20,6 +20,7 @@ from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
 from slipway.checksums import MANIFEST, read_checksums, verify_directory, write_checksums
 from slipway.disk_full import is_disk_full
 from slipway.errors import ArtifactError, ConfigurationError
+from slipway.json_documents import read_json
 from slipway.outcome import delivered_formats, export_id
 from slipway.registry import load_stage
 from slipway.stage import installed_version
@@ -124,7 +125,7 @@ def tool_versions(stages: list[str]) -> dict[str, Any]:
 
 def _lineage_of(folder: Path) -> dict[str, Any]:
     try:
-        document = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+        document = read_json(folder / LINEAGE)
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+from slipway.texts import shortened
+
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
     2: "usage",
@@ -116,13 +118,18 @@ REASONS: Mapping[str, Reason] = {
         "the checkpoint's weights are FSDP or DeepSpeed shards; the message has the command that converts them",
     ),
     "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
-    "ADAPTER_CONFIG_INVALID": Reason(_C.INVALID_INPUT, "adapter_config.json is not readable or contradicts itself"),
+    "ADAPTER_CONFIG_INVALID": Reason(
+        _C.INVALID_INPUT,
+        "adapter_config.json is not readable, contradicts itself, or asks for more work than can be done",
+    ),
     "ADAPTER_UNSUPPORTED": Reason(
         _C.UNSUPPORTED,
         "this adapter type or option is not merged by this version, or a whole model stands in its place",
     ),
     "SAFETENSORS_CORRUPT": Reason(_C.INVALID_INPUT, "a safetensors file is truncated or its header is not valid"),
-    "UNSAFE_PICKLE": Reason(_C.INVALID_INPUT, "weights are a pickle that would run code when loaded"),
+    "UNSAFE_PICKLE": Reason(
+        _C.INVALID_INPUT, "weights are a pickle that would run code when loaded, or take far more memory than its size"
+    ),
     "BASE_QUANTIZATION_UNSUPPORTED": Reason(
         _C.UNSUPPORTED, "the base model is quantized in a way that is not brought back to 16 bit"
     ),
@@ -158,6 +165,9 @@ REASONS: Mapping[str, Reason] = {
     "STAGE_KILLED": Reason(_C.ABORTED, "somebody else ended the stage's process", retryable=True),
     "STAGE_TIMEOUT": Reason(_C.TIMEOUT, "the stage took longer than its limit", retryable=True),
     "STAGE_ERROR": Reason(_C.INTERNAL, "the stage stopped with an error nobody foresaw"),
+    "RESULT_INVALID": Reason(
+        _C.ABORTED, "what a worker brought is not its task's result: other outputs, no digests, or impossible facts"
+    ),
     "MERGE_NOT_VERIFIED": Reason(_C.VALIDATION, "the merged model does not compute what base and adapter do"),
     "CANCELLED": Reason(_C.CANCELLED, "the export was cancelled"),
     # Artifacts
@@ -203,8 +213,12 @@ REASONS: Mapping[str, Reason] = {
 }
 
 
+MOST_TEXT = 20_000
+"""Characters of a message, a remedy, or one entry of what an error is about: the values in them come from anywhere."""
+
+
 class ModelExportError(Exception):
-    """Base of every error Slipway raises on purpose.
+    """Base of every error Slipway raises on purpose. Texts longer than :data:`MOST_TEXT` are shortened.
 
     Args:
         message: What is wrong, naming the thing and its value.
@@ -228,9 +242,9 @@ class ModelExportError(Exception):
         self.reason = reason or self.default_reason
         if self.reason not in REASONS:
             raise ValueError(f"unknown reason {self.reason!r}: add it to slipway.errors.REASONS")
-        self.message = message
-        self.remedy = remedy
-        self.about = {key: str(value) for key, value in (about or {}).items()}
+        self.message = message = shortened(message, MOST_TEXT)
+        self.remedy = remedy = shortened(remedy, MOST_TEXT)
+        self.about = {key: shortened(str(value), MOST_TEXT) for key, value in (about or {}).items()}
         self.retryable = REASONS[self.reason].retryable if retryable is None else retryable
         super().__init__(f"{message}; {remedy}" if remedy else message)
 

@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
+from slipway.texts import escaped_json, printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
 """Environment variables whose values are neither written nor handed to stages."""
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn the direction of what follows."""
 
 _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
@@ -83,11 +82,6 @@ def json_handler(stream: TextIO) -> logging.Handler:
     return handler
 
 
-def printable(text: str) -> str:
-    """A text without control characters but tabs and line ends, which a terminal would obey."""
-    return _CONTROL.sub("\ufffd", text)
-
-
 def configure_service_logs(level: str, *, form: str = "") -> None:
     """Set up all logs of a service on standard error.
 
@@ -145,7 +139,7 @@ class JsonFormatter(logging.Formatter):
             document["trace_id"] = trace_id
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
-        return redact(json.dumps(document, default=str, ensure_ascii=False))
+        return escaped_json(redact(json.dumps(document, default=str, ensure_ascii=False)))
 
 
 class PlainFormatter(logging.Formatter):
@@ -158,13 +152,17 @@ class PlainFormatter(logging.Formatter):
         lines = [f"{datetime.fromtimestamp(record.created):%H:%M:%S} {level}{record.getMessage()}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
-        # What follows a line's end is set off, so that no message can look like another one.
-        return printable(redact("\n".join(lines)).replace("\n", "\n  "))
+        return _one_record("\n".join(lines))
 
 
 class _Redacting(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return printable(redact(super().format(record)))
+        return _one_record(super().format(record))
+
+
+def _one_record(text: str) -> str:
+    """A record without secrets; what follows a line's end is set off, so that no message can look like another one."""
+    return printable(redact(text).replace("\n", "\n  "))
 
 
 @cache

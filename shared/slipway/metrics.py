@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ServiceError
+from slipway.texts import number_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -266,9 +267,10 @@ def _labelled(family: Any, labels: Mapping[str, str]) -> Any:
 
 def _parts(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    number = number_of(port, most=65535)
+    if not host or number is None:
         raise _unusable(address, "it is not HOST:PORT")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def _unusable(address: str, problem: str) -> ServiceError:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.base_format import read_config
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -50,6 +52,7 @@ def model_facts(folder: Path) -> ModelFacts:
     from transformers.pytorch_utils import Conv1D
 
     try:
+        read_config(folder)  # transformers would read it without a limit
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = _class_of(config)._from_config(config)

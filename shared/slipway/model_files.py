@@ -6,12 +6,13 @@ states and pickles never travel.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
+from slipway.json_documents import read_json
 from slipway.safetensors_file import INDEX_SUFFIX, read_index
+from slipway.user_paths import user_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -60,8 +61,8 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        settings = read_json(folder / "tokenizer_config.json", lenient=True)
+    except (OSError, ValueError):
         return False
     template = settings.get("chat_template") if isinstance(settings, dict) else None
     named = template if isinstance(template, list) else []  # as older tokenizers hold several of them
@@ -140,9 +141,9 @@ def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
     """
     try:
-        local = Path(name).expanduser()
+        local = user_path(name)
         folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
-    except (OSError, RuntimeError):  # a name that no file system takes, or the home of somebody who has no account here
+    except OSError:  # a name that no file system takes
         folder = cached_snapshot(name, revision)
     model_files(folder)
     return folder

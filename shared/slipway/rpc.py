@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.health import HealthService
+from slipway.texts import number_of
 from slipway.wire import STATUS_KEY, call_status
 
 log = logging.getLogger("slipway.rpc")
@@ -137,7 +138,7 @@ def check_port(address: str) -> None:
         ServiceError: reason ``REQUEST_INVALID``.
     """
     port = "" if address.startswith("unix:") else address.rpartition(":")[2]
-    if port.isdigit() and int(port) > 65535:
+    if port.isdigit() and number_of(port, most=65535) is None:
         raise cannot_listen(address, "the highest port is 65535")
 
 

@@ -26,9 +26,11 @@ from slipway.kept import UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.registry import load_stage
 from slipway.stage import Progress, Stage, StageParams
 from slipway.telemetry import current_traceparent, span
+from slipway.texts import quoted
 from slipway.unfinished import remove_abandoned, unfinished
 
 _T = TypeVar("_T")
+_MOST_PROBLEMS = 20
 _DOING = {"fetched": "fetching", "stored": "storing"}
 
 
@@ -222,7 +224,8 @@ def check_call(stage: Stage[Any], params: Mapping[str, Any], inputs: Mapping[str
     try:
         return stage.params.model_validate_json(json.dumps(dict(params)))
     except pydantic.ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {e['input']!r})" for e in error.errors())
+        found = error.errors(include_url=False)[:_MOST_PROBLEMS]
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {quoted(e['input'])})" for e in found)
         raise ConfigurationError(
             f"parameters of {stage.name} are not valid: {problems}",
             reason="PARAMS_INVALID",

@@ -7,8 +7,10 @@ found before any work is done on it.
 
 from __future__ import annotations
 
-import json
 import math
+import os
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
+from slipway.json_documents import LARGEST_LIST, parse_json, read_json
+from slipway.regular_file import open_regular
 
 #: Bits per element. https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs, enum Dtype.
 DTYPE_BITS: Mapping[str, int] = {
@@ -23,7 +27,15 @@ DTYPE_BITS: Mapping[str, int] = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
+MAX_HEADER_BYTES = 32 << 20
+"""Of as many tensors as a file may have, with long names; the reference implementation takes 100 MB."""
+MOST_TENSORS = 1 << 17
+"""Tensors of one file. The largest known mixture of experts has 91,000 in all its files, its adapter of every expert as many."""
+MOST_TENSORS_OF_A_MODEL = 1 << 20
+_VALUES_PER_TENSOR = 16
+_MOST_DIMENSIONS = 64
+_LONGEST_NAME = 1024
+_LARGEST_SIZE = (1 << 63) - 1
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
@@ -76,8 +88,8 @@ def read_safetensors(path: Path) -> SafetensorsFile:
             consistent with each other and with the file's size; ``FILE_ERROR`` when it cannot be read.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             prefix = stream.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or size < 8 + length:
@@ -101,43 +113,55 @@ def read_safetensors(path: Path) -> SafetensorsFile:
 
 
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping = dict(pairs)
-        if len(mapping) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise corrupt(path, f"its header names {twice!r} twice", tensor=twice)
-        return mapping
-
+    if raw.count(b'"data_offsets"') > MOST_TENSORS:
+        raise corrupt(path, f"its header names more than {MOST_TENSORS} tensors")
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise corrupt(path, f"its header is not JSON ({error})") from error
+        header = parse_json(raw, most_values=_VALUES_PER_TENSOR * MOST_TENSORS)
+    except ValueError as error:
+        raise corrupt(path, f"its header is not JSON of tensors ({error})") from error
     if not isinstance(header, dict):
         raise corrupt(path, f"its header is a JSON {type(header).__name__}, not an object")
     return header
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_SIZE
 
 
 def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
+    if len(name) > _LONGEST_NAME:
+        raise corrupt(path, f"it has a tensor with a name of {len(name)} characters, {name[:100]!r}…")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise corrupt(path, f"the entry of tensor {name!r} is not {{dtype, shape, data_offsets}}", tensor=name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise corrupt(path, f"tensor {name!r} has the unknown data type {dtype!r}", tensor=name)
-    if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise corrupt(path, f"tensor {name!r} has the impossible shape {shape!r}", tensor=name)
+        raise corrupt(path, f"tensor {name!r} has the unknown data type {reprlib.repr(dtype)}", tensor=name)
+    count = _elements(shape)
+    if count is None:
+        raise corrupt(path, f"tensor {name!r} has the impossible shape {reprlib.repr(shape)}", tensor=name)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise corrupt(path, f"tensor {name!r} has impossible offsets {offsets!r}", tensor=name)
+        raise corrupt(path, f"tensor {name!r} has impossible offsets {reprlib.repr(offsets)}", tensor=name)
     start, end = offsets
-    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    bits = count * DTYPE_BITS[dtype]
     if bits != (end - start) * 8:
-        what = f"tensor {name!r} {dtype} {tuple(shape)} takes {bits / 8:g} bytes but its offsets {start}…{end} hold "
+        what = f"tensor {name!r} {dtype} {tuple(shape)} takes {-(-bits // 8)} bytes but its offsets {start}…{end} hold "
         raise corrupt(path, what + str(end - start), tensor=name)
     return TensorInfo(name, dtype, tuple(shape), path, data + start, data + end)
+
+
+def _elements(shape: object) -> int | None:
+    """Number of elements of a shape; None for what is no shape, or one that no file has room for.
+
+    As in the reference implementation, the factors before a zero count too.
+    """
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(_is_size, shape)):
+        return None
+    count = 1
+    for size in shape:
+        count *= size
+        if count > _LARGEST_SIZE:
+            return None
+    return count
 
 
 def _check_contiguous(path: Path, tensors: list[TensorInfo], *, first: int, size: int) -> None:
@@ -174,6 +198,8 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
             if name in tensors:
                 raise corrupt(folder / shard, f"tensor {name!r} is in {tensors[name].file.name} too", tensor=name)
             tensors[name] = tensor
+        if len(tensors) > MOST_TENSORS_OF_A_MODEL:
+            raise corrupt(folder / shard, f"with it the model has more than {MOST_TENSORS_OF_A_MODEL} tensors")
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
             raise _invalid(folder, f"the index says that {shard} holds {name!r}, but it does not", tensor=name)
@@ -188,21 +214,23 @@ def read_index(path: Path) -> dict[str, str]:
     """
     folder = path.parent
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = read_json(path, largest=LARGEST_LIST)
     except FileNotFoundError as error:
         stem = path.name.removesuffix(INDEX_SUFFIX)
         raise _invalid(folder, f"it has neither {stem}.safetensors nor {path.name}") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise _invalid(folder, f"{path.name} cannot be read ({error.strerror})") from error
+    except ValueError as error:
         raise _invalid(folder, f"{path.name} is not readable JSON ({error})") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise _invalid(folder, f"{path.name} has no weight_map of tensor names to files")
-    for shard in sorted(set(weight_map.values())):
+    tensors = Counter(weight_map.values())
+    for shard in sorted(tensors):
         if Path(shard).name != shard or shard in {"", ".", ".."}:
             raise _invalid(folder, f"{path.name} names {shard!r}, which is not a file beside it", shard=shard)
         if not (folder / shard).is_file():
-            missing = sum(value == shard for value in weight_map.values())
-            raise _invalid(folder, f"shard {shard} ({counted(missing, 'tensor')}) is missing", shard=shard)
+            raise _invalid(folder, f"shard {shard} ({counted(tensors[shard], 'tensor')}) is missing", shard=shard)
     return weight_map
 
 

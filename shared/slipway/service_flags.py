@@ -10,6 +10,7 @@ from collections.abc import Callable
 from slipway.errors import ModelExportError
 from slipway.logs import add_log_options, configure_service_logs
 from slipway.security.flags import add_flags, examples
+from slipway.texts import printable
 
 
 def service_parser(
@@ -48,7 +49,7 @@ def run_service(arguments: argparse.Namespace, serve: Callable[[argparse.Namespa
     try:
         serve(arguments)
     except ModelExportError as error:
-        print(f"{error.reason}: {error}", file=sys.stderr)
+        print(printable(f"{error.reason}: {error}"), file=sys.stderr)
         return error.failure().exit_code
     except Exception:
         logging.getLogger("slipway").exception("ended by a fault of its own")

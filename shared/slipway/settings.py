@@ -12,8 +12,11 @@ from pydantic import BaseModel, ConfigDict
 from slipway.artifacts.s3_options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
 from slipway.security.settings import Security
+from slipway.texts import number_of, quoted
+from slipway.user_paths import has_unknown_home, user_path
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_MOST = 1_000_000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tracing = Literal["", "otlp", "console"]
@@ -84,7 +87,7 @@ class Settings(BaseModel):
         Raises:
             ConfigurationError: A variable has an impossible value.
         """
-        home = Path(environment.get("SLIPWAY_HOME") or "~/.cache/slipway").expanduser().absolute()
+        home = _folder("SLIPWAY_HOME", environment.get("SLIPWAY_HOME") or "~/.cache/slipway")
         scratch = environment.get("SLIPWAY_SCRATCH")
         return cls(
             home=home,
@@ -95,7 +98,7 @@ class Settings(BaseModel):
             open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
             transfer_rate=_size(environment, "SLIPWAY_TRANSFER_RATE", 16 << 10, least=1),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
-            scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
+            scratch=_folder("SLIPWAY_SCRATCH", scratch) if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
             tracing=_choice(environment, "SLIPWAY_TRACING", "", get_args(Tracing)),
             project=environment.get("SLIPWAY_PROJECT") or "default",
@@ -112,7 +115,17 @@ def _store(text: str) -> str:
         raise ConfigurationError(
             f"SLIPWAY_STORE is {text!r}", remedy="use s3://bucket/prefix, or a folder", about={"key": "SLIPWAY_STORE"}
         )
-    return str(Path(text).expanduser().absolute())
+    return str(_folder("SLIPWAY_STORE", text))
+
+
+def _folder(name: str, text: str) -> Path:
+    if has_unknown_home(text):
+        raise ConfigurationError(
+            f"{name} is {quoted(text)}, the home of somebody who has no account here",
+            remedy="write the path",
+            about={"key": name},
+        )
+    return user_path(text).absolute()
 
 
 def _size(environment: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
@@ -133,14 +146,18 @@ def _size(environment: Mapping[str, str], name: str, default: int, *, least: int
 
 def _count(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "").strip()
-    if text and (not text.isdecimal() or int(text) < 1):
-        raise ConfigurationError(f"{name} is {text!r}", remedy="give a number from 1, or unset it", about={"key": name})
-    return int(text) if text else default
+    if text and not number_of(text, most=_MOST):
+        raise ConfigurationError(
+            f"{name} is {quoted(text)}", remedy="give a number from 1, or unset it", about={"key": name}
+        )
+    return number_of(text, most=_MOST) or default
 
 
 def _choice(environment: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> Any:
     value = environment.get(name, "").strip().lower() or default
     if value not in choices:
         known = ", ".join(choice for choice in choices if choice)
-        raise ConfigurationError(f"{name} is {value!r}", remedy=f"use one of {known}, or unset it", about={"key": name})
+        raise ConfigurationError(
+            f"{name} is {quoted(value)}", remedy=f"use one of {known}, or unset it", about={"key": name}
+        )
     return value

@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.errors import StageError
 
+MOST_FACTS_BYTES = 256 << 10
+"""Size of the facts of one result as they travel; those of a large model are a few kilobytes."""
+
 
 class StageParams(BaseModel):
     """Base of every stage's parameters: frozen, strict, unknown fields refused, defaults checked."""
@@ -84,7 +87,10 @@ class Context:
             raise StageError("the stage was cancelled", reason="CANCELLED")
 
     def record(self, **facts: Any) -> None:
-        """Add JSON-ready facts about the result (sizes, norms, chosen engine); they travel with it into the report."""
+        """Add JSON-ready facts about the result (sizes, norms, chosen engine); they travel with it into the report.
+
+        Together they take :data:`MOST_FACTS_BYTES` at most.
+        """
         self.facts.update(facts)
 
     def digest(self, path: Path, sha256: str) -> None:

@@ -17,6 +17,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from slipway.json_documents import LARGEST_LIST
+from slipway.regular_file import read_regular
+
 FILE_NAME = "validation.json"
 
 
@@ -506,10 +509,10 @@ class ValidationReport(_Value):
         """The report in a ``validation`` folder.
 
         Raises:
-            FileNotFoundError: The folder has no ``validation.json``.
+            OSError: The folder has no ``validation.json``, or it is no regular file of a sensible size.
             pydantic.ValidationError: The file is no report of this schema.
         """
-        return cls.model_validate_json((folder / FILE_NAME).read_text(encoding="utf-8"))
+        return cls.model_validate_json(read_regular(folder / FILE_NAME, largest=LARGEST_LIST))
 
     def _named(self, status: OutputStatus) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs if output.status is status)

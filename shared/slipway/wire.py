@@ -4,7 +4,9 @@ configurations and their message.
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +17,8 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from slipway.errors import REASONS, Failure, ServiceError
+from slipway.errors import MOST_TEXT, REASONS, Failure, ServiceError
+from slipway.texts import shortened
 from slipway_protos.v1 import configuration_pb2
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 DOMAIN = "slipway"
 RETRY_AFTER = "retry_after_seconds"
 """Entry of a failure's ``about`` that travels as ``RetryInfo`` too, which every gRPC client understands."""
+
+_LONGEST_RETRY_SECONDS = 86_400.0
 
 STATUS_KEY = "grpc-status-details-bin"
 
@@ -39,6 +44,11 @@ MAX_METADATA = 4000
 
 MAX_FILES = 10_000
 """Files of an artifact that one message lists, and so of one that goes through the coordinator."""
+
+
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_MOST_ABOUT = 64
+"""Entries of what a failure is about."""
 
 
 def sendable(text: str) -> str:
@@ -57,25 +67,37 @@ def status_of(failure: Failure) -> status_pb2.Status:
         info.metadata["remedy"] = sendable(failure.remedy)
     status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=sendable(failure.message))
     status.details.add().Pack(info)
-    if RETRY_AFTER in failure.about:
+    seconds = _retry_seconds(failure)
+    if seconds is not None:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(int(1000 * float(failure.about[RETRY_AFTER])))
+        retry.retry_delay.FromMilliseconds(int(1000 * seconds))
         status.details.add().Pack(retry)
     return status
 
 
+def _retry_seconds(failure: Failure) -> float | None:
+    """When to try again, if the failure says so; it may be of somebody else's making."""
+    try:
+        seconds = float(failure.about[RETRY_AFTER])
+    except (KeyError, ValueError):
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_RETRY_SECONDS else None
+
+
 def failure_of_status(status: status_pb2.Status) -> Failure:
-    """The failure that :func:`status_of` wrote; a status from elsewhere becomes INTERNAL."""
+    """The failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere becomes
+    INTERNAL.
+    """
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            about = {key: value for key, value in sorted(info.metadata.items()) if key not in _PARTS}
+            about = [(key, value) for key, value in sorted(info.metadata.items()) if key not in _PARTS]
             return Failure(
-                reason=info.reason,
-                message=status.message,
-                remedy=info.metadata.get("remedy", ""),
-                error_type=info.metadata.get("error_type", "ModelExportError"),
-                about=about,
+                reason=info.reason if _REASON.fullmatch(info.reason) else "INTERNAL",
+                message=shortened(status.message, MOST_TEXT),
+                remedy=shortened(info.metadata.get("remedy", ""), MOST_TEXT),
+                error_type=shortened(info.metadata.get("error_type", "ModelExportError")),
+                about={shortened(key): shortened(value, MOST_TEXT) for key, value in about[:_MOST_ABOUT]},
                 retryable=info.metadata.get("retryable") == "true",
             )
     return ServiceError(status.message or code_pb2.Code.Name(status.code), reason="INTERNAL").failure()
@@ -133,7 +155,7 @@ def failure_of_call(error: grpc.RpcError, *, address: str) -> Failure:
 
 
 def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
-    """JSON-ready data as a Struct. Its numbers are doubles: whole ones come back as integers."""
+    """JSON-ready data as a Struct. Its numbers are doubles: whole ones come back as integers, and what is no number as null."""
     struct = struct_pb2.Struct()
     struct.update(_plain(data))
     return struct
@@ -145,11 +167,18 @@ def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
 
 
 def _plain(data: Any) -> Any:
-    """Data a Struct takes: tuples become lists."""
-    if isinstance(data, Mapping):
-        return {str(key): _plain(value) for key, value in data.items()}
-    if isinstance(data, Sequence) and not isinstance(data, str):
-        return [_plain(item) for item in data]
+    """Data a Struct takes: tuples become lists, texts what can be sent, and numbers that JSON has no word for null."""
+    match data:
+        case str():
+            return sendable(data)
+        case Mapping():
+            return {sendable(str(key)): _plain(value) for key, value in data.items()}
+        case Sequence():
+            return [_plain(item) for item in data]
+        case bool():
+            return data
+        case int() | float():
+            return data if abs(data) <= sys.float_info.max else None
     return data
 
 
@@ -160,14 +189,19 @@ def _value(value: struct_pb2.Value) -> Any:
         case "list_value":
             return [_value(item) for item in value.list_value.values]
         case "number_value":
-            number = value.number_value
-            return int(number) if number.is_integer() and abs(number) < 2**53 else number
+            return _number(value.number_value)
         case "string_value":
             return value.string_value
         case "bool_value":
             return value.bool_value
         case _:
             return None
+
+
+def _number(number: float) -> int | float | None:
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:

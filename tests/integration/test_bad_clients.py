@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from coordinator_harness import CONFIGURATION, process, wait_for
 from free_ports import free_port
+from hostile_texts import DECEPTIVE
 from random_messages import messages
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
@@ -30,7 +32,7 @@ from slipway.security.settings import Security
 from slipway.security.tokens import new_token, token_hash
 from slipway.wire import configuration_message
 from slipway_protos.externalscaler import externalscaler_pb2
-from slipway_protos.v1 import artifact_pb2, stage_pb2, worker_pb2
+from slipway_protos.v1 import artifact_pb2, configuration_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from unhurried import unhurried
 
@@ -155,6 +157,10 @@ def create(**changes: Any) -> pb.CreateExportRequest:
     return pb.CreateExportRequest(**(fields | {"validate_only": True} | changes))
 
 
+def pb_configuration(**sections: Any) -> configuration_pb2.ExportConfiguration:
+    return configuration_pb2.ExportConfiguration(**sections)
+
+
 def test_a_message_of_100_megabytes_is_refused(servers: Servers) -> None:
     before = psutil.Process(servers.processes["coordinator"].pid).memory_info().rss
     request = create(labels={"x": "y" * 100_000_000})
@@ -195,6 +201,46 @@ def test_forged_page_tokens_and_sizes(servers: Servers) -> None:
     )
     most = pb.ListExportsRequest(parent="projects/red", page_size=2**31 - 1)
     assert servers.as_("viewer", "ListExports", most) is Code.OK
+
+
+@pytest.mark.parametrize("last", ['"\\ud800"', '"\\u0000"', "7", "[" * 10_000, "null"])
+def test_page_tokens_of_the_right_form_with_the_wrong_content(servers: Servers, last: str) -> None:
+    token = base64.urlsafe_b64encode(f'[1.5, {last}, ""]'.encode()).decode()
+    request = pb.ListExportsRequest(parent="projects/red", page_token=token[:256])
+    assert servers.as_("viewer", "ListExports", request) is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "text", [text for text in DECEPTIVE if text.isascii() or text.encode(errors="ignore").decode() == text]
+)
+def test_nobody_gives_an_export_a_name_that_others_terminals_obey(servers: Servers, text: str) -> None:
+    for request in (
+        create(labels={"model_name": text}),
+        create(labels={text: "x"}),
+        create(sources=SOURCES | {text: PUSHED}),
+        create(source_formats={text: "gptq"}),
+        create(source_formats={"base": text}),
+        create(configuration=pb_configuration(checkpoint={"path": text})),
+        create(configuration=pb_configuration(output={"naming_pattern": text})),
+    ):
+        assert servers.as_("submitter", "CreateExport", request) is Code.INVALID_ARGUMENT
+    report = worker_pb2.SynchronizeRequest(worker_id="w", stages=[text])
+    method = "/slipway.v1.WorkerService/Synchronize"
+    assert servers.call(method, report.SerializeToString(), token=servers.tokens["worker"]) is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("attempt", ["²", "9" * 5000, "-1", ""])
+def test_a_workers_attempt_is_a_number(servers: Servers, attempt: str) -> None:
+    done = worker_pb2.CompleteTaskRequest(
+        worker_id="w", task=f"projects/red/exports/ours:merge:{attempt}", lease_epoch=1
+    )
+    done.cancelled.SetInParent()
+    report = worker_pb2.SynchronizeRequest(
+        worker_id="w", stages=["none"], running=[worker_pb2.RunningTask(task=done.task)]
+    )
+    for method, request in (("CompleteTask", done), ("Synchronize", report)):
+        path = f"/slipway.v1.WorkerService/{method}"
+        assert servers.call(path, request.SerializeToString(), token=servers.tokens["worker"]) is Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("pages", [500, pytest.param(10_000, marks=pytest.mark.cluster)])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tiny_models
-from cli import Done, slipway
+from cli import Done, run_here, slipway
+from slipway.texts import printable
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,89 @@ def pickle_base(project: Project) -> None:
     (project.base / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(project.root / "executed")))
 
 
+def change_config(project: Project, **options: Any) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **options}))
+
+
+def config_that_never_ends(project: Project) -> None:
+    (project.checkpoint / "adapter_config.json").unlink()
+    (project.checkpoint / "adapter_config.json").symlink_to("/dev/zero")
+
+
+def config_that_nobody_writes(project: Project) -> None:
+    (project.checkpoint / "adapter_config.json").unlink()
+    os.mkfifo(project.checkpoint / "adapter_config.json")
+
+
+def a_billion_layers(project: Project) -> None:
+    change_config(project, layer_replication=[[0, 1_000_000_000]])
+
+
+def a_base_of_a_billion_layers(project: Project) -> None:
+    path = project.base / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1_000_000_000}))
+
+
+def rank_beyond_all_numbers(project: Project) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(path.read_text().replace('"r": 4', '"r": 1e400'))
+
+
+def pattern_that_is_never_matched(project: Project) -> None:
+    change_config(project, target_modules=r"(.*)*x")
+
+
+def rank_pattern_that_is_never_matched(project: Project) -> None:
+    change_config(project, rank_pattern={r"(.*)*x": 4})
+
+
+def pattern_that_is_never_compiled(project: Project) -> None:
+    change_config(project, target_modules="a{99999999999999}")
+
+
+def header(path: Path, text: str) -> None:
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode())
+
+
+def shape_of_thousands_of_digits(project: Project) -> None:
+    shape = ",".join(["9" * 4000] * 100)
+    header(project.base / "model.safetensors", f'{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}}}')
+
+
+def shape_of_thousands_of_dimensions(project: Project) -> None:
+    shape = ",".join(["9" * 18] * 100_000)
+    header(project.base / "model.safetensors", f'{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}}}')
+
+
+def thousands_of_names_and_one_twice(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    names = ",".join(f'"t{number % 49_999}":{entry}' for number in range(50_000))
+    header(project.base / "model.safetensors", f"{{{names}}}")
+
+
+def more_tensors_than_a_file_has(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    names = ",".join(f'"t{number}":{entry}' for number in range(200_000))
+    header(project.checkpoint / "adapter_model.safetensors", f"{{{names}}}")
+
+
+def name_that_cannot_be_written(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header(project.checkpoint / "adapter_model.safetensors", f'{{"\\ud800":{entry}}}')
+
+
+def pickle_that_grows(project: Project) -> None:
+    """Kilobytes that become a gigabyte when they are unpacked."""
+    (project.base / "model.safetensors").unlink()
+    with zipfile.ZipFile(project.base / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/version", "3")
+        with archive.open("archive/data.pkl", "w") as member:
+            for _ in range(300):
+                member.write(b"N" * (1 << 20))
+            member.write(b".")
+
+
 def no_checkpoint(project: Project) -> None:
     shutil.rmtree(project.checkpoint)
 
@@ -167,6 +255,26 @@ def no_base(project: Project) -> None:
         pytest.param(adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter", marks=pytest.mark.slow),
         (pickle_adapter, "UNSAFE_PICKLE", 3, "adapter_model.bin"),
         pytest.param(pickle_base, "UNSAFE_PICKLE", 3, "pytorch_model.bin", marks=pytest.mark.slow),
+        (config_that_never_ends, "ADAPTER_CONFIG_INVALID", 3, "device"),
+        (config_that_nobody_writes, "ADAPTER_CONFIG_INVALID", 3, "pipe"),
+        (a_billion_layers, "ADAPTER_CONFIG_INVALID", 3, "layer_replication"),
+        pytest.param(a_base_of_a_billion_layers, "BASE_MODEL_INVALID", 3, "num_hidden_layers", marks=pytest.mark.slow),
+        (rank_beyond_all_numbers, "ADAPTER_CONFIG_INVALID", 3, "r is or holds inf"),
+        (pattern_that_is_never_matched, "ADAPTER_CONFIG_INVALID", 3, "target_modules"),
+        pytest.param(
+            rank_pattern_that_is_never_matched, "ADAPTER_CONFIG_INVALID", 3, "rank_pattern", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            pattern_that_is_never_compiled, "ADAPTER_CONFIG_INVALID", 3, "regular expression", marks=pytest.mark.slow
+        ),
+        (shape_of_thousands_of_digits, "SAFETENSORS_CORRUPT", 3, "4000 digits"),
+        pytest.param(
+            shape_of_thousands_of_dimensions, "SAFETENSORS_CORRUPT", 3, "impossible shape", marks=pytest.mark.slow
+        ),
+        pytest.param(thousands_of_names_and_one_twice, "SAFETENSORS_CORRUPT", 3, "'t0' twice", marks=pytest.mark.slow),
+        pytest.param(more_tensors_than_a_file_has, "SAFETENSORS_CORRUPT", 3, "tensors", marks=pytest.mark.slow),
+        pytest.param(name_that_cannot_be_written, "SAFETENSORS_CORRUPT", 3, "surrogate", marks=pytest.mark.slow),
+        pytest.param(pickle_that_grows, "UNSAFE_PICKLE", 3, "compressed", marks=pytest.mark.slow),
         (no_checkpoint, "CHECKPOINT_NOT_FOUND", 3, "run"),
         (no_base, "BASE_MODEL_NOT_FOUND", 3, "base"),
     ],
@@ -181,6 +289,26 @@ def test_bad_models_end_with_their_reason(
     assert "Traceback" not in done.err
     assert not (project.root / "executed").exists()
     assert nothing_left(project)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "/dev/zero",
+        '{"global_step": 10, "log_history": [{"loss": 1e400}]}',
+        f'{{"global_step": {10**30}}}',
+        "[" * 100_000,
+    ],
+    ids=["device", "infinite-loss", "step-beyond-int64", "nested"],
+)
+def test_a_hostile_state_of_the_trainer_leaves_its_checkpoint_usable(project: Project, state: str) -> None:
+    path = project.checkpoint / "trainer_state.json"
+    path.unlink()
+    path.symlink_to(state) if state.startswith("/") else path.write_text(state)
+    done = slipway("checkpoints", "--json", project.run, home=project.home)
+    assert done.code == 0, done.err
+    (found,) = json.loads(done.out, parse_constant=pytest.fail)["checkpoints"]
+    assert (found["step"], found["loss"], found["healthy"]) == (10, None, True)
 
 
 @pytest.mark.slow
@@ -206,6 +334,77 @@ def test_bad_settings_are_named_with_one_that_works(project: Project, setting: s
     assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
     assert [name for name in names if name not in done.json["error_message"]] == []
     assert nothing_left(project)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--checkpoint", "~nosuchuser/run"),
+        ("--base-model", "~nosuchuser/base"),
+        ("--out", "~nosuchuser/out"),
+        ("--set", "output.naming_pattern=\x1b[31m{model_name}"),
+        ("--set", "resources.max_memory_bytes=99999999999999999999"),
+        ("--set", "combination.seed=" + "9" * 5000),
+        ("--set", "combination.weights=1e400,1"),
+        ("--set", "validation.heldout=a\u202eb"),
+        ("--set", "x" * 100_000 + "=1"),
+        ("--base-model", "x" * 100_000),
+        ("--checkpoint", "\udcff"),
+    ],
+    ids=lambda words: f"{words[-1]!a:.30}",
+)
+def test_flags_that_nothing_can_be_made_of(
+    project: Project, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--base-model", project.base, "--checkpoint", project.run, "--out", project.out)
+    assert run_here("export", "--plan", "--json", *where, *arguments) == 3
+    said, err = capsys.readouterr()
+    assert json.loads(said)["reason"] in {"CONFIGURATION_INVALID", "CHECKPOINT_NOT_FOUND", "BASE_MODEL_NOT_FOUND"}
+    assert len(said) < 100_000
+    assert printable(said + err) == said + err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "\n".join(["a: &a [x, x, x, x, x, x, x, x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghij")),
+                   "export: {combination: {adapters: *j}}"]),
+        "export: {checkpoint: {path: 2001-99-99}}",
+        "export: {resources: {threads: 0x_, max_memory_bytes: !!int abc}}",
+        "export: {combination: {seed: " + "9" * 5000 + "}}",
+        "export: " + "[" * 50_000,
+        "export: {<<: 3}",
+        'export: {validation: {heldout: "\\ud800"}}',
+    ],
+    ids=["bomb", "date", "scalars", "digits", "deep", "merge", "surrogate"],
+)  # fmt: skip
+def test_files_that_nothing_can_be_made_of(project: Project, document: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = project.root / "export.yaml"
+    file.write_text(document)
+    for source in ("--base-model", project.base, "--checkpoint", project.run), ():
+        assert run_here("export", "-c", file, "--plan", "--json", *source) == 3
+        said, err = capsys.readouterr()
+        assert json.loads(said)["reason"] == "CONFIGURATION_INVALID", said
+        assert len(said) < 100_000
+        assert "Traceback" not in err
+
+
+def test_a_file_without_an_end_is_no_configuration(project: Project) -> None:
+    done = project.export("-c", "/dev/zero")
+    assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
+
+
+def test_a_checkpoint_whose_name_a_terminal_would_obey(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    run = project.run.rename(project.root / "run\x1b[31m\nforged\u202e")
+    (run / "checkpoint-10" / "adapter_model.safetensors").write_bytes(b"")
+    assert run_here("checkpoints", run) == 0
+    assert run_here("checkpoints", run, "--json") == 0
+    assert run_here("checkpoints", run / "gone") == 3
+    said, err = capsys.readouterr()
+    assert said
+    assert err
+    assert printable(said + err) == said + err
 
 
 def test_all_bad_settings_are_reported_at_once(project: Project) -> None:

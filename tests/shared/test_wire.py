@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from slipway.configuration import ExportConfiguration, parse
-from slipway.errors import REASONS, ConfigurationError, Failure, ModelMergeError
+from slipway.errors import MOST_TEXT, REASONS, ConfigurationError, Failure, ModelMergeError
 from slipway.wire import (
+    RETRY_AFTER,
     call_status,
     configuration_message,
     configuration_of,
@@ -155,3 +156,38 @@ def test_times_come_back_to_the_microsecond(seconds: float) -> None:
     moment = timestamp(seconds)
     assert moment is not None
     assert abs(seconds_of(moment) - seconds) < 1e-5
+
+
+def test_what_json_has_no_word_for_is_null_and_half_a_character_a_question_mark() -> None:
+    odd = {
+        "nan": float("nan"),
+        "far": [float("inf"), -float("inf")],
+        "many": 10**400,
+        "half \ud83d": "\ud83d",
+        "true": True,
+    }
+    assert dict_of(struct_of(odd)) == {"nan": None, "far": [None, None], "many": None, "half ?": "?", "true": True}
+    peers = struct_of({})
+    peers["far"] = float("inf")  # as another program may send it
+    assert dict_of(peers) == {"far": None}
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e400", "soon", ""])
+def test_a_failure_that_says_no_time_to_try_again_travels_all_the_same(seconds: str) -> None:
+    failure = Failure(reason="QUEUE_FULL", message="m", about={RETRY_AFTER: seconds})
+    assert len(status_of(failure).details) == 1
+    assert len(status_of(Failure(reason="QUEUE_FULL", message="m", about={RETRY_AFTER: "5"})).details) == 2
+
+
+def test_a_failure_of_somebody_else_has_bounds() -> None:
+    said = Failure(
+        reason="\x1b[31m",
+        message="m" * 10**6,
+        remedy="r" * 10**6,
+        about={f"{n}" * 999: "v" * 10**5 for n in range(100)},
+    )
+    failure = failure_of_status(status_of(said))
+    assert failure.reason == "INTERNAL"
+    assert len(failure.message) == len(failure.remedy) == MOST_TEXT
+    assert len(failure.about) == 64
+    assert max(map(len, failure.about.values())) == MOST_TEXT

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from slipway.errors import StageError
 from slipway.stage import Context, Stage, StageParams
 
@@ -25,6 +27,7 @@ class TinyParams(StageParams):
     logged_bytes: int = 0
     printed_lines: int = 0
     half_a_character: bool = False
+    facts: dict[str, Any] = Field(default_factory=dict)
 
 
 def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[str, Path]:
@@ -40,6 +43,7 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
     for number in range(params.printed_lines):
         print(number, "p" * 60_000, flush=True)
     if params.half_a_character:  # as names of files and escapes in JSON may have it
+        ctx.progress("half \ud83d", done=0, unit="\ud83d")
         ctx.log.warning("half \ud83d")
         raise StageError("half \ud83d", reason="UNSUPPORTED", about={"value": "\ud83d"})
     deadline = time.monotonic() + params.sleep_seconds
@@ -56,7 +60,7 @@ def run(inputs: Mapping[str, Path], params: TinyParams, ctx: Context) -> dict[st
         (folder / "text").read_text() for _, folder in sorted(inputs.items()) if (folder / "text").exists()
     )
     (target / "text").write_text(f"{params.text}({joined})")
-    ctx.record(count=count)
+    ctx.record(count=count, **params.facts)
     return {"out": target}
 
 

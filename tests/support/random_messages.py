@@ -9,6 +9,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+import hostile_texts
+
 TEXTS = st.one_of(
     st.sampled_from(
         [
@@ -17,6 +19,8 @@ TEXTS = st.one_of(
             "projects/red/exports/ours",
             "projects/blue/exports/theirs",
             "projects/red/exports/ours:merge:1",
+            "projects/red/exports/ours:merge:²",
+            "projects/red/exports/ours:merge:" + "9" * 5000,
             "sha256:" + "0" * 64,
             "merge",
             "base",
@@ -27,6 +31,9 @@ TEXTS = st.one_of(
             "",
         ]
     ),
+    st.sampled_from(hostile_texts.TEXTS).map(
+        lambda text: text.encode(errors="replace").decode()
+    ),  # without halves of letters
     st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
     st.integers(1, 9000).map(lambda size: "x" * size),
 )

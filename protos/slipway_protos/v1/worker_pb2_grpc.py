@@ -62,6 +62,7 @@ class WorkerServiceServicer:
     def CompleteTask(self, request, context):
         """Hands in a result. Durable before it is acknowledged, and safe to repeat.
         FAILED_PRECONDITION with reason LEASE_LOST: the task was given to another worker since.
+        ABORTED with reason RESULT_INVALID: this is not the task's result; the attempt has failed for that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -21,6 +21,7 @@ from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
+from slipway.texts import quoted
 from slipway.wire import MAX_FILES
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import page_start, page_token
@@ -249,4 +250,6 @@ def _project(parent: str) -> str:
 
 
 def _invalid(field: str, value: object, rule: str) -> ServiceError:
-    return ServiceError(f"{field} is {value!r}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field})
+    return ServiceError(
+        f"{field} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
+    )

@@ -15,9 +15,9 @@ An empty filter takes everything. A label that is not set is unequal to every va
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -27,9 +27,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway.json_documents import parse_json
+from slipway.texts import quoted
 from slipway_coordinator.schema import exports, labels
 from slipway_coordinator.states import ExportState
 
+_PAGED = re.compile(r"[a-z0-9._:/-]{1,300}")
+"""What a page may end with: the name of an export or a digest."""
 _CONDITION = re.compile(
     r'\s*(?P<field>[a-z_]+(?:\.[A-Za-z0-9_./-]+)?)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))'
 )
@@ -98,9 +102,9 @@ def _condition(field: str, sign: str, value: str) -> Condition:
 def _time(value: str) -> float:
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError as error:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
         raise _invalid(value, "takes times like 2026-11-21T08:00:00Z") from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def page_token(last: tuple[float, str], *, query: tuple[str, str]) -> str:
@@ -117,13 +121,14 @@ def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | Non
     if not token:
         return None
     try:
-        time, name, fingerprint = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
-        last = float(time), str(name)
-    except (ValueError, TypeError, binascii.Error) as error:
+        found = parse_json(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+    except ValueError as error:
         raise _invalid_token(token) from error
-    if fingerprint != _fingerprint(query):
-        raise _invalid_token(token)
-    return last
+    match found:
+        case [float(time), str(name), str(fingerprint)]:
+            if math.isfinite(time) and _PAGED.fullmatch(name) and fingerprint == _fingerprint(query):
+                return time, name
+    raise _invalid_token(token)
 
 
 def _fingerprint(query: tuple[str, str]) -> str:
@@ -132,7 +137,7 @@ def _fingerprint(query: tuple[str, str]) -> str:
 
 def _invalid(part: str, rule: str) -> ServiceError:
     return ServiceError(
-        f"the filter is not understood at {part[:100]!r}",
+        f"the filter is not understood at {quoted(part)}",
         reason="REQUEST_INVALID",
         remedy=f"it {rule}",
         about={"field": "filter"},
@@ -141,7 +146,7 @@ def _invalid(part: str, rule: str) -> ServiceError:
 
 def _invalid_token(token: str) -> ServiceError:
     return ServiceError(
-        f"page_token is {token[:100]!r}",
+        f"page_token is {quoted(token)}",
         reason="REQUEST_INVALID",
         remedy="it is the next_page_token of the page before, with the same parent and filter",
         about={"field": "page_token"},

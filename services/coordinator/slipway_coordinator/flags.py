@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway.security.flags import at_least
 from slipway.service_flags import service_parser
+from slipway.texts import number_of
 
 
 def coordinator_parser(prog: str) -> argparse.ArgumentParser:
@@ -70,6 +71,6 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) <= 65535:
+    if not host or not number_of(port, most=65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return text

@@ -194,7 +194,19 @@ def advance(record: ExportRecord, *, now: float) -> ExportRecord:
             break
     if record.state is ExportState.QUEUED or record.state.ended or not all(task.state.ended for task in record.tasks):
         return record
-    return record.moved(_end_state(record), end_time=now)
+    record = record.moved(_end_state(record), end_time=now)
+    if record.state is ExportState.FAILED and record.failure is None:
+        record = record.with_(failure=_unexplained(record))
+    return record
+
+
+def _unexplained(record: ExportRecord) -> Failure:
+    """Why an export failed of which no task did: inputs of some are not among what others brought."""
+    skipped = [task.id for task in record.tasks if task.state is TaskState.SKIPPED]
+    return StageError(
+        f"{', '.join(skipped)} cannot run: tasks before brought other outputs than were planned",
+        reason="RESULT_INVALID",
+    ).failure()
 
 
 def _end_state(record: ExportRecord) -> ExportState:

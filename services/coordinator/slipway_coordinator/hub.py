@@ -65,9 +65,11 @@ class _Channel:
         return found[::-1]
 
     def knows(self, payload: Payload) -> bool:
-        """Whether nobody has to hear it: reports after the end, and a state that was read when the channel was opened."""
+        """Whether nobody has to hear it: reports after the end or of no task, and a state that was read when the channel was opened."""
         if isinstance(payload, ExportRecord):
             return self.record is not None and payload.revision <= self.record.revision
+        if isinstance(payload, export_pb2.TaskProgress) and self.record is not None:
+            return self.ended or all(task.id != payload.task for task in self.record.tasks)
         return self.ended
 
     @property

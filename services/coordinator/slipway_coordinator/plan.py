@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from slipway.base_format import METHODS, is_base_format
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
+from slipway.texts import quoted
 from slipway_coordinator.matching import ANY, Needs, Requirements
 
 REQUIRED_SOURCES = ("adapter", "base")
+OPTIONAL_SOURCES = ("heldout",)
 
 VALIDATION = "validation"
 """Format name of the validation artifact."""
@@ -29,6 +32,7 @@ class PlannedTask:
         format: Format the task delivers; empty for an intermediate result.
         partial: Whether the task runs over those of its task inputs that succeeded, instead of needing them all.
         requirements: Which workers it is for.
+        output: Name of the one output that it gives.
     """
 
     id: str
@@ -38,6 +42,7 @@ class PlannedTask:
     format: str = ""
     partial: bool = False
     requirements: Requirements = ANY
+    output: str = ""
 
 
 @dataclass
@@ -59,7 +64,8 @@ class _Graph:
         output: str,
     ) -> str:
         """Append a task; returns the reference to its output."""
-        self.tasks.append(PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial, requirements))
+        task = PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial, requirements, output)
+        self.tasks.append(task)
         return f"task:{task_id}/{output}"
 
 
@@ -78,9 +84,10 @@ def plan(
         source_formats: How sources are stored that are not plain 16- or 32-bit safetensors, by name (``slipway.base_format``).
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` when a source is missing.
+        ServiceError: reason ``REQUEST_INVALID`` when a source is missing, or one that no task takes is there.
     """
     more = more_adapters(configuration)
+    _check_sources({*REQUIRED_SOURCES, *OPTIONAL_SOURCES, *more}, source_names, source_formats)
     missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names]
     if missing:
         raise ServiceError(
@@ -98,6 +105,26 @@ def plan(
     if configuration.validation.enabled:
         _validate(graph, configuration, source_names, base=base, adapter=adapter)
     return tuple(graph.tasks)
+
+
+def _check_sources(known: Collection[str], names: Collection[str], formats: Mapping[str, str]) -> None:
+    """Refuse sources that no task takes, and formats of no source or of no kind."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ServiceError(
+            f"sources has {quoted(unknown[0])}, which this configuration does not take",
+            reason="REQUEST_INVALID",
+            remedy=f"it takes {', '.join(sorted(known))}",
+            about={"field": "sources"},
+        )
+    for name, stored_as in sorted(formats.items()):
+        if name not in names:
+            what, remedy = f"source_formats has {quoted(name)}, which is no source", "name one of sources"
+        elif stored_as and not is_base_format(stored_as):
+            what, remedy = f"source_formats[{name}] is {quoted(stored_as)}", f"use pickle, {', '.join(METHODS)}"
+        else:
+            continue
+        raise ServiceError(what, reason="REQUEST_INVALID", remedy=remedy, about={"field": "source_formats"})
 
 
 def more_adapters(configuration: ExportConfiguration) -> tuple[str, ...]:

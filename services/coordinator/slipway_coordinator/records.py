@@ -67,7 +67,7 @@ class AttemptRecord(_Record):
 
 
 class TaskRecord(_Record):
-    """One planned task, its attempts and, when it succeeded, its result."""
+    """One planned task, its attempts and, when it succeeded, its result. ``output`` names what it gives; empty for anything."""
 
     id: str
     stage: str
@@ -76,6 +76,7 @@ class TaskRecord(_Record):
     format: str = ""
     partial: bool = False
     requirements: Requirements = Requirements()
+    output: str = ""
     state: TaskState = TaskState.WAITING
     attempts: tuple[AttemptRecord, ...] = ()
     outputs: dict[str, str] = Field(default_factory=dict)
@@ -92,6 +93,7 @@ class TaskRecord(_Record):
             format=task.format,
             partial=task.partial,
             requirements=task.requirements,
+            output=task.output,
         )
 
     @property

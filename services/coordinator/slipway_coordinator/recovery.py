@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import REASONS, ConfigurationError, Failure
+from slipway.yaml_files import YamlError, load_document
 from slipway_coordinator.records import AttemptRecord, Resources
 
 DEFAULT_RULES = Path(__file__).with_name("recovery.yaml")
@@ -164,14 +164,12 @@ def load_rules(path: Path = DEFAULT_RULES) -> RuleTable:
         ConfigurationError: reason ``CONFIGURATION_NOT_FOUND`` or ``CONFIGURATION_INVALID``.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return RuleTable.model_validate(load_document(path))
     except OSError as error:
         raise ConfigurationError(
             f"the recovery rules {path} cannot be read: {error.strerror}", reason="CONFIGURATION_NOT_FOUND"
         ) from error
-    try:
-        return RuleTable.model_validate(yaml.safe_load(text))
-    except (yaml.YAMLError, pydantic.ValidationError) as error:
+    except (YamlError, pydantic.ValidationError) as error:
         raise ConfigurationError(
             f"the recovery rules {path} are not valid: {error}", remedy=f"compare them with {DEFAULT_RULES}"
         ) from error

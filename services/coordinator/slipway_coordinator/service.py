@@ -19,6 +19,7 @@ from slipway.security.interceptor import current_principal
 from slipway.security.limits import exceeded
 from slipway.security.principals import OWNER
 from slipway.telemetry import is_traceparent, new_trace
+from slipway.texts import hidden_character, quoted, shortened
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require
 from slipway_coordinator.coordinator import Coordinator
@@ -245,6 +246,15 @@ def request_hash(
 
 
 def _check_label(name: str, value: str) -> None:
+    for text in (name, value):
+        hidden = hidden_character(text)
+        if hidden:  # others see it, on their terminals and pages
+            raise ServiceError(
+                f"the label {quoted(name)} has the character {hidden}",
+                reason="REQUEST_INVALID",
+                remedy="leave it out",
+                about={"field": "labels"},
+            )
     if len(name) > _LABEL_LENGTH:
         raise exceeded(
             f"the label {name[:20]}… has {len(name)} characters, {_LABEL_LENGTH} are allowed", field="labels"
@@ -275,7 +285,9 @@ def _traceparent(context: Context) -> str:
 
 
 def _invalid(field: str, value: object, rule: str) -> ServiceError:
-    return ServiceError(f"{field} is {value!r}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field})
+    return ServiceError(
+        f"{shortened(field)} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
+    )
 
 
 def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-import time
 
 import grpc
 
-from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.rpc import LONGEST_POLL_SECONDS, unary
 from slipway.security.interceptor import current_principal
 from slipway.security.principals import OWNER
-from slipway.wire import dict_of, failure_of_status
+from slipway.texts import quoted
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.messages import duration, lease_message
-from slipway_coordinator.offers import Held, WorkerReport
+from slipway_coordinator.offers import Held
+from slipway_coordinator.records import TaskRecord
+from slipway_coordinator.reports import completion, lines_of, progress_of, task_parts, worker_report
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 _MOST = 99  # with a principal's name, a column's width
@@ -36,7 +35,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.SynchronizeResponse:
         """Reports in, leases and cancellations out."""
-        report = _report(request)
+        report = worker_report(_worker(request.worker_id), request)
         broker = self._coordinator.broker
         await self._pass_on(report.worker, request)
         wait = min(request.max_wait.seconds + request.max_wait.nanos / 1e9, LONGEST_POLL_SECONDS)
@@ -53,46 +52,32 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.CompleteTaskRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.CompleteTaskResponse:
-        """A result in."""
+        """A result in. One that is not the task's ends the attempt, too: this worker has no other."""
         worker, held = _worker(request.worker_id), Held(request.task, request.lease_epoch)
-        export, task, _ = _parts(request.task)
+        export, task, _ = task_parts(request.task)
+        event = completion(request, await self._planned(export, task))
         if not self._coordinator.broker.is_of_another(worker, request.task):
-            for line in request.logs:
-                line.task = task
+            for line in lines_of(task, request.logs):
                 await self._coordinator.hub.publish(export, line)
-        await self._coordinator.broker.complete(worker, held, _event(request))
+        await self._coordinator.broker.complete(worker, held, event)
+        if event.failure is not None and request.WhichOneof("outcome") == "output":
+            raise event.failure.error()
         return worker_pb2.CompleteTaskResponse()
+
+    async def _planned(self, export: str, task: str) -> TaskRecord | None:
+        record = await self._coordinator.load(export)
+        return next((each for each in record.tasks if each.id == task), None) if record is not None else None
 
     async def _pass_on(self, worker: str, request: worker_pb2.SynchronizeRequest) -> None:
         """Progress and log lines to those who watch, of tasks that are not another's."""
         for running in request.running:
-            export, task, attempt = _parts(running.task)
+            export, task, attempt = task_parts(running.task)
             if self._coordinator.broker.is_of_another(worker, running.task):
                 continue
             if running.HasField("progress"):
-                running.progress.task, running.progress.attempt = task, attempt
-                await self._coordinator.hub.publish(export, running.progress)
-            for line in running.logs:
-                line.task = task
+                await self._coordinator.hub.publish(export, progress_of(task, attempt, running.progress))
+            for line in lines_of(task, running.logs):
                 await self._coordinator.hub.publish(export, line)
-
-
-def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
-    if not request.stages:
-        raise ServiceError("stages are needed", reason="REQUEST_INVALID")
-    return WorkerReport(
-        worker=_worker(request.worker_id),
-        stages=frozenset(request.stages),
-        free_slots=request.free_slots,
-        draining=request.draining,
-        ending=request.ending,
-        memory_bytes=request.capabilities.memory_bytes,
-        gpu_architecture=request.capabilities.gpu_architecture,
-        gpu_memory_bytes=request.capabilities.gpu_memory_bytes,
-        libraries=dict(request.capabilities.versions),
-        parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
-        running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
-    )
 
 
 def _worker(worker_id: str) -> str:
@@ -102,52 +87,10 @@ def _worker(worker_id: str) -> str:
     """
     if not _WORKER_ID.fullmatch(worker_id):
         raise ServiceError(
-            f"worker_id is {worker_id[:_MOST]!r}",
+            f"worker_id is {quoted(worker_id)}",
             reason="REQUEST_INVALID",
             remedy=f"it takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'",
             about={"field": "worker_id"},
         )
     principal = current_principal.get()
     return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"
-
-
-def _event(request: worker_pb2.CompleteTaskRequest) -> Event:
-    _, task, attempt = _parts(request.task)
-    peak = request.peak_memory_bytes
-    match request.WhichOneof("outcome"):
-        case "output":
-            for name, digest in request.output.outputs.items():
-                if not is_digest(digest):
-                    raise ServiceError(
-                        f"output {name[:_MOST]!r} is {digest[:_MOST]!r}",
-                        reason="REQUEST_INVALID",
-                        remedy="it is an artifact's digest",
-                        about={"field": "output.outputs"},
-                    )
-            return Event(
-                kind=EventKind.SUCCEEDED,
-                time=time.time(),
-                task=task,
-                attempt=attempt,
-                outputs=dict(sorted(request.output.outputs.items())),
-                facts=dict_of(request.output.facts),
-                reused=request.output.reused,
-                peak_memory_bytes=peak,
-            )
-        case "error":
-            failure = failure_of_status(request.error)
-            kind, when = EventKind.FAILED, time.time()
-            return Event(kind=kind, time=when, task=task, attempt=attempt, failure=failure, peak_memory_bytes=peak)
-        case "cancelled":
-            return Event(kind=EventKind.CANCELLED, time=time.time(), task=task, attempt=attempt)
-        case _:
-            raise ServiceError("outcome is needed", reason="REQUEST_INVALID")
-
-
-def _parts(key: str) -> tuple[str, str, int]:
-    """Export, task and attempt of ``{export}:{task}:{attempt}``."""
-    export, _, rest = key.partition(":")
-    task, _, attempt = rest.rpartition(":")
-    if not export or not task or not attempt.isdigit():
-        raise ServiceError(f"task is {key!r}", reason="REQUEST_INVALID", remedy="it is like EXPORT:TASK:ATTEMPT")
-    return export, task, int(attempt)

@@ -116,15 +116,17 @@ def read_adapter(folder: Path) -> Adapter:
             ``UNSAFE_PICKLE`` or ``CHECKPOINT_INCOMPLETE``.
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` or ``ADAPTER_CONFIG_INVALID``.
     """
-    config = parse_adapter_config(read_adapter_config(folder))
+    raw = read_adapter_config(folder)
+    path = folder / ADAPTER_WEIGHTS
+    stored = read_safetensors(path).tensors if path.is_file() else {}
+    config = parse_adapter_config(raw, map(_module_of, stored))
     if config.through_peft:
         from slipway_merge.peft_forms import peft_config
 
         peft_config(config.raw)
-    path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         raise _no_weights(folder)
-    tensors = _as_saved(read_safetensors(path).tensors, config)
+    tensors = _as_saved(stored, config)
     sides, rest = _take_sides(tensors, config)
     experts = _take_experts(sides, config)
     pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
@@ -152,6 +154,11 @@ def read_adapter(folder: Path) -> Adapter:
     return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())), experts)
 
 
+def _module_of(key: str) -> str:
+    """The module that a stored tensor is of, if it is a LoRA factor."""
+    return unwrapped(key).removeprefix(PREFIX).partition(".lora_")[0]
+
+
 def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
     """Tensors by the names peft saves them under.
 
@@ -161,7 +168,7 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
     saved: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
         name = unwrapped(key)
-        if _ROWS.search(key) or _is_of_form(key, config):
+        if ".trainable_tokens_delta" in key or _is_of_form(key, config):
             name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
             name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
         if saved.setdefault(name, info) is not info and not _are_same(saved[name], info):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from slipway.errors import ModelMergeError
+from slipway.module_patterns import check_patterns
 
 #: Fields that say how the adapter was trained or made; the merged weights do not depend on them.
 _NEUTRAL = frozenset(
@@ -58,7 +59,7 @@ class AdapterConfig:
     fan_in_fan_out: bool = False
     modules_to_save: tuple[str, ...] = ()
     ensure_weight_tying: bool = False
-    target_modules: tuple[str, ...] | str = ()
+    target_modules: frozenset[str] | str = frozenset()
     selective: bool = False
     through_peft: bool = False
     bias: str = "none"
@@ -75,7 +76,7 @@ class AdapterConfig:
     @property
     def ties_embeddings(self) -> bool:
         """Whether peft trained tied weights as one: it does when asked to, and an embedding is named as it knows them."""
-        names = [*self.modules_to_save, *(self.target_modules if isinstance(self.target_modules, tuple) else ())]
+        names = [*self.modules_to_save, *(() if isinstance(self.target_modules, str) else self.target_modules)]
         return self.ensure_weight_tying and (
             any(name.rpartition(".")[2] in _EMBEDDINGS for name in names) or any(map(self.names, _EMBEDDINGS))
         )
@@ -103,7 +104,8 @@ class AdapterConfig:
         """Whether this module is among those named, some of which may be left out."""
         if isinstance(self.target_modules, str):
             return self.target_modules != "all-linear" and re.fullmatch(self.target_modules, module) is not None
-        return any(module == target or module.endswith(f".{target}") for target in self.target_modules)
+        parts = module.split(".")
+        return any(".".join(parts[start:]) in self.target_modules for start in range(len(parts)))
 
 
 def _pattern_key(patterns: Mapping[str, object], module: str) -> str:
@@ -116,22 +118,26 @@ def _module_pattern(key: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({key})$")
 
 
-def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
+def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) -> AdapterConfig:
     """Checked configuration of an adapter.
+
+    Args:
+        raw: ``adapter_config.json``.
+        modules: Names that its patterns will be matched against.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option that cannot be merged;
             ``ADAPTER_CONFIG_INVALID`` naming the field whose value is impossible.
+        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID`` for a pattern that cannot be matched in a short time.
     """
+    check_patterns(raw, modules)
     target = raw.get("target_modules")
-    if isinstance(target, str):
-        _check_regex("target_modules", target)
     shared = AdapterConfig(
         rank=8,
         alpha=8,
         modules_to_save=_names(raw, "modules_to_save"),
         ensure_weight_tying=_flag(raw, "ensure_weight_tying"),
-        target_modules=target if isinstance(target, str) else _names(raw, "target_modules"),
+        target_modules=target if isinstance(target, str) else frozenset(_names(raw, "target_modules")),
         selective=any(raw.get(key) not in (None, [], "") for key in ("layers_to_transform", "exclude_modules")),
         through_peft=_is_for_peft(raw),
         bias=str(raw.get("bias") or "none"),
@@ -195,8 +201,9 @@ def unsupported(key: str, value: object, why: str, *, remedy: str = PEFT_REMEDY)
 
 
 def _invalid(key: str, value: object, expected: str) -> ModelMergeError:
+    shown = repr(value)
     return ModelMergeError(
-        f"the adapter's {key} is {value!r}, expected {expected}",
+        f"the adapter's {key} is {shown if len(shown) <= 120 else shown[:117] + '…'}, expected {expected}",
         reason="ADAPTER_CONFIG_INVALID",
         remedy="copy adapter_config.json from the training run again",
         about={"key": key},
@@ -255,13 +262,4 @@ def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, f
     value = raw.get(key) or {}
     if not isinstance(value, dict):
         raise _invalid(key, value, "a map from module patterns to numbers")
-    for pattern in value:
-        _check_regex(key, pattern)
     return {pattern: _check_number(f"{key}[{pattern!r}]", entry, integer=integer) for pattern, entry in value.items()}
-
-
-def _check_regex(key: str, pattern: str) -> None:
-    try:
-        _module_pattern(pattern)
-    except re.error as error:
-        raise _invalid(key, pattern, f"a regular expression ({error})") from error

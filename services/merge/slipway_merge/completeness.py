@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slipway.errors import ModelMergeError
+from slipway.module_patterns import check_patterns
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import Adapter
 from slipway_merge.adapter_config import AdapterConfig
@@ -25,9 +26,10 @@ def check_complete(
     _check_tokens(adapter)
     modules = [*adapter.pairs, *adapter.rows, *adapter.formed_modules()]
     taken = {names.stored(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
+    modelled = {name: names.modelled(name).rpartition(".") for name in base}
+    check_patterns(config.raw, (module for module, _, _ in modelled.values()))
     for name, info in base.items():
-        model_name = names.modelled(name)
-        module, _, parameter = model_name.rpartition(".")
+        module, _, parameter = modelled[name]
         if name in taken:
             continue
         bias = parameter == "bias" and config.bias == "all"

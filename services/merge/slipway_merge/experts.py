@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipway.errors import ModelMergeError
+from slipway.module_patterns import check_patterns
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter import ExpertPair
 from slipway_merge.adapter_config import AdapterConfig, unsupported
@@ -68,6 +69,7 @@ def stacked_pairs(
     """
     left = dict(pairs)
     found: dict[str, StackedPair] = {}
+    check_patterns(config.raw, (name for name, _ in model.named_parameters()))
     for module, layer in model.named_modules():
         names = [f"{module}.{name}" for name, _ in layer.named_parameters(recurse=False)]
         targeted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in config.parameters)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from slipway import base_format
 from slipway.errors import ModelMergeError
+from slipway.json_documents import read_json
 from slipway.model_files import (
     CHAT_TEMPLATE_FOLDER,
     CHAT_TEMPLATES,
@@ -126,7 +127,7 @@ def _has_template(folder: Path) -> bool:
     if any(_is_template(name) for name in _relative(folder)):
         return True
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        settings = read_json(folder / "tokenizer_config.json", lenient=True)
     except (OSError, ValueError):
         return False
     return isinstance(settings, dict) and bool(settings.get("chat_template"))

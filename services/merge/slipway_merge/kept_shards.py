@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from slipway.json_documents import LARGEST_LIST
+from slipway.regular_file import read_regular
 from slipway_merge.deltas import Change
 from slipway_merge.layout import OutputTensor, Shard
 from slipway_merge.values import Factor
@@ -86,7 +88,7 @@ class KeptShards:
             return None
         kept, record = self._paths(self._folder, shard)
         try:
-            found = TypeAdapter(KeptShard).validate_json(record.read_bytes(), strict=True)
+            found = TypeAdapter(KeptShard).validate_json(read_regular(record, largest=LARGEST_LIST), strict=True)
             if found.identity != _identity(shard) or kept.stat().st_size != shard.nbytes:
                 return None
             path.hardlink_to(kept)  # first: what is read below is what the output has

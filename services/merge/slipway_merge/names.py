@@ -6,11 +6,14 @@ saved from the bare model (``layers.0.q_proj``) or the other way round. One pref
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from slipway.errors import ModelMergeError
+
+_MOST_PREFIXES = 64
+"""Prefixes that are tried; models have a handful."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,30 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
     """
     names = frozenset(stored)
     unresolved = sorted(name for name in set(wanted) if name not in names)
+    candidates = sorted(_candidates(unresolved, names))
+    if len(candidates) > _MOST_PREFIXES:
+        raise _ambiguous(unresolved[0], candidates[:3])
     counts = {
         (strip, add): sum(NameMap(names, strip, add).stored(name) is not None for name in unresolved)
-        for strip, add in sorted(_candidates(unresolved, names))
+        for strip, add in candidates
     }
     if not counts:
         return NameMap(names)
     best = max(counts.values())
     winners = [pair for pair, count in counts.items() if count == best]
     if len(winners) > 1:
-        shown = ", ".join(repr(add) if add else f"without {strip!r}" for strip, add in winners)
-        raise ModelMergeError(
-            f"adapter tensor {unresolved[0]!r} fits base tensors under several prefixes ({shown})",
-            reason="ADAPTER_BASE_MISMATCH",
-            remedy="use the base model the adapter was trained on, which its adapter_config.json names",
-            about={"tensor": unresolved[0]},
-        )
+        raise _ambiguous(unresolved[0], winners)
     return NameMap(names, *winners[0])
+
+
+def _ambiguous(name: str, prefixes: Sequence[tuple[str, str]]) -> ModelMergeError:
+    shown = ", ".join(repr(add) if add else f"without {strip!r}" for strip, add in prefixes)
+    return ModelMergeError(
+        f"adapter tensor {name!r} fits base tensors under several prefixes ({shown})",
+        reason="ADAPTER_BASE_MISMATCH",
+        remedy="use the base model the adapter was trained on, which its adapter_config.json names",
+        about={"tensor": name},
+    )
 
 
 def _candidates(unresolved: list[str], names: frozenset[str]) -> set[tuple[str, str]]:

@@ -20,6 +20,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
+from slipway.module_patterns import check_patterns, names_in
 from slipway.safetensors_file import TensorInfo
 from slipway_merge.adapter_config import UNMERGED_REMEDY, unsupported
 from slipway_merge.peft_modules import PREFIX, Holder, filled, mapped, read_finite, takes_known_inputs, through_peft
@@ -95,6 +96,7 @@ class PeftForms:
         self.config = peft_config(raw)
         self.form = "dora" if raw.get("use_dora") else str(raw["peft_type"]).lower()
         self.tensors = tensors
+        check_patterns(raw, names_in(model))
         with through_peft("the adapter's target modules"):
             targets = _targets(self.config, model)
         chosen = targets if only is None else [name for name in targets if name in set(only)]

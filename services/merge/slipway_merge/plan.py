@@ -6,6 +6,7 @@ compared (``fitting.py``), so that what starts to be written is known to fit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -215,8 +216,7 @@ class Planner:
             found += self._form_changes(self.forms)
         changes = dict(found)
         if len(changes) < len(found):
-            names = [name for name, _ in found]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
             raise ModelMergeError(
                 f"the adapter changes {twice!r} in two ways at once",
                 reason="ADAPTER_UNSUPPORTED",

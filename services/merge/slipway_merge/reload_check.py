@@ -8,7 +8,6 @@ time. Checkpoints too large for that are left to the spot check, and to the vali
 from __future__ import annotations
 
 import gc
-import json
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,8 +21,11 @@ import transformers
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
+from slipway.base_format import read_config
+from slipway.checkpoints import read_adapter_config
 from slipway.errors import ModelMergeError
 from slipway.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from slipway.module_patterns import check_patterns, names_in
 from slipway.safetensors_file import read_safetensors
 from slipway.stage import Context
 from slipway_merge.samples import UNIT_ROUNDOFF
@@ -118,6 +120,7 @@ def _compare(
     if model.get_input_embeddings().num_embeddings != size:
         model.resize_token_embeddings(size, mean_resizing=False)
     before = _logits(model, size)
+    check_patterns(read_adapter_config(adapter), names_in(model))
     try:
         with _quiet():
             config = PeftConfig.from_pretrained(str(adapter))
@@ -174,7 +177,7 @@ def _logits(model: Any, size: int) -> torch.Tensor | None:
 
 
 def _model_class(folder: Path) -> Any:
-    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    names = read_config(folder).get("architectures")
     return getattr(transformers, str(names[0]), None) if isinstance(names, list) and names else None
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelMergeError
+from slipway.json_documents import LARGEST_LIST, read_json
 
 
 def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> None:
@@ -36,12 +36,13 @@ def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> No
 def highest_token_id(folder: Path) -> int | None:
     """Highest token id that a folder's ``tokenizer.json`` can give; None without one."""
     try:
-        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        tokenizer = read_json(folder / "tokenizer.json", largest=LARGEST_LIST, lenient=True)
     except (OSError, ValueError):
         return None
     if not isinstance(tokenizer, dict):
         return None
-    ids = [entry.get("id") for entry in tokenizer.get("added_tokens") or [] if isinstance(entry, dict)]
+    added = tokenizer.get("added_tokens")
+    ids = [entry.get("id") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):

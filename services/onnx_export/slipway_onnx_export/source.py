@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,9 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 
-from slipway.errors import ONNXExportError
+from slipway.base_format import read_config
+from slipway.errors import CheckpointValidationError, ONNXExportError
+from slipway.safetensors_file import read_index
 
 # Attention windows up to this many tokens are exceeded by the parity check; longer ones cost too much to run.
 WINDOW_LIMIT = 512
@@ -93,13 +94,10 @@ def open_source(folder: Path) -> ModelSource:
 
 
 def _read_config(folder: Path) -> Any:
-    path = folder / "config.json"
     try:
-        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except FileNotFoundError as error:
-        raise _invalid(f"{folder.name} has no config.json", file="config.json") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-        raise _invalid(f"config.json of {folder.name} is not a JSON object: {error}", file="config.json") from error
+        model_type = read_config(folder).get("model_type")
+    except CheckpointValidationError as error:
+        raise _invalid(error.message, file="config.json") from error
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -124,14 +122,7 @@ def _weight_files(folder: Path) -> list[Path]:
                 about={"file": pickles[0]},
             )
         raise _invalid(f"{folder.name} has no model.safetensors", file="model.safetensors")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
-        raise _invalid(f"{index.name} is not readable: {error}", file=index.name) from error
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise _invalid(f"{index.name} names the shard {name!r}, which is not in {folder.name}", file=name)
-    return [folder / name for name in names]
+    return [folder / name for name in sorted(set(read_index(index).values()))]
 
 
 def _open_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipway.json_documents import parse_json
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 
@@ -32,6 +33,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 #: Elements that are computed at once, a multiple of every block size.
 _CHUNK = 1 << 20
+_LARGEST_STATE = 1 << 16
 
 
 def read_bitsandbytes(base: Base) -> Dequantized:
@@ -108,8 +110,11 @@ def blockwise(codes: Tensor, table: Tensor, absmax: Tensor, block: int) -> Tenso
 
 def _state(base: Base, module: str, kind: str) -> _State:
     name = f"{module}.{_STATE}{kind}"
+    size = math.prod(base.source.tensors[name].shape)
+    if size > _LARGEST_STATE:
+        raise invalid(f"has a quantization state {name!r} of {size} bytes", tensor=name)
     try:
-        said: dict[str, Any] = json.loads(bytes(base.source.read(name).reshape(-1).tolist()))
+        said: dict[str, Any] = parse_json(bytes(base.source.read(name).reshape(-1).tolist()))
         state = _State(
             module=module,
             kind=kind,

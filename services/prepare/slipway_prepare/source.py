@@ -21,6 +21,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.model_files import has_safetensors, pickle_files
 from slipway.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
+from slipway_prepare.pickle_archive import check_archive
 
 BLOCK_BYTES = 8 << 20
 #: What torch's restricted unpickler raises on damaged bytes, beside the refusal of what could run.
@@ -136,6 +137,7 @@ class PickleSource:
         self._values: dict[str, Tensor] = {}
         weight_map = pickle_files(folder)
         for path in sorted(set(weight_map.values())):
+            size = path.stat().st_size
             for name, value in sorted(_load(path).items(), key=lambda item: str(item[0])):
                 if not isinstance(name, str) or not isinstance(value, Tensor):
                     raise invalid(
@@ -145,6 +147,8 @@ class PickleSource:
                     raise invalid(f"has tensor {name!r} in two files, one is {path.name}", tensor=name, file=path)
                 if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
                     raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
+                if value.numel() * value.element_size() > size:  # strides of zero repeat what is stored
+                    raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
                 self._values[name] = value
         missing = sorted(name for name in weight_map if name and name not in self._values)
         if missing:
@@ -190,6 +194,7 @@ def _load(path: Path) -> dict[object, object]:
             "torch.save(torch.load(f, weights_only=True), f)",
             about={"file": path},
         )
+    check_archive(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
+from slipway.safetensors_file import read_index
 
 CHUNK_ELEMENTS = 1 << 20  # 4 MiB in float32: small beside any real tensor, large beside the cost of a call
 
@@ -99,16 +99,7 @@ class Checkpoint:
         index = self.folder / "model.safetensors.index.json"
         if not index.is_file():
             return ["model.safetensors"]
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return sorted(set(weight_map.values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise QuantizationError(
-                f"{index.name} is not a readable index of shards ({error})",
-                reason="BASE_MODEL_INVALID",
-                remedy="copy the model folder again",
-                about={"file": index.name},
-            ) from error
+        return sorted(set(read_index(index).values()))
 
     def _read_header(self, file: str) -> None:
         path = self.folder / file

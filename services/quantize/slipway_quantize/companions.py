@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway import json_documents
 from slipway.errors import QuantizationError
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".bin", ".pt", ".pth")
@@ -29,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
         QuantizationError: ``BASE_MODEL_INVALID`` if it is missing or is no object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json_documents.read_json(path, largest=json_documents.LARGEST_LIST, lenient=True)
     except (OSError, ValueError) as error:
         raise QuantizationError(
             f"{path.name} cannot be read ({error})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -55,8 +56,8 @@ def find_weights(graph: ir.Graph) -> list[Weight]:
         assert value.name is not None
         weight = found.setdefault((value.name, transposed), Weight(value=value, transposed=transposed))
         (weight.lookups if node.op_type == "Gather" else weight.products).append(node)
-    names = [name for name, _ in found]
-    return [weight for (name, _), weight in found.items() if names.count(name) == 1 and _only_these(weight)]
+    names = Counter(name for name, _ in found)
+    return [weight for (name, _), weight in found.items() if names[name] == 1 and _only_these(weight)]
 
 
 def _product(node: ir.Node) -> tuple[ir.Value, bool] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from slipway.base_format import read_config
 from slipway.errors import QuantizationError
 from slipway_quantize.checkpoint import TensorInfo
 
@@ -43,8 +44,10 @@ def model_config(folder: Path) -> Any:
     """The folder's transformers configuration.
 
     Raises:
-        QuantizationError: ``BASE_MODEL_INVALID`` without a readable config.json or for an unknown architecture.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` without a readable config.json.
+        QuantizationError: ``BASE_MODEL_INVALID`` for an unknown architecture.
     """
+    read_config(folder)  # transformers would read it without a limit
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

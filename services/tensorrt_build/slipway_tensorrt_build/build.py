@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import TensorRTBuildError
+from slipway.json_documents import read_json
 from slipway.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
@@ -19,6 +20,7 @@ from slipway_tensorrt_build.stage import TensorRTBuildParams
 
 _GRAPH = "model.onnx"
 _SHOWN = 10
+_UNLIMITED = 1 << 30
 
 
 def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: Context) -> None:
@@ -166,7 +168,7 @@ def _describe(tensor: Any) -> dict[str, Any]:
 def _positions(source: Path) -> int:
     """Positions the model has, by its config.json; unlimited where that does not say."""
     try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config = read_json(source / "config.json", lenient=True)
     except (OSError, ValueError) as error:
         raise TensorRTBuildError(
             f"config.json cannot be read ({error})",
@@ -174,8 +176,9 @@ def _positions(source: Path) -> int:
             remedy="give the folder that onnx_export wrote",
             about={"file": "config.json"},
         ) from error
-    found = config.get("max_position_embeddings") or config.get("n_positions")
-    return int(found) if found else 1 << 30
+    settings = config if isinstance(config, dict) else {}
+    found = settings.get("max_position_embeddings") or settings.get("n_positions")
+    return min(found, _UNLIMITED) if isinstance(found, int) and found > 0 else _UNLIMITED
 
 
 def _graph_files(source: Path) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from slipway import json_documents
 from slipway.errors import CheckpointValidationError
 from slipway.safetensors_file import read_safetensors
 
@@ -30,7 +30,7 @@ LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when the file is missing or holds anything else."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json_documents.read_json(path, largest=json_documents.LARGEST_LIST, lenient=True)
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -54,7 +54,7 @@ def stored_dtype(folder: Path) -> str:
     bytes of its safetensors files have, otherwise (ONNX) the precision its export noted. Empty when unknown.
     """
     noted = read_json(folder / "quantization.json").get("level")
-    if noted in LEVEL_DTYPES:
+    if isinstance(noted, str) and noted in LEVEL_DTYPES:
         return LEVEL_DTYPES[noted]
     safetensors = safetensors_dtype(folder)
     if safetensors:

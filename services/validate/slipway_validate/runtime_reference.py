@@ -12,6 +12,11 @@ import peft
 import torch
 from peft.utils import load_peft_weights
 
+from slipway.checkpoints import read_adapter_config
+from slipway.errors import CheckpointValidationError
+from slipway.model_files import ADAPTER_WEIGHTS
+from slipway.module_patterns import check_patterns, names_in
+from slipway.safetensors_file import read_safetensors
 from slipway_validate.adapter_names import take_all
 from slipway_validate.folders import stored_dtype
 from slipway_validate.model import Unusable
@@ -47,13 +52,15 @@ def load(base: Path, adapter: Path, *, threads: int) -> ReferenceModel:
     torch.set_num_threads(threads)
     module = from_pretrained(base, dtype=torch.float32)
     try:
+        check_patterns(read_adapter_config(adapter), names_in(module))
+        read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
         saved = load_peft_weights(str(adapter), device="cpu")
         config = peft.PeftConfig.from_pretrained(str(adapter))
         _resize_vocabulary(module, saved)
         _let_each_have_its_own(config, module, saved)
         module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
         take_all(module, adapter)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
     _name_replicated_layers(module)
     return ReferenceModel(module.float(), stored=stored_dtype(base))

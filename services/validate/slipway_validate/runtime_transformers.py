@@ -11,6 +11,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from slipway.base_format import read_config
+from slipway.errors import CheckpointValidationError
 from slipway.validation import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.model import Bounds, Past, Step, Unusable
@@ -91,8 +93,9 @@ def from_pretrained(folder: Path, *, dtype: Any) -> Any:
         Unusable: It cannot be loaded.
     """
     try:
+        read_config(folder)  # transformers would read it without a limit
         return AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+    except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
         raise Unusable(f"transformers cannot load {folder.name!r}: {type(error).__name__}: {error}") from error

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from slipway.counts import counted
 from slipway.errors import ValidationError
+from slipway.regular_file import read_regular
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
 BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")
 MAX_CHARACTERS = 4_000_000
 """Text beyond this is left out: windows are few, and tokenizing everything would only take time."""
+
+_LARGEST_FILE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def held_out(folder: Path) -> HeldOutText:
     """
     paths = sorted(folder.rglob("*.txt"))
     try:
-        parts = [path.read_text(encoding="utf-8") for path in paths]
+        parts = [read_regular(path, largest=_LARGEST_FILE).decode("utf-8") for path in paths]
     except (OSError, UnicodeDecodeError) as error:
         raise ValidationError(
             f"held-out text cannot be read as UTF-8: {error}",

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from slipway.artifacts.digests import is_digest
+from slipway.json_documents import parse_json
 from slipway.stage import Stage, StageParams
+
+_MOST_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,14 @@ class ActionResult:
     def from_bytes(cls, data: bytes) -> Self | None:
         """What a store kept; None when that is damaged."""
         try:
-            document = json.loads(data)
-            return cls(outputs=dict(document["outputs"]), facts=dict(document["facts"]))
+            document = parse_json(data, most_values=_MOST_VALUES, lenient=True)
+            outputs, facts = document["outputs"], document["facts"]
         except (ValueError, KeyError, TypeError):
             return None
+        if not isinstance(outputs, dict) or not isinstance(facts, dict):
+            return None
+        right = all(isinstance(digest, str) and is_digest(digest) for digest in outputs.values())
+        return cls(outputs=outputs, facts=facts) if right else None
 
 
 def action_key(stage: Stage[Any], inputs: Mapping[str, str], params: StageParams, *, gpu_architecture: str = "") -> str:

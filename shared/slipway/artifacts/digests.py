@@ -27,10 +27,10 @@ def parse_digest(text: str) -> str:
     match = _DIGEST.fullmatch(text)
     if match is None:
         raise ArtifactError(
-            f"{text!r} is not a digest",
+            f"{text[:100]!r} is not a digest",
             reason="ARTIFACT_INVALID",
             remedy="digests are written sha256: and 64 hexadecimal digits",
-            about={"digest": text},
+            about={"digest": text[:100]},
         )
     return match.group(1)
 

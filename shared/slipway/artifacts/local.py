@@ -21,6 +21,8 @@ from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, manifest_name
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
+from slipway.json_documents import LARGEST_LIST
+from slipway.regular_file import read_regular
 
 _Stat = tuple[int, int, int]  # inode, size, modification time
 
@@ -82,7 +84,7 @@ class LocalStore:
         """
         path = self.manifest_path(digest)
         try:
-            data = path.read_bytes()
+            data = read_regular(path, largest=LARGEST_LIST)
         except FileNotFoundError as error:
             raise not_found(digest) from error
         if digest_bytes(data) != digest:
@@ -252,7 +254,7 @@ class LocalStore:
 
 def _recorded(path: Path) -> ActionResult | None:
     try:
-        return ActionResult.from_bytes(path.read_bytes())
+        return ActionResult.from_bytes(read_regular(path, largest=LARGEST_LIST))
     except FileNotFoundError:
         return None
 

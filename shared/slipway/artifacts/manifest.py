@@ -9,14 +9,20 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.errors import ArtifactError
+from slipway.json_documents import parse_json
 
 MANIFEST_VERSION = 1
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
+MAX_DEPTH = 64
 _SHOWN = 100
+_LARGEST_SIZE = (1 << 63) - 1
+_MOST_VALUES = 1 << 23
+"""Of a manifest's JSON: of more files than any artifact has."""
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MEDIA_TYPES = {
     ".safetensors": "application/vnd.safetensors",
@@ -70,10 +76,12 @@ class Manifest:
         for file in ordered:
             check_path(file.path)
             parse_digest(file.digest)
-            if file.size_bytes < 0:
+            if not 0 <= file.size_bytes <= _LARGEST_SIZE:
                 raise _invalid(f"{file.path!r} has a size of {file.size_bytes}", file.path)
             if file.size_bytes != sizes[file.digest]:
                 raise _invalid(f"{file.path!r} has the digest of a file of another size", file.path)
+        if sum(file.size_bytes for file in ordered) > _LARGEST_SIZE:
+            raise _invalid(f"its files have more than {_LARGEST_SIZE} bytes together", "")
         _check_apart(file.path for file in ordered)
         return cls(ordered)
 
@@ -85,15 +93,20 @@ class Manifest:
             ArtifactError: reason ``ARTIFACT_INVALID`` if it is not a manifest, or one that could write outside its folder.
         """
         try:
-            document = json.loads(data)
+            document = parse_json(data, most_values=_MOST_VALUES)
             if document["version"] != MANIFEST_VERSION:
                 raise _invalid(f"manifest version {document['version']!r} is not known", "")
-            return cls.of(
-                ManifestFile(str(f["path"]), int(f["size_bytes"]), str(f["digest"]), str(f["media_type"]))
-                for f in document["files"]
-            )
+            return cls.of([_entry(file) for file in document["files"]])
         except (ValueError, KeyError, TypeError) as error:
             raise _invalid(f"not a manifest: {error}", "") from error
+
+
+def _entry(file: Any) -> ManifestFile:
+    texts = [file[key] for key in ("path", "digest", "media_type")]
+    size = file["size_bytes"]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(size, int) or isinstance(size, bool):
+        raise ValueError("the entry of a file is not {path, size_bytes, digest, media_type}")
+    return ManifestFile(path=texts[0], size_bytes=size, digest=texts[1], media_type=texts[2])
 
 
 def describe_file(
@@ -144,22 +157,26 @@ def check_path(path: str) -> None:
         or any(part in ("", ".", "..") for part in parts)
     ):
         raise _invalid(f"{path[:_SHOWN]!r} is not a safe path inside an artifact", path)
+    if len(parts) > MAX_DEPTH:
+        raise _invalid(f"{path[:_SHOWN]!r}… is nested more than {MAX_DEPTH} folders deep", path)
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise _invalid(f"{path[:_SHOWN]!r}… is longer than file systems take", path)
 
 
 def _check_apart(paths: Iterable[str]) -> None:
     """Refuse paths that would be one file on some machine, or a file and a folder at once."""
-    seen: dict[str, str] = {}
-    folders: set[str] = set()
+    seen: set[str] = set()
     for path in paths:
         plain = unicodedata.normalize("NFC", path)
         if plain in seen:
             raise _invalid(f"the path {path!r} stands twice in a manifest", path)
-        seen[plain] = path
-        folders.update(str(folder) for folder in PurePosixPath(plain).parents)
-    for path in sorted(folders & seen.keys()):
-        raise _invalid(f"{path!r} is a file and a folder in a manifest", path)
+        seen.add(plain)
+    for plain in seen:
+        folder = plain.rpartition("/")[0]
+        while folder:
+            if folder in seen:
+                raise _invalid(f"{folder!r} is a file and a folder in a manifest", folder)
+            folder = folder.rpartition("/")[0]
 
 
 def _encodable(path: str) -> bool:

@@ -27,6 +27,7 @@ from slipway import metrics
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
 from slipway.artifacts.s3_options import S3Options
 from slipway.errors import ArtifactError
+from slipway.user_paths import user_path
 
 log = logging.getLogger("slipway.store")
 
@@ -289,7 +290,7 @@ def _credentials(options: S3Options) -> Provider:
     access, secret = options.access_key.get_secret_value(), options.secret_key.get_secret_value()
     if access and secret:
         return StaticProvider(access, secret, options.session_token.get_secret_value() or None)
-    file = options.credentials_file.expanduser()
+    file = user_path(options.credentials_file)
     if file.is_file():
         return _Credentials(AWSConfigProvider(str(file), options.profile), f"{file}, profile {options.profile}")
     if options.role:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.base_match.models import vocabulary_size
-from slipway.base_match.recorded import read_small_json
+from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
+from slipway.json_documents import LARGEST_LIST
 from slipway.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.safetensors_file import TensorInfo, read_safetensors, read_weights
 
@@ -24,7 +25,6 @@ _LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
 _NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
 """Options of LoRA with which factors have other shapes than those of the layer they are named after."""
 _DENSE = ("F64", "F32", "F16", "BF16")
-_LARGEST_TOKENIZER = 64 << 20
 _OTHER_TOKENIZER = 0.5
 
 
@@ -40,7 +40,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         adapter, weights = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors, read_weights(base)
     except (CheckpointValidationError, OSError):  # reported where they are used
         return ""
-    settings = read_small_json(base / CONFIG)
+    settings = read_known_json(base / CONFIG)
     vocabulary = vocabulary_size(settings) if isinstance(settings, dict) else 0
     depths = _depths(weights)
     for name, tensor in adapter.items():
@@ -108,7 +108,7 @@ def other_library(config: Mapping[str, Any], base: Path) -> str:
     mapping = config.get("auto_mapping")
     library = mapping.get("parent_library") if isinstance(mapping, dict) else None
     found = _LIBRARY.fullmatch(library) if isinstance(library, str) else None
-    settings = read_small_json(base / CONFIG)
+    settings = read_known_json(base / CONFIG)
     if found is None or not isinstance(settings, dict):
         return ""
     kind, classes = settings.get("model_type"), settings.get("architectures")
@@ -129,12 +129,12 @@ def other_tokenizer(checkpoint: Path, base: Path) -> str:
 
     Added tokens do not count. Half of the vocabulary under other numbers makes another tokenizer.
     """
-    ours = read_small_json(checkpoint / "tokenizer.json", largest=_LARGEST_TOKENIZER)
+    ours = read_known_json(checkpoint / "tokenizer.json", largest=LARGEST_LIST)
     if ours is None or _saves_embeddings(checkpoint):
         return ""
     trained, known = (
         _vocabulary(ours),
-        _vocabulary(read_small_json(base / "tokenizer.json", largest=_LARGEST_TOKENIZER)),
+        _vocabulary(read_known_json(base / "tokenizer.json", largest=LARGEST_LIST)),
     )
     if not trained or not known:
         return ""

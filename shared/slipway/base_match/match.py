@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
+from slipway.texts import one_line
+
 STATUS_LABEL, REASON_LABEL = "base_match", "base_match_reason"
 """Labels of an export that carry what the files tell."""
 
@@ -62,7 +64,7 @@ class BaseMatch(BaseModel):
 
     def labels(self) -> dict[str, str]:
         """This verdict as labels of an export."""
-        reason = self.reason.replace("\0", " ").encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
+        reason = one_line(self.reason).encode()[:_REASON_BYTES].decode(errors="ignore")
         return {STATUS_LABEL: self.status.value, REASON_LABEL: reason}
 
     @classmethod

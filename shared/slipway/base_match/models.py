@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.base_format import quantization_of
-from slipway.base_match.recorded import read_small_json
+from slipway.base_match.recorded import read_known_json
 from slipway.base_match.weights import WeightsOutcome, compare_weights, same_files
 from slipway.errors import CheckpointValidationError
 from slipway.model_files import CONFIG, has_safetensors
@@ -62,7 +62,7 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         recorded: The one the adapter names.
         contents: Whether the weights of ``used`` can be read, and not only their headers.
     """
-    ours, theirs = read_small_json(used / CONFIG), read_small_json(recorded / CONFIG)
+    ours, theirs = read_known_json(used / CONFIG), read_known_json(recorded / CONFIG)
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return Comparison(Outcome.UNKNOWN, f"{CONFIG} of one of them cannot be read")
     if other := _other_kind(ours, theirs):

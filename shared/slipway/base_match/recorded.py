@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import CheckpointValidationError
+from slipway.json_documents import LARGEST, read_json
 from slipway.model_files import CONFIG, cached_snapshot
+from slipway.user_paths import has_unknown_home, user_path
 
 TRAINING_FOLDERS = 3
 """Folders above a checkpoint in which a base model named by a relative path is looked for."""
 
-_LARGEST_JSON = 16 << 20
 _REPOSITORY = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 _SNAPSHOT = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]{40}$")
 _CACHED = re.compile(r"models--[^/]+?--(?P<name>[^/]+)")  # a folder of the Hugging Face cache
@@ -63,10 +62,9 @@ def recorded_base(checkpoint: Path, adapter_config: dict[str, Any]) -> Recorded:
 
 
 def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError:  # the home of somebody who has no account here
+    if has_unknown_home(name):
         return
+    path = user_path(name)
     if path.is_absolute():
         yield path
         return
@@ -110,12 +108,9 @@ def last_part(name: str) -> str:
     return (cached["name"] if cached else (parts or [""])[-1]).casefold()
 
 
-def read_small_json(path: Path, *, largest: int = _LARGEST_JSON) -> Any:
+def read_known_json(path: Path, *, largest: int = LARGEST) -> Any:
     """JSON of a regular file of limited size; None for what is not there, too large, or not JSON."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
-            return None
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, largest=largest, lenient=True)
+    except (OSError, ValueError):
         return None

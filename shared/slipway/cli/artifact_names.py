@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from slipway.cli.local_exports import LocalExport
+from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 
 _CONTENTS = (
@@ -40,7 +41,7 @@ def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
 
 
 def _names(export: pb.Export) -> dict[str, str]:
-    labels: Mapping[str, str] = export.labels
+    labels: Mapping[str, str] = {name: one_line(value) for name, value in export.labels.items()}
     model = labels.get("model_name", "")
     sources = {
         "base": f"{labels.get('base_model', '')} (base)".strip(),

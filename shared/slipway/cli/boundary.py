@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -34,6 +35,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     """The exit code of a call; what went wrong is said on standard error, and in JSON on standard output if asked for."""
     from slipway.errors import ModelExportError
+    from slipway.texts import printable
 
     as_json = "--json" in words
     try:
@@ -53,7 +55,7 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
         return _say_failure(error, as_json=as_json, words=words)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
         if "--debug" in words:
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         return _say_failure(_unexpected(error), as_json=as_json, words=words)
     return 0
 
@@ -152,12 +154,12 @@ def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
     from slipway.cli.console import errors
-    from slipway.logs import printable, redact
+    from slipway.logs import redact
 
     lines = Text("error", style="bold red")
-    lines.append(f" [{failure.reason}] ", style="red").append(printable(redact(failure.message)))
+    lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))
     if failure.remedy:
-        lines.append(f"\n  {printable(redact(failure.remedy))}", style="cyan")
+        lines.append(f"\n  {redact(failure.remedy)}", style="cyan")
     errors.print(lines, soft_wrap=True, highlight=False)
 
 
@@ -172,9 +174,9 @@ def _document(failure: Any) -> dict[str, Any]:
         "retryable": failure.retryable,
         "exit_code": failure.exit_code,
     }
-    problems = about.pop("problems", None)
-    if problems is not None:
-        document["problems"] = json.loads(problems)
+    with contextlib.suppress(ValueError):  # a coordinator's error may say anything
+        document["problems"] = json.loads(about.get("problems", ""))
+        del about["problems"]
     return {**document, "about": about}
 
 

@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from slipway.logs import printable
+from slipway.texts import printable
 
 NEEDED = 0
 """Rank of a column that is never dropped."""
@@ -68,8 +68,8 @@ class FittedTable:
         self._rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
-        """Append a row; a text is shown as it is, without markup."""
-        self._rows.append(tuple(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
+        """Append a row; a text is shown as it is, without markup, and nothing of it is obeyed."""
+        self._rows.append(tuple(_shown(cell) for cell in cells))
 
     @property
     def row_count(self) -> int:
@@ -192,7 +192,9 @@ class Prose:
     """A text in lines of the terminal's width, with a coloured word before it."""
 
     def __init__(self, label: str, style: str, text: str | Text) -> None:
-        self._text = Text.assemble((label, style), printable(text) if isinstance(text, str) else text)
+        self._text = Text.assemble(
+            (printable(label), style), _clean(text) if isinstance(text, Text) else printable(text)
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show it."""
@@ -202,6 +204,20 @@ class Prose:
 def wrapped(text: Text, width: int) -> Text:
     """A text in lines of at most this width, broken between words and after slashes; letters only where nothing else fits."""
     return Text("\n").join(_lines(text, width))
+
+
+def _shown(cell: RenderableType) -> RenderableType:
+    """A cell as its width is measured: what the console replaces is replaced before."""
+    if isinstance(cell, str):
+        return Text(printable(cell))
+    return _clean(cell) if isinstance(cell, Text) else cell
+
+
+def _clean(text: Text) -> Text:
+    """A styled text without what a terminal would obey; replaced one for one, so that styles stay where they are."""
+    cleaned = text.copy()
+    cleaned.plain = printable(text.plain)
+    return cleaned
 
 
 def _cell(row: Sequence[RenderableType], number: int, width: int) -> RenderableType:

@@ -1,17 +1,22 @@
-"""Where output goes: answers to standard output, everything else to standard error. ``NO_COLOR`` is honoured by rich."""
+"""Where output goes: answers to standard output, everything else to standard error. ``NO_COLOR`` is honoured by rich.
+
+Whatever is shown is cleaned here: names, labels and messages are other people's, and a terminal would obey what is in them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from slipway.cli.encoding import is_utf8
-from slipway.logs import printable
+from slipway.texts import escaped_json, printable
 
 _UNLIMITED = 100_000
 """Columns of a pipe or file, which has no width: nothing wraps there, and nothing is dropped."""
@@ -21,8 +26,18 @@ def _width() -> int | None:
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNLIMITED
 
 
-errors = Console(stderr=True)
-answers = Console(width=_width())
+class CleanConsole(Console):
+    """A console that writes no control sequence but its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render anything; what a terminal would obey, or what hides from a reader, is replaced in its texts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+# Nor is anything in a text markup: a folder may be called "[/red]" or ":key:".
+errors = CleanConsole(stderr=True, markup=False, emoji=False)
+answers = CleanConsole(width=_width(), markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
@@ -32,7 +47,7 @@ def show(*parts: RenderableType) -> None:
 
 def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
     """A line that stays whole however long it is, because it is there to be copied: a path, or a command."""
-    return Text.assemble((label, style), printable(text), no_wrap=True, overflow="ignore")
+    return Text.assemble((label, style), text, no_wrap=True, overflow="ignore")
 
 
 def print_json(document: Any) -> None:
@@ -40,7 +55,7 @@ def print_json(document: Any) -> None:
     from slipway.logs import redact
 
     text = json.dumps(document, indent=2, ensure_ascii=not is_utf8(sys.stdout), allow_nan=False)
-    sys.stdout.write(redact(text) + "\n")
+    sys.stdout.write(escaped_json(redact(text)) + "\n")
     sys.stdout.flush()
 
 

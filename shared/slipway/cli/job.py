@@ -29,7 +29,7 @@ from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.telemetry import span
-from slipway.validation import FILE_NAME, ValidationReport
+from slipway.validation import ValidationReport
 from slipway_coordinator.plan import plan
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -191,8 +191,8 @@ def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
     with tempfile.TemporaryDirectory(prefix="slipway-validation-") as scratch:
         folder = store.fetch(digest, Path(scratch) / VALIDATION)
         try:
-            return ValidationReport.model_validate_json((folder / FILE_NAME).read_bytes())
-        except pydantic.ValidationError as error:
+            return ValidationReport.read(folder)
+        except (OSError, pydantic.ValidationError) as error:
             raise ArtifactError(
                 f"the stored validation report {digest} was written by another version of Slipway",
                 reason="ARTIFACT_INVALID",

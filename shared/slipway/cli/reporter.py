@@ -8,6 +8,7 @@ from slipway.cli.display import Display
 from slipway.errors import Failure, ModelExportError
 from slipway.stage import Progress
 from slipway.wire import status_of
+from slipway.worker.leased import log_line, progress_message
 from slipway_protos.v1 import export_pb2 as pb
 
 
@@ -33,20 +34,15 @@ class StageReporter:
 
     def progress(self, progress: Progress, memory_bytes: int) -> None:
         """Show a stage's progress."""
-        report = pb.TaskProgress(
-            task=self._name,
-            attempt=1,
-            phase=progress.phase,
-            done=progress.done,
-            total=progress.total,
-            unit=progress.unit,
-            memory_bytes=memory_bytes,
-        )
+        report = progress_message(progress, memory_bytes)
+        report.task, report.attempt = self._name, 1
         self._display.event(pb.ExportEvent(progress=report))
 
     def log(self, level: str, message: str) -> None:
         """Pass a stage's log line on."""
-        self._display.event(pb.ExportEvent(log=pb.LogLine(task=self._name, level=level, message=message)))
+        line = log_line(level, message)
+        line.task = self._name
+        self._display.event(pb.ExportEvent(log=line))
 
     def _export(self, state: pb.TaskState, failure: Failure | None = None) -> None:
         attempt = pb.Attempt(number=1, state=state, error=None if failure is None else status_of(failure))

@@ -19,6 +19,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
+from slipway.texts import one_line, printable
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Sources:
 
     def labels(self) -> dict[str, str]:
         """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
-        return {
+        found = {
             "base_model": self.base_label,
             "checkpoint": self.checkpoint.path.name,
             "checkpoint_step": "" if self.checkpoint.step is None else str(self.checkpoint.step),
@@ -86,6 +87,8 @@ class Sources:
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
             **self.base_match.labels(),
         }
+        # Folders and files may be called anything; what all can see is plain.
+        return {name: one_line(value) for name, value in found.items()}
 
 
 def find_sources(
@@ -107,7 +110,7 @@ def find_sources(
         found = _find(configuration, folders, origins)
     except ModelExportError as error:
         raise folders.named(error) from error
-    return replace(found, warnings=tuple(folders.show(warning) for warning in found.warnings))
+    return replace(found, warnings=tuple(printable(folders.show(warning)) for warning in found.warnings))
 
 
 def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str]) -> Sources:

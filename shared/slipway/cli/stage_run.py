@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,9 @@ from slipway.cli.progress_form import ProgressForm
 from slipway.cli.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor.process import Execution, Outcome, execute
+from slipway.json_documents import parse_json
 from slipway.registry import load_stage
+from slipway.regular_file import special_file
 from slipway.runner import check_call
 from slipway.unfinished import publish, unfinished
 
@@ -67,6 +68,9 @@ def run_stage(
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
+        if special := special_file(folder):  # libraries would wait for it
+            what = f"input {key}: {special} is not a regular file but a pipe, a device or a socket"
+            raise ArtifactError(what, reason="FILE_ERROR", about={"file": special})
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError(
             f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
@@ -138,6 +142,6 @@ def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A parameter's value: JSON where it is JSON, otherwise the text itself."""
     try:
-        return json.loads(text)
+        return parse_json(text.encode())
     except ValueError:
         return text

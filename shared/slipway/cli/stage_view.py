@@ -31,7 +31,7 @@ def read_validation(done: dict[str, Any]) -> ValidationReport | None:
     """The report among a stage's outputs; None where the stage does not validate."""
     folder = done["outputs"].get("validation")
     file = Path(folder) / FILE_NAME if folder else None
-    return ValidationReport.model_validate_json(file.read_bytes()) if file is not None and file.is_file() else None
+    return ValidationReport.read(file.parent) if file is not None and file.is_file() else None
 
 
 def figures(report: ValidationReport) -> RenderableType:

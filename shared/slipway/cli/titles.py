@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from slipway.texts import one_line
+
 
 def title(labels: Mapping[str, str], *, more: Sequence[str] = ()) -> str:
     """``checkpoint-40 of h_half onto qwen3-base``; empty for an export that does not name its sources.
@@ -12,7 +14,7 @@ def title(labels: Mapping[str, str], *, more: Sequence[str] = ()) -> str:
         labels: Of the export: ``checkpoint``, ``model_name`` and ``base_model``.
         more: Names of the adapters that join the checkpoint's.
     """
-    checkpoint, run, base = (labels.get(name, "") for name in ("checkpoint", "model_name", "base_model"))
+    checkpoint, run, base = (one_line(labels.get(name, "")) for name in ("checkpoint", "model_name", "base_model"))
     what = f"{checkpoint} of {run}" if checkpoint and run and checkpoint != run else checkpoint or run
     if not what:
         return ""

@@ -27,7 +27,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
 from slipway.security.channels import AsyncChannel
 from slipway.security.settings import Security
-from slipway.wire import failure_of_call
+from slipway.wire import failure_of_call, sendable
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
@@ -196,7 +196,7 @@ class AsyncClient:
 
     async def list_artifacts(self, *, project: str = "", page_size: int = 0) -> AsyncIterator[str]:
         """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
-        parent = f"projects/{project or self.project}"
+        parent = sendable(f"projects/{project or self.project}")
         request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
         while True:
             response = await self._call(self._artifact_stub.ListArtifacts, request)

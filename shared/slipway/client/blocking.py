@@ -28,7 +28,7 @@ from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.settings import Security
-from slipway.wire import failure_of_call
+from slipway.wire import failure_of_call, sendable
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -216,7 +216,7 @@ class Client:
 
     def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
         """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
-        parent = f"projects/{project or self.project}"
+        parent = sendable(f"projects/{project or self.project}")
         request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
         while True:
             response = self._calls.call(self._calls.artifacts.ListArtifacts, request)

@@ -17,12 +17,12 @@ Metadata = tuple[tuple[str, str], ...]
 
 def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
     """The full name ``projects/{project}/exports/{export}`` of an export given by id; a full name stays as it is."""
-    return export if export.startswith("projects/") else f"projects/{project}/exports/{export}"
+    return sendable(export if export.startswith("projects/") else f"projects/{project}/exports/{export}")
 
 
 def artifact_name(digest: str, *, project: str) -> str:
     """The full name of a project's artifact."""
-    return f"projects/{project}/artifacts/{digest}"
+    return sendable(f"projects/{project}/artifacts/{digest}")
 
 
 def create_request(
@@ -39,15 +39,15 @@ def create_request(
 ) -> pb.CreateExportRequest:
     """The request of ``create_export``."""
     return pb.CreateExportRequest(
-        parent=f"projects/{project}",
-        export_id=export_id,
+        parent=sendable(f"projects/{project}"),
+        export_id=sendable(export_id),
         configuration=configuration_message(configuration),
-        sources=dict(sources),
-        labels=dict(labels or {}),
+        sources=_texts(sources),
+        labels=_texts(labels or {}),
         validate_only=validate_only,
-        request_id=request_id,
+        request_id=sendable(request_id),
         priority=priority,
-        source_formats=dict(source_formats or {}),
+        source_formats=_texts(source_formats or {}),
     )
 
 
@@ -62,6 +62,10 @@ def list_request(
     view = pb.EXPORT_VIEW_SUMMARY if summary else pb.EXPORT_VIEW_FULL
     parent = sendable(f"projects/{project}")
     return pb.ListExportsRequest(parent=parent, page_size=page_size, filter=sendable(filter), view=view)
+
+
+def _texts(values: Mapping[str, str]) -> dict[str, str]:
+    return {sendable(name): sendable(value) for name, value in values.items()}
 
 
 def with_trace(metadata: Metadata) -> Metadata:

@@ -70,6 +70,8 @@ def read_environment(environment: Mapping[str, str]) -> Layer:
     """
     layer = Layer()
     for name in sorted(environment):
+        if layer.is_full:
+            break
         text = environment[name]
         if not name.startswith(PREFIX) or not text.strip():
             continue

@@ -24,6 +24,8 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> L
     """
     layer = Layer()
     for assignment in assignments:
+        if layer.is_full:
+            break
         key, equals, text = assignment.partition("=")
         key = key.strip().removeprefix("export.")
         if not equals:

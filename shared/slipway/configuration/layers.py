@@ -36,6 +36,10 @@ def _joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     return {**before, **after, **both}
 
 
+MOST_PROBLEMS = 100
+"""Problems after which nothing more is looked for in a source: it is no configuration."""
+
+
 @dataclass
 class Layer:
     """What one source says.
@@ -51,3 +55,8 @@ class Layer:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is wrong that the rest is not read."""
+        return len(self.problems) >= MOST_PROBLEMS

@@ -12,11 +12,13 @@ from pydantic import ValidationError as PydanticError
 from slipway.configuration.conflicts import cautions
 from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import Layer, Setting, put
+from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.yaml_file import read_yaml
+from slipway.texts import quoted
+from slipway.user_paths import has_unknown_home, user_path
 
 PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
 """Settings that are paths, or lists of them; a relative one starts at the YAML file's folder, or at the current one elsewhere."""
@@ -109,7 +111,7 @@ def _flatten(
             _flatten(value, key, source, settings, problems)
         elif key in sections():
             problems.append(
-                Problem(key, f"{value!r} is not a section", f"it holds {', '.join(sections()[key])}", source)
+                Problem(key, f"{quoted(value)} is not a section", f"it holds {', '.join(sections()[key])}", source)
             )
         else:
             problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
@@ -127,6 +129,11 @@ def _anchor(layer: Layer, folder: Path) -> None:
             continue
         addresses = () if key.startswith("output.") else _ADDRESSES
         value = setting.value
+        homeless = next((each for each in (value if isinstance(value, list) else [value]) if _is_homeless(each)), None)
+        if homeless is not None:
+            layer.problems.append(_no_home(key, homeless, setting.source))
+            layer.broken.add(key)
+            continue
         if isinstance(value, str):
             layer.settings[key] = Setting(_anchored(value, folder, addresses), setting.source)
         elif isinstance(value, list) and all(isinstance(path, str) for path in value):
@@ -134,8 +141,30 @@ def _anchor(layer: Layer, folder: Path) -> None:
     base = layer.settings.get("base_model.name")
     if base is None or not isinstance(base.value, str) or not base.value:
         return
-    if base.value.startswith((".", "/", "~")) or _absolute(base.value, folder).is_dir():
+    if _is_homeless(base.value):
+        layer.problems.append(_no_home("base_model.name", base.value, base.source))
+        layer.broken.add("base_model.name")
+        return
+    if base.value.startswith((".", "/", "~")) or _is_folder(_absolute(base.value, folder)):
         layer.settings["base_model.name"] = Setting(str(_absolute(base.value, folder)), base.source)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that no file system takes
+        return False
+
+
+def _is_homeless(value: Any) -> bool:
+    return isinstance(value, str) and has_unknown_home(value)
+
+
+def _no_home(key: str, value: str, source: str) -> Problem:
+    user = value.partition("/")[0]
+    return Problem(
+        key, f"{quoted(value)} begins with {quoted(user)}, who has no account here", "write the path", source
+    )
 
 
 def _anchored(text: str, folder: Path, addresses: tuple[str, ...]) -> str:
@@ -146,7 +175,7 @@ def _absolute(text: str, folder: Path) -> Path:
     # Without resolving symbolic links: the user's own names stay in messages and in the report.
     import os.path
 
-    return Path(os.path.normpath(folder / Path(text).expanduser()))
+    return Path(os.path.normpath(folder / user_path(text)))
 
 
 def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportConfiguration | None, list[Problem]]:
@@ -158,14 +187,15 @@ def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportCon
             return ExportConfiguration.model_validate(_nested(kept)), problems
         except PydanticError as error:
             wrong: set[str] = set()
-            for details in error.errors(include_url=False):
+            for details in error.errors(include_url=False)[:MOST_PROBLEMS]:
                 if details["type"] == "conflict":
                     found = details["ctx"]["problems"]
                     problems += [_sourced(problem, settings) for problem in found if not _depends(problem.key, broken)]
                     return None, problems
                 key = _key(details["loc"])
+                if key not in wrong or is_table(key):  # one problem says enough of a list
+                    problems.append(_problem(key, details, settings))
                 wrong.add(key)
-                problems.append(_problem(key, details, settings))
             broken = broken | wrong
             kept = {key: setting for key, setting in kept.items() if key not in wrong}
 
@@ -207,6 +237,7 @@ _EXPECTED = {
     "float_type": ("is not a number", "use digits and a point, without quotes"),
     "finite_number": ("is not a finite number", "use digits and a point"),
     "string_type": ("is not a text", "put it in quotes"),
+    "string_unicode": ("is not a text that can be sent", "rename what it names, in UTF-8"),
     "tuple_type": ("is not a list", "write it like [a, b]"),
     "mapping_type": ("is not a table", "write it like {name: 60}"),
     "string_too_short": ("is empty", "give it a value"),
@@ -217,7 +248,7 @@ _EXPECTED = {
 
 def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem:
     setting = settings.get(key)
-    if key in keys() and is_table(key):
+    if is_table(key):
         place = ".".join(str(part) for part in details["loc"])
         return replace(_worded(key, details, setting), key=place)
     return _worded(key, details, setting)
@@ -230,14 +261,14 @@ def _worded(key: str, details: Any, setting: Setting | None) -> Problem:
     if "remedy" in context:
         return Problem(key, details["msg"], context["remedy"], source)
     if details["type"] == "literal_error":
-        return Problem(key, f"{value!r} is not possible", f"use {context['expected']}", source)
+        return Problem(key, f"{quoted(value)} is not possible", f"use {context['expected']}", source)
     if details["type"] in {"greater_than", "greater_than_equal", "less_than_equal"}:
         word = "more" if "le" in context else "less"
         nearest = f"use more than {context['gt']:g}" if "gt" in context else "the nearest that works is {ge}{le}"
         remedy = nearest.format(ge=context.get("ge", ""), le=context.get("le", ""))
-        return Problem(key, f"{value!r} is {word} than possible", remedy, source)
+        return Problem(key, f"{quoted(value)} is {word} than possible", remedy, source)
     kind = "mapping_type" if details["type"] in _NO_TABLE and is_table(key) else details["type"]
     if kind in _EXPECTED:
         what, remedy = _EXPECTED[kind]
-        return Problem(key, f"{value!r} {what}", remedy, source)
-    return Problem(key, f"{value!r}: {details['msg']}", "", source)
+        return Problem(key, f"{quoted(value)} {what}", remedy, source)
+    return Problem(key, f"{quoted(value)}: {details['msg']}", "", source)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from slipway.configuration.naming import pattern_fault
 from slipway.configuration.problems import did_you_mean
+from slipway.texts import hidden_character, quoted
 from slipway.validation import LIMIT_LEVELS, LimitOverrides
 
 Level = Literal["fp16", "bf16", "int8", "int4"]
@@ -38,7 +39,7 @@ def _levels(value: Any) -> Any:
         raise PydanticCustomError(
             "level",
             "{found} is not a quantization level",
-            {"found": repr(unknown[0]), "remedy": f"use none, {', '.join(LEVELS)}"},
+            {"found": quoted(unknown[0]), "remedy": f"use none, {', '.join(LEVELS)}"},
         )
     return tuple(dict.fromkeys(level for level in value if level != "none"))
 
@@ -64,7 +65,7 @@ def _refuse_unknown(name: Any, known: tuple[str, ...], *, kind: str) -> None:
     if name not in known:
         remedy = did_you_mean(str(name), known)
         raise PydanticCustomError(
-            kind, "{found} is not a {kind}", {"found": repr(name), "kind": kind, "remedy": remedy}
+            kind, "{found} is not a {kind}", {"found": quoted(name), "kind": kind, "remedy": remedy}
         )
 
 
@@ -76,12 +77,41 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _plain_text(value: str) -> str:
+    """A text as it is; one that a terminal would obey, that hides something, or that no request takes is refused."""
+    hidden = hidden_character(value)
+    if hidden:
+        raise PydanticCustomError(
+            "text",
+            "{found} has the character {hidden}, which is not shown as it is",
+            {"found": quoted(value), "hidden": hidden, "remedy": "rename what it names, without that character"},
+        )
+    size = len(value.encode())
+    if size > TEXT_BYTES:
+        raise PydanticCustomError(
+            "text",
+            "{found} has {size} bytes",
+            {"found": quoted(value), "size": size, "remedy": f"use {TEXT_BYTES} at most"},
+        )
+    return value
+
+
+TEXT_BYTES = 4096
+"""Length of a text, as of one in a request."""
+
+LARGEST = 2**31 - 1
+"""Of a number that travels in 32 bits."""
+LARGEST_BYTES = 2**62
+LARGEST_SEED = 2**53 - 1
+"""Parameters of a stage travel as doubles."""
+
+Text = Annotated[str, AfterValidator(_plain_text)]
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]
-Seconds = Annotated[int, Field(ge=1)]
+Seconds = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class CheckpointConfiguration(_Section):
@@ -94,7 +124,7 @@ class CheckpointConfiguration(_Section):
         select: Which one of a run: its ``latest``, or the ``best`` by its own record (``best_model_checkpoint``).
     """
 
-    path: str = ""
+    path: Text = ""
     auto_detect_latest: bool = True
     select: Literal["latest", "best"] = "latest"
 
@@ -112,12 +142,12 @@ class CombinationConfiguration(_Section):
         seed: Of the types with dare, which prune at random.
     """
 
-    adapters: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = ()
+    adapters: Annotated[tuple[Text, ...], BeforeValidator(_tuple)] = ()
     weights: Annotated[tuple[float, ...], BeforeValidator(_tuple)] = ()
     type: Literal["cat", "linear", "ties", "dare_linear", "dare_ties", "magnitude_prune"] = "cat"
     density: float = Field(default=0.5, gt=0, le=1)
     majority_sign: Literal["total", "frequency"] = "total"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
 
 
 class BaseModelConfiguration(_Section):
@@ -132,7 +162,7 @@ class BaseModelConfiguration(_Section):
         trust: Use the base even if files show that it is not the one the adapter was trained on; the verdict is amber then.
     """
 
-    name: str = ""
+    name: Text = ""
     load_in_4bit: bool = False
     merge_onto: Literal["original", "nf4"] = "original"
     trust: bool = False
@@ -161,7 +191,7 @@ class OptimizationConfiguration(_Section):
             raise PydanticCustomError(
                 "group_size",
                 "{found} is not a power of two from 16 to 256",
-                {"found": value, "remedy": f"the nearest that works is {nearest}"},
+                {"found": quoted(value), "remedy": f"the nearest that works is {nearest}"},
             )
         return value
 
@@ -215,7 +245,7 @@ class OnnxConfiguration(_Section):
             raise PydanticCustomError(
                 "opset",
                 "{found} is no opset an engine writes",
-                {"found": value, "remedy": "use 7 to 26, or 0 for the engine's best"},
+                {"found": quoted(value), "remedy": "use 7 to 26, or 0 for the engine's best"},
             )
         return value
 
@@ -223,9 +253,9 @@ class OnnxConfiguration(_Section):
 class DimensionRange(_Section):
     """Smallest, typical and largest value of one dynamic axis; ``[min, opt, max]`` is taken too."""
 
-    min: int
-    opt: int
-    max: int
+    min: int = Field(le=LARGEST)
+    opt: int = Field(le=LARGEST)
+    max: int = Field(le=LARGEST)
 
     @model_validator(mode="before")
     @classmethod
@@ -241,7 +271,7 @@ class DimensionRange(_Section):
                 "range",
                 "{found} is not a range",
                 {
-                    "found": f"[{self.min}, {self.opt}, {self.max}]",
+                    "found": quoted([self.min, self.opt, self.max]),
                     "remedy": "use 0 <= min <= opt <= max, for example [1, 1, 8]",
                 },
             )
@@ -271,11 +301,11 @@ class TensorRTConfiguration(_Section):
     @classmethod
     def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            if not re.fullmatch(r"sm\d{2,3}", target):
+            if not re.fullmatch(r"sm[0-9]{2,3}", target):
                 raise PydanticCustomError(
                     "target",
                     "{found} is not a GPU architecture",
-                    {"found": repr(target), "remedy": "write it like sm89"},
+                    {"found": quoted(target), "remedy": "write it like sm89"},
                 )
         return tuple(dict.fromkeys(value))
 
@@ -314,7 +344,7 @@ class ValidationConfiguration(_Section):
     test_samples: int = Field(default=10, ge=1, le=10_000)
     compare_outputs: bool = True
     benchmark_performance: bool = True
-    heldout: str = ""
+    heldout: Text = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(_by_level)] = Field(default_factory=dict)
 
 
@@ -326,8 +356,8 @@ class OutputConfiguration(_Section):
         naming_pattern: Name of this export's folder: ``{model_name}``, ``{timestamp}``, ``{checkpoint}``, ``{export_id}``.
     """
 
-    directory: str = Field(default="exported_models", min_length=1)
-    naming_pattern: str = "{model_name}_{timestamp}"
+    directory: Text = Field(default="exported_models", min_length=1)
+    naming_pattern: Text = "{model_name}_{timestamp}"
 
     @field_validator("naming_pattern")
     @classmethod
@@ -362,7 +392,7 @@ class ResourcesConfiguration(_Section):
         stage_timeouts: The same for single stages, by name: ``{validate: 7200}``, or ``validate=7200,merge=3600`` as text.
     """
 
-    max_memory_bytes: int = Field(default=0, ge=0)
+    max_memory_bytes: int = Field(default=0, ge=0, le=LARGEST_BYTES)
     threads: int = Field(default=0, ge=0, le=1024)
     stage_timeout_seconds: Seconds = 86_400
     stage_timeouts: Annotated[Mapping[str, Seconds], BeforeValidator(_by_stage)] = Field(default_factory=dict)

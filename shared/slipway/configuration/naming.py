@@ -6,6 +6,8 @@ import re
 import string
 from collections.abc import Mapping
 
+from slipway.texts import quoted
+
 PLACEHOLDERS = ("model_name", "timestamp", "checkpoint", "export_id")
 
 
@@ -15,14 +17,14 @@ def pattern_fault(pattern: str) -> str:
     try:
         parts = list(string.Formatter().parse(pattern))
     except ValueError as error:
-        return f"{pattern!r} is not a pattern: {error}; placeholders are {known}"
+        return f"{quoted(pattern)} is not a pattern: {error}; placeholders are {known}"
     for literal, name, spec, conversion in parts:
         if "/" in literal or "\\" in literal or "\0" in literal:
-            return f"{pattern!r} contains a path separator; put folders into output.directory"
+            return f"{quoted(pattern)} contains a path separator; put folders into output.directory"
         if name is not None and (name not in PLACEHOLDERS or spec or conversion):
-            return f"{pattern!r} has an unknown placeholder {{{name}}}; placeholders are {known}"
+            return f"{quoted(pattern)} has an unknown placeholder {quoted('{' + name + '}')}; placeholders are {known}"
     if pattern.strip() in {"", ".", ".."}:
-        return f"{pattern!r} does not name a folder; for example {{model_name}}_{{timestamp}}"
+        return f"{quoted(pattern)} does not name a folder; for example {{model_name}}_{{timestamp}}"
     return ""
 
 

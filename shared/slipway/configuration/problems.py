@@ -7,7 +7,8 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 
-from slipway.errors import ConfigurationError
+from slipway.errors import MOST_TEXT, ConfigurationError
+from slipway.texts import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +32,42 @@ class Problem:
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"{self.key}{origin}: {self.message}{remedy}"
 
+    def shortened(self) -> Problem:
+        """The same with texts that fit a message."""
+        return Problem(
+            shortened(self.key), shortened(self.message, 1000), shortened(self.remedy, 1000), shortened(self.source)
+        )
+
 
 def configuration_error(problems: Iterable[Problem], *, reason: str = "CONFIGURATION_INVALID") -> ConfigurationError:
-    """The error that reports all of the problems; ``about`` holds their keys and, as JSON, the problems themselves."""
-    found = list(dict.fromkeys(problems))
-    count = "1 setting cannot" if len(found) == 1 else f"{len(found)} settings cannot"
+    """The error that reports all of the problems; ``about`` holds their keys and, as JSON, the problems themselves.
+
+    Of more than a message takes, those that fit are reported, and how many more there are.
+    """
+    unique = list(dict.fromkeys(problems))
+    found = _fitting([problem.shortened() for problem in unique])
+    count = "1 setting cannot" if len(unique) == 1 else f"{len(unique)} settings cannot"
+    more = f"\n  and {len(unique) - len(found)} more" if len(found) < len(unique) else ""
     lines = "\n".join(f"  {problem}" for problem in found)
     return ConfigurationError(
-        f"{count} be used:\n{lines}",
+        f"{count} be used:\n{lines}{more}",
         reason=reason,
         about={
             "key": ",".join(problem.key for problem in found),
             "problems": json.dumps([asdict(problem) for problem in found]),
         },
     )
+
+
+def _fitting(problems: list[Problem]) -> list[Problem]:
+    """The first problems, as many as go into a message and, as JSON, into what it is about."""
+    room, found = MOST_TEXT - 100, []
+    for problem in problems:
+        room -= max(len(str(problem)) + 3, len(json.dumps(asdict(problem))) + 2)
+        if room < 0:
+            break
+        found.append(problem)
+    return found
 
 
 def did_you_mean(name: str, known: Collection[str], *, all_when_none: bool = True) -> str:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from slipway.configuration.model import FORMAT_LEVELS, LEVELS, DimensionRange, ExportConfiguration, Level
+from slipway.texts import quoted, shortened
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _UNITS = {
@@ -69,8 +70,8 @@ def usual_values(key: str) -> tuple[str, ...]:
 
 
 def is_table(key: str) -> bool:
-    """Whether a setting holds values by name, or rows of them."""
-    return get_origin(_plain(keys()[key])) is Mapping
+    """Whether this is a setting that holds values by name, or rows of them."""
+    return key in keys() and get_origin(_plain(keys()[key])) is Mapping
 
 
 def from_text(key: str, text: str) -> Any:
@@ -101,9 +102,9 @@ def size(text: str) -> int:
     Raises:
         ValueError: Not a size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgt]i?)?b?\s*", text.lower())
     if match is None:
-        raise ValueError(f"{text!r} is not a size|write it like 8GiB or 8589934592")
+        raise ValueError(f"{quoted(text)} is not a size|write it like 8GiB or 8589934592")
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
@@ -155,13 +156,15 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not equals:
             example = "name=60,other=90" if columns is None else "row.name=0.1,row.other=0.2"
-            raise ValueError(f"{entry!r} has no value|write it like {example}")
+            raise ValueError(f"{quoted(entry)} has no value|write it like {example}")
         if columns is None:
             found[name] = _scalar(_plain(kind), value)
             continue
         row, point, column = name.partition(".")
         if not point:
-            raise ValueError(f"{name!r} is a row, not a value|write it like {name}.{next(iter(columns))}=0.1")
+            raise ValueError(
+                f"{quoted(name)} is a row, not a value|write it like {shortened(name)}.{next(iter(columns))}=0.1"
+            )
         # An unknown name is refused where the whole setting is checked.
         known = _plain(columns[column].annotation) if column in columns else str
         found.setdefault(row, {})[column] = _scalar(known, value)
@@ -174,18 +177,18 @@ def _boolean(text: str) -> bool:
         return True
     if lowered in FALSE:
         return False
-    raise ValueError(f"{text!r} is neither true nor false|use true or false")
+    raise ValueError(f"{quoted(text)} is neither true nor false|use true or false")
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a number|use digits and a point") from None
+        raise ValueError(f"{quoted(text)} is not a number|use digits and a point") from None
 
 
 def _integer(text: str) -> int:
     try:
         return int(text.strip().replace("_", ""))
     except ValueError:
-        raise ValueError(f"{text!r} is not a whole number|use digits only") from None
+        raise ValueError(f"{quoted(text)} is not a whole number|use digits only") from None

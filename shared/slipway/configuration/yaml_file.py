@@ -9,6 +9,7 @@ import yaml
 from slipway.configuration.layers import Layer, Setting
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import keys, sections, size
+from slipway.yaml_files import YamlError, flatten, read_document, value_of
 
 TOP = "export"
 
@@ -18,27 +19,18 @@ def read_yaml(path: Path) -> Layer:
 
     Raises:
         ConfigurationError: ``CONFIGURATION_NOT_FOUND`` when there is no such readable file, ``CONFIGURATION_INVALID`` when
-            it is not YAML at all; anything else wrong with it is among the layer's problems.
+            it is not YAML at all, or too much of it; anything else wrong with it is among the layer's problems.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = (
-            "is not a text file"
-            if isinstance(error, UnicodeDecodeError)
-            else (error.strerror or "cannot be read").lower()
-        )
+        root = read_document(path)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        why = (getattr(error, "strerror", "") or "cannot be read").lower()
         problem = Problem("--config", f"{path}: {why}", "give the path of an export.yaml")
         raise configuration_error([problem], reason="CONFIGURATION_NOT_FOUND") from error
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        source = f"{path.name}:{mark.line + 1}" if mark else path.name
-        what = getattr(error, "problem", None) or str(error)
-        raise configuration_error(
-            [Problem(TOP, f"is not YAML: {what}", "check indentation and quotes", source)]
-        ) from error
+    except YamlError as fault:
+        source = f"{path.name}:{fault.line}" if fault.line else path.name
+        remedy = "check indentation and quotes, and write out what aliases name"
+        raise configuration_error([Problem(TOP, f"is not YAML: {fault.problem}", remedy, source)]) from fault
     layer = Layer()
     _read_root(root, _Reader(layer, path.name))
     return layer
@@ -56,13 +48,13 @@ def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
             Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
         )
     for key, value in root.value:
+        if layer.is_full:
+            return
         if key.value == TOP:
             reader.section(value, "")
         else:
             remedy = "everything belongs below 'export:'"
-            layer.problems.append(
-                Problem(str(key.value), "is not known at the top of the file", remedy, reader.at(key))
-            )
+            layer.problems.append(Problem(_name(key), "is not known at the top of the file", remedy, reader.at(key)))
 
 
 class _Reader:
@@ -70,7 +62,6 @@ class _Reader:
 
     def __init__(self, layer: Layer, file: str) -> None:
         self.layer, self.file = layer, file
-        self._constructor = yaml.constructor.SafeConstructor()
 
     def at(self, node: yaml.Node) -> str:
         """File and line of a node."""
@@ -84,10 +75,16 @@ class _Reader:
             names = ", ".join(sections()[path])
             self._problem(path or TOP, "is a section, not a value", f"put its settings below it: {names}", node)
             return
-        self._constructor.flatten_mapping(node)  # resolves "<<" merges
+        try:
+            flatten(node)
+        except YamlError as fault:
+            self._problem(path or TOP, fault.problem, "let << name a section", node)
+            return
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            name = str(key_node.value)
+            if self.layer.is_full:
+                return
+            name = _name(key_node)
             key = f"{path}.{name}" if path else name
             if name in seen:
                 self._problem(key, "is given twice", "keep one of them", key_node)
@@ -98,10 +95,10 @@ class _Reader:
         key_node, value_node = nodes
         if key in keys():
             try:
-                value = self._constructor.construct_document(value_node)
-            except yaml.YAMLError as error:
-                what = getattr(error, "problem", None) or "cannot be read"
-                self._problem(key, f"is not plain YAML: {what}", "use plain values, without tags", value_node)
+                value = value_of(value_node)
+            except YamlError as fault:
+                remedy = "use plain values, without tags; a text in quotes"
+                self._problem(key, f"is not plain YAML: {fault.problem}", remedy, value_node)
                 self.layer.broken.add(key)
                 return
             if key.endswith("_bytes") and isinstance(value, str):
@@ -130,3 +127,8 @@ class _Reader:
 
     def _problem(self, key: str, message: str, remedy: str, node: yaml.Node) -> None:
         self.layer.problems.append(Problem(key, message, remedy, self.at(node)))
+
+
+def _name(node: yaml.Node) -> str:
+    """What stands before a colon, as a text; of a list or table, that it is one."""
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or table as a name"

@@ -10,6 +10,7 @@ from slipway.report.card import model_card
 from slipway.report.document import Report
 from slipway.report.page import page
 from slipway.result import ExportResult
+from slipway.texts import escaped_json
 from slipway.validation import ValidationReport
 
 JSON, HTML, CARD = "report.json", "report.html", "README.md"
@@ -35,6 +36,6 @@ def write_report(
         OSError: A file cannot be written.
     """
     report = Report.of(result, validation=validation, lineage=lineage)
-    (folder / JSON).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / JSON).write_text(escaped_json(report.model_dump_json(indent=2)) + "\n", encoding="utf-8")
     (folder / HTML).write_text(page(report), encoding="utf-8")
     (folder / CARD).write_text(model_card(report, folder), encoding="utf-8")

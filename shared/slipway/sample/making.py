@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipway.disk_full import is_disk_full
 from slipway.errors import ModelExportError
+from slipway.json_documents import LARGEST
+from slipway.regular_file import read_regular
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
@@ -117,7 +119,7 @@ def make_sample(
 def _made_before(directory: Path, *, seed: int, recipe: Recipe) -> SampleSummary | None:
     """The sample that is there, if it is complete and the same one would be made again."""
     try:
-        summary = SampleSummary.model_validate_json((directory / SUMMARY).read_bytes())
+        summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))
     except (OSError, ValidationError):
         return None
     same = summary.seed == seed and summary.recipe == asdict(recipe) and summary.libraries == _library_versions()

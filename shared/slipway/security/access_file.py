@@ -22,13 +22,14 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.security.principals import Principal, Role
 from slipway.security.reloading import Reloaded
 from slipway.security.tokens import is_hash, matching
+from slipway.texts import hidden_character
+from slipway.yaml_files import YamlError, load_document
 
 _PROJECT = r"^(\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?)$"
 
@@ -48,6 +49,8 @@ class Entry(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if hidden_character(self.name):
+            raise ValueError(f"{self.name!r} has the character {hidden_character(self.name)}")
         if not self.token_sha256 and not self.certificate:
             raise ValueError(f"{self.name}: give token_sha256 or certificate")
         if self.token_sha256 and not is_hash(self.token_sha256):
@@ -89,8 +92,7 @@ def load_access(path: Path) -> AccessList:
         ConfigurationError: reason ``ACCESS_INVALID``; no message repeats what the file says where a secret could be.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return AccessList.model_validate(document)
+        return AccessList.model_validate(load_document(path))
     except OSError as error:
         raise _invalid(path, error.strerror or str(error)) from error
     except ValidationError as error:
@@ -99,8 +101,8 @@ def load_access(path: Path) -> AccessList:
             for found in error.errors(include_input=False, include_url=False)
         )
         raise _invalid(path, problems) from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise _invalid(path, "not a YAML document") from None
+    except YamlError:
+        raise _invalid(path, "not a YAML document, or a very large one") from None
 
 
 class AccessFile:

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from slipway.errors import ServiceError
+from slipway.texts import quoted, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _check(message: Message, limits: Limits, *, path: str) -> None:
                 _check(item, limits, path=f"{name}.")
             elif isinstance(item, tuple):
                 _check_text(item[0], limits.name_bytes, name=f"{name} key")
-                _check_text(item[1], limits.text_bytes, name=f"{name}[{item[0]}]")
+                _check_text(item[1], limits.text_bytes, name=f"{name}[{shortened(item[0])}]")
 
 
 def _entries(field: FieldDescriptor, value: Any) -> Sequence[Any]:
@@ -99,7 +100,10 @@ def _check_text(text: str, most: int, *, name: str) -> None:
         raise exceeded(f"{name} has {size} bytes, {most} are allowed", field=name)
     if "\0" in text:  # PostgreSQL has no way to store it, or to compare with it
         raise ServiceError(
-            f"{name!r} has a NUL character", reason="REQUEST_INVALID", remedy="leave it out", about={"field": name}
+            f"{quoted(name)} has a NUL character",
+            reason="REQUEST_INVALID",
+            remedy="leave it out",
+            about={"field": name},
         )
 
 

@@ -18,6 +18,7 @@ from slipway.artifacts.store import OnBytes
 from slipway.errors import ModelExportError
 from slipway.settings import Settings
 from slipway.sources import hub
+from slipway.user_paths import user_path
 
 if TYPE_CHECKING:
     from slipway.sources.mirror import BucketMirror
@@ -61,10 +62,7 @@ class SourceFolders:
             folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
             self._names[str(folder)] = source
             return (self._store or open_store(self._settings)).fetch(source, folder)
-        try:
-            return Path(source).expanduser()
-        except RuntimeError:  # the home of somebody who has no account here
-            return Path(source)
+        return user_path(source)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
         """Store files of a folder that :meth:`find` gave; answers the digest."""

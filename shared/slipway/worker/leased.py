@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from slipway.errors import Failure, StageError
 from slipway.runner import TaskResult, TaskRunner, TaskSpec
-from slipway.stage import Progress
+from slipway.stage import MOST_FACTS_BYTES, Progress
 from slipway.telemetry import span
 from slipway.wire import dict_of, sendable, status_of, struct_of
 from slipway.worker.observation import observe
@@ -87,10 +88,12 @@ class LeasedTask:
             request.cancelled.SetInParent()
         else:
             request.peak_memory_bytes = result.peak_memory_bytes
-            if result.failure is not None:
-                request.error.CopyFrom(status_of(result.failure))
+            output = output_message(result)
+            failure = result.failure or _too_many_facts(self.lease.stage, output)
+            if failure is not None:
+                request.error.CopyFrom(status_of(failure))
             else:
-                request.output.CopyFrom(output_message(result))
+                request.output.CopyFrom(output)
         self.ending = True
         request.logs.extend(self.logs)
         return request
@@ -145,5 +148,21 @@ def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
 def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:
     """Progress on the wire."""
     return export_pb2.TaskProgress(
-        phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit, memory_bytes=memory_bytes
+        phase=sendable(progress.phase),
+        done=progress.done,
+        total=progress.total,
+        unit=sendable(progress.unit),
+        memory_bytes=memory_bytes,
     )
+
+
+def _too_many_facts(stage: str, output: worker_pb2.TaskOutput) -> Failure | None:
+    """The failure of a stage that records more than a coordinator takes, which would refuse the result."""
+    size = output.facts.ByteSize()
+    if size <= MOST_FACTS_BYTES:
+        return None
+    return StageError(
+        f"{stage} recorded facts of {size} bytes, {MOST_FACTS_BYTES} are allowed",
+        reason="RESULT_INVALID",
+        remedy="write them into a file of the output",
+    ).failure()

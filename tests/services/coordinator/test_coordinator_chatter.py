@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_harness import Harness, state, tiny_export, tiny_task
+from coordinator_harness import Harness, state, states, tiny_export, tiny_task
 from slipway.rpc import MAX_REQUEST_BYTES
+from slipway.stage import MOST_FACTS_BYTES
+from slipway.wire import failure_of_status
 
 
 @pytest.fixture
@@ -41,3 +43,16 @@ def test_a_stage_that_says_what_no_message_can_carry(harness: Harness) -> None:
     assert state(events[-1].export) == "failed"
     assert events[-1].export.tasks[0].attempts[-1].error.message == "half ?"
     assert "half ?" in [event.log.message for event in events]
+
+
+def test_a_stage_that_records_too_much_fails_and_says_so(harness: Harness) -> None:
+    tasks = [
+        tiny_task(name, facts={"more": "m" * size}) for name, size in (("little", 1000), ("much", MOST_FACTS_BYTES))
+    ]
+    ended = harness.finished(
+        harness.submit(tiny_export("x", *tasks, base=harness.base(), recovery={"max_attempts": 1}))
+    )
+    assert states(ended) == {"little": "succeeded", "much": "failed"}
+    failure = failure_of_status(ended.error)
+    assert failure.reason == "RESULT_INVALID"
+    assert str(MOST_FACTS_BYTES) in failure.message

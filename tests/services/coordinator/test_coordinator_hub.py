@@ -132,3 +132,18 @@ def test_a_state_that_was_read_when_the_channel_was_opened_is_told_once() -> Non
         assert await watched(events, after=only.sequence) == []
 
     asyncio.run(story())
+
+
+def test_progress_of_tasks_that_an_export_does_not_have_is_not_kept() -> None:
+    """A worker could name any number of them."""
+
+    async def story() -> None:
+        events = hub()
+        for number in range(100):
+            await events.publish(RUNNING.name, export_pb2.TaskProgress(task=f"other-{number}"))
+        await events.publish(RUNNING.name, export_pb2.TaskProgress(task="m", phase="early"))
+        await events.publish(RUNNING.name, ENDED)
+        seen = [happening.payload for happening in await watched(events)]
+        assert [one.task for one in seen if isinstance(one, export_pb2.TaskProgress)] == ["m"]
+
+    asyncio.run(story())

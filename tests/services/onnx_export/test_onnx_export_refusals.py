@@ -110,7 +110,7 @@ def test_shard_missing(damaged: Path, export: Callable[..., Exported]) -> None:
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (damaged / "model.safetensors.index.json").write_text(json.dumps(index))
     error = _refusal(export, damaged)
-    assert (error.reason, error.about["file"]) == ("BASE_MODEL_INVALID", "model-00002-of-00002.safetensors")
+    assert (error.reason, error.about["shard"]) == ("BASE_MODEL_INVALID", "model-00002-of-00002.safetensors")
 
 
 @pytest.mark.parametrize("engine", ["mobius", "legacy"])

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hostile_json import answer
 from prepare_models import loads, refusal, run
 from slipway.base_format import base_format
+from slipway.errors import CheckpointValidationError
 from slipway.safetensors_file import read_weights
+from slipway_prepare.source import open_source
 
 
 def pickled(dense: Path, tmp_path: Path, *, shards: int = 1, tie: bool = True) -> Path:
@@ -141,3 +147,88 @@ def test_an_instruction_stream_cut_short_is_refused(dense, tmp_path, length):
         for name, content in members.items():
             archive.writestr(name, content[:length] if name.endswith("data.pkl") else content)
     assert refusal(path.parent, tmp_path).reason in {"BASE_MODEL_INVALID", "UNSAFE_PICKLE"}
+
+
+def members_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def saved(folder: Path, content: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    torch.save(content, folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
+
+
+def refused(path: Path) -> CheckpointValidationError:
+    """The refusal of a file that wants more memory or time than it may take."""
+    found = answer(lambda: open_source(path.parent))
+    assert isinstance(found, CheckpointValidationError)
+    return found
+
+
+def rewrite(path: Path, *, instructions: bytes | None = None, compression: int = zipfile.ZIP_STORED) -> None:
+    members = members_of(path)
+    with zipfile.ZipFile(path, "w", compression=compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, instructions if instructions and name.endswith("data.pkl") else content)
+
+
+def test_a_member_that_grows_when_it_is_unpacked_is_refused(tmp_path):
+    path = saved(tmp_path / "model", {"a": torch.zeros(3)})
+    rewrite(path, instructions=b"N" * 150_000_000 + b".", compression=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1_000_000
+    error = refused(path)
+    assert (error.reason, "compressed" in error.message) == ("UNSAFE_PICKLE", True)
+
+
+def test_instructions_that_take_memory_are_refused(tmp_path):
+    path = saved(tmp_path / "model", {"a": torch.zeros(3)})
+    calls = b"\x80\x02cbuiltins\nbytearray\nJ" + struct.pack("<i", 10**9) + b"\x85R."
+    rewrite(path, instructions=calls)
+    error = refused(path)
+    assert (error.reason, "bytearray" in error.message) == ("UNSAFE_PICKLE", True)
+
+
+def test_more_instructions_than_tensors_need_are_refused(tmp_path):
+    path = saved(tmp_path / "model", {"a": torch.zeros(3)})
+    rewrite(path, instructions=b"\x80\x02" + b"N0" * 9_000_000 + b".")
+    assert refused(path).reason == "UNSAFE_PICKLE"
+
+
+def test_a_tensor_that_repeats_what_is_stored_is_refused(tmp_path):
+    path = saved(tmp_path / "model", {"a": torch.zeros(1).expand(10**5, 10**5)})
+    error = refused(path)
+    assert (error.reason, "larger than the file" in error.message) == ("BASE_MODEL_INVALID", True)
+
+
+def test_two_archives_in_one_file_are_refused(tmp_path):
+    path = saved(tmp_path / "model", {"a": torch.zeros(3)})
+    path.write_bytes(path.read_bytes() + b"more")
+    assert refused(path).reason == "UNSAFE_PICKLE"
+
+
+def test_parameters_and_other_types_are_taken(tmp_path):
+    """What torch itself names in the pickle of a state: a name that is missing here would refuse a good model."""
+    linear = torch.nn.Linear(2, 2)
+    types = (torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64, torch.bool)
+    content = linear.state_dict() | {str(dtype): torch.zeros(2, dtype=dtype) for dtype in types}
+    content |= {
+        "parameter": linear.weight,
+        "float8": torch.zeros(2).to(torch.float8_e4m3fn),
+        "view": torch.ones(4, 4).T[1],
+    }
+    path = saved(tmp_path / "model", content)
+    with open_source(path.parent) as source:
+        assert sorted(source.tensors) == sorted(content)
+
+
+@given(data=st.data())
+def test_no_changed_byte_of_a_pickle_gets_further_than_a_refusal(tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp() / "mutated-pickle"
+    path = saved(folder, {"a": torch.zeros(3), "b": torch.ones(2, 2)})
+    instructions = bytearray(next(content for name, content in members_of(path).items() if name.endswith("data.pkl")))
+    for _ in range(data.draw(st.integers(1, 3))):
+        instructions[data.draw(st.integers(0, len(instructions) - 1))] = data.draw(st.integers(0, 255))
+    rewrite(path, instructions=bytes(instructions))
+    answer(lambda: sorted(open_source(folder).tensors))

@@ -1,0 +1,80 @@
+"""What a zip archive of pickled weights may hold, checked before torch reads it.
+
+torch refuses what could run code. It does not refuse what takes memory: a member that grows a thousandfold when it is unpacked,
+``bytearray(10**10)``, or a tensor of one stored value and the shape of ten billion. torch itself stores members uncompressed.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import zipfile
+from pathlib import Path
+
+from slipway.errors import CheckpointValidationError
+from slipway.regular_file import open_regular
+from slipway.safetensors_file import MOST_TENSORS
+from slipway_prepare.faults import invalid
+
+_LARGEST_PICKLE = 16 << 20
+"""Bytes of the instructions: about 150 a tensor."""
+_MOST_INSTRUCTIONS = 32 * MOST_TENSORS
+_END = b"PK\x05\x06"
+_END_BYTES = 22
+#: What a pickle of tensors names (``torch.save`` of a state dict); torch decides which of it is safe.
+_NAMES = re.compile(
+    r"collections OrderedDict|torch (\w+Storage|Size|device|[a-z]+\d\w*|bool)|torch\.storage \w+Storage|torch\._utils _rebuild_\w+|"
+    r"torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch\.serialization _get_layout"
+)
+
+
+def check_archive(path: Path) -> None:
+    """Make sure that reading an archive takes no more memory than its file has bytes, and no more time than its tensors need.
+
+    Raises:
+        CheckpointValidationError: ``UNSAFE_PICKLE`` for what no tensors need, ``BASE_MODEL_INVALID`` for a damaged archive.
+    """
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _END_BYTES))
+            if not file.read(_END_BYTES).startswith(_END):  # two readers of zip files could see two archives
+                raise _unsafe(path, "has something after its end")
+            with zipfile.ZipFile(file) as archive:
+                _check_members(path, archive, size)
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, IndexError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile, size: int) -> None:
+    members = archive.infolist()
+    if len(members) > 2 * MOST_TENSORS:
+        raise _unsafe(path, f"has {len(members)} members")
+    packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise _unsafe(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
+    if sum(member.file_size for member in members) > size:
+        raise _unsafe(path, "has members that lie over each other")
+    for member in members:
+        if member.filename.endswith(".pkl"):
+            if member.file_size > _LARGEST_PICKLE:
+                raise _unsafe(path, f"has {member.file_size} bytes of instructions, {_LARGEST_PICKLE} are read")
+            _check_instructions(path, archive.read(member))
+
+
+def _check_instructions(path: Path, data: bytes) -> None:
+    for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
+        if number >= _MOST_INSTRUCTIONS:
+            raise _unsafe(path, f"has more than {_MOST_INSTRUCTIONS} instructions")
+        if instruction.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
+            raise _unsafe(path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code")
+
+
+def _unsafe(path: Path, what: str) -> CheckpointValidationError:
+    return CheckpointValidationError(
+        f"{path} is a pickle that is not loaded: it {what}",
+        reason="UNSAFE_PICKLE",
+        remedy="use a safetensors revision of the model; do not load this file elsewhere unless you trust its source",
+        about={"file": path},
+    )

@@ -1,0 +1,59 @@
+"""Which numbers the configuration of an adapter may hold: layers, ranks and other counts are bounded before anything is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_LAYERS = 4096
+"""Layers that ``layer_replication`` may make."""
+MOST_RANK = 1 << 16
+"""Of a factor; no layer of a known model has as many rows or columns."""
+MOST_COUNT = 1 << 20
+"""Of any other whole number, such as the vectors that layers share."""
+_NO_COUNTS = ("seed", "key", "step", "tinit", "tfinal", "deltat", "token", "version")
+"""Parts of the names of options whose numbers cost nothing."""
+_RANKS = ("rank_pattern",)
+
+
+def excess(config: Mapping[str, Any]) -> str:
+    """Say which option of ``adapter_config.json`` is infinite or asks for more than any adapter has; empty if none does."""
+    layers = _layers(config.get("layer_replication"))
+    if layers > MOST_LAYERS:
+        return f"layer_replication makes {layers} layers, and at most {MOST_LAYERS} are merged"
+    for key, option in sorted(config.items()):
+        numbers = list(_numbers(option))
+        if not all(map(math.isfinite, numbers)):
+            return f"{key} is or holds {next(it for it in numbers if not math.isfinite(it))}, which is no finite number"
+        if key == "layer_replication" or any(part in key.lower() for part in _NO_COUNTS):
+            continue
+        most = MOST_RANK if key == "r" or key.endswith("_r") or key in _RANKS else MOST_COUNT
+        largest = max((abs(number) for number in numbers if isinstance(number, int)), default=0)
+        if largest > most:
+            return f"{key} is or holds {largest}, and at most {most} is merged"
+    return ""
+
+
+def _layers(ranges: Any) -> int:
+    """Layers of well-formed ranges; what is none is refused where it is read."""
+    pairs = ranges if isinstance(ranges, list) else []
+    return sum(
+        max(0, pair[1] - pair[0])
+        for pair in pairs
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(end, int) for end in pair)
+    )
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    match value:
+        case bool():
+            return
+        case int() | float():
+            yield value
+        case dict():
+            for part in value.values():
+                yield from _numbers(part)
+        case list():
+            for part in value:
+                yield from _numbers(part)

@@ -1,0 +1,75 @@
+"""Files that somebody else wrote, opened only where they are regular files and read only up to a limit.
+
+Opening a pipe waits for a writer, and reading a device may never end. A link may lead to either.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for unbuffered reading, without waiting for whatever else may be there.
+
+    Raises:
+        OSError: It cannot be opened, or it is no regular file.
+    """
+    _require_regular(path, path.stat().st_mode)  # before it is opened: opening some devices does something
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def read_regular(path: Path, *, largest: int) -> bytes:
+    """Read a whole regular file.
+
+    Args:
+        path: The file.
+        largest: Most bytes it may have; no more are read.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+    """
+    data = bytearray()
+    with open_regular(path) as file:
+        too_large = os.fstat(file.fileno()).st_size > largest
+        while not too_large and (part := file.read(min(1 << 20, largest + 1 - len(data)))):
+            data += part
+            too_large = len(data) > largest
+    if too_large:
+        raise OSError(errno.EFBIG, f"larger than {largest} bytes", str(path))
+    return bytes(data)
+
+
+def special_file(folder: Path) -> Path | None:
+    """Find a pipe, device or socket below a folder, or a link to one; None if there is none."""
+    for place, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.exists() and not path.is_file():
+                return path
+    return None
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+    raise OSError(errno.EINVAL, f"not a regular file but {kind}", str(path))

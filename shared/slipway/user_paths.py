@@ -1,0 +1,18 @@
+"""Paths as people type them: ``~`` and ``~name`` stand for somebody's home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path with ``~`` replaced; as it is, like a shell, where there is no account of that name."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def has_unknown_home(path: str | Path) -> bool:
+    """Whether a path begins with the home of somebody who has no account here."""
+    return str(user_path(path)).startswith("~")
