@@ -13,8 +13,8 @@ help: ## Show the targets
 install: $(INSTALLED) ## Make the environment .venv with everything in it
 
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard services/merge/slipway_merge/kernel*.[ch])
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(PYTHON) -P -m venv $(VENV)
+	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the whole chain
@@ -24,7 +24,7 @@ demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the wh
 # The tests pass in any order: each run shuffles them anew and prints the seed of its order.
 WORKERS ?= 2
 SEED ?=
-PYTEST = $(BIN)/python -m pytest
+PYTEST = $(BIN)/python -P -m pytest
 SHUFFLED = $(PYTEST) -n $(WORKERS) --dist worksteal $(if $(SEED),--randomly-seed=$(SEED))
 
 test: $(INSTALLED) ## Run the tests, but for the slow ones, within 10 minutes on 2 cores; SEED=… repeats an order, WORKERS=4 takes more cores

@@ -1,6 +1,6 @@
 """Runs inside an image, as its user and with its root file system read-only: is it what its Dockerfile promises?
 
-``python - EXTRAS < deploy/check_image.py`` in the container; ``EXTRAS`` as in ``build.sh``. Only Python's own library is used,
+``python -P - EXTRAS < deploy/check_image.py`` in the container; ``EXTRAS`` as in ``build.sh``. Only Python's own library is used,
 because nothing else is in every image. Says what is wrong, a line each, and ends with 1; else one line with what it found.
 """
 
@@ -23,7 +23,14 @@ def main(extras: set[str]) -> int:
     """Check everything; answers the exit code."""
     doctor = subprocess.run(["slipway", "doctor", "--json"], stdout=subprocess.PIPE, check=True)
     runs = sorted(stage["name"] for stage in json.loads(doctor.stdout)["stages"] if stage["available"])
-    problems = [*_user(), *_file_system(), *_contents(extras), *_stages(set(runs), extras), *_compiled(extras)]
+    problems = [
+        *_user(),
+        *_imports(),
+        *_file_system(),
+        *_contents(extras),
+        *_stages(set(runs), extras),
+        *_compiled(extras),
+    ]
     for problem in problems:
         print(f"  {problem}")
     if not problems:
@@ -35,6 +42,12 @@ def main(extras: set[str]) -> int:
 def _user() -> Iterator[str]:
     if (os.getuid(), os.getgid()) != (10001, 10001):
         yield f"runs as {os.getuid()}:{os.getgid()}, not as 10001:10001"
+
+
+def _imports() -> Iterator[str]:
+    """Python that anybody starts here takes no module from the current folder, which may be a checkpoint."""
+    if not os.environ.get("PYTHONSAFEPATH"):
+        yield "PYTHONSAFEPATH is not set"
 
 
 def _file_system() -> Iterator[str]:

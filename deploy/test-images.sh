@@ -48,7 +48,7 @@ done
 # The build gets its packages as this machine does: with the same settings of pip and the same authorities.
 settings() {
     printf '[global]\nretries = 2\ntimeout = 30\n' # so that an index that is gone is noticed
-    python3 -m pip config list 2>/dev/null | sed -En "s/^(global|:env:)\.([a-z-]+)='(.*)'$/\2 = \3/p" |
+    python3 -P -m pip config list 2>/dev/null | sed -En "s/^(global|:env:)\.([a-z-]+)='(.*)'$/\2 = \3/p" |
         grep -vE '^(retries|timeout|default-timeout) ' | sort -u -t= -k1,1 || true
 }
 settings >"$WORK/pip.conf"
@@ -64,10 +64,10 @@ index_answers() {
                 ;;
         esac
     done <"$WORK/pip.conf"
-    python3 -m pip --version >/dev/null 2>&1 || return 0 # the build will see
+    python3 -P -m pip --version >/dev/null 2>&1 || return 0 # the build will see
     rm -rf "$WORK/probe"
     PIP_CONFIG_FILE=/dev/null timeout 30 env --unset=PIP_FIND_LINKS --unset=PIP_EXTRA_INDEX_URL \
-        python3 -m pip download "${flags[@]}" --disable-pip-version-check --timeout 10 --retries 0 --quiet --no-deps \
+        python3 -P -m pip download "${flags[@]}" --disable-pip-version-check --timeout 10 --retries 0 --quiet --no-deps \
         --no-cache-dir --dest "$WORK/probe" typing-extensions >"$WORK/index.log" 2>&1
 }
 index_answers || skip "Python's packages cannot be had: $(tail -n 1 "$WORK/index.log")"
@@ -79,7 +79,7 @@ for folder in $(grep -oE '(^|[ /])/[a-zA-Z0-9_./-]+' "$WORK/pip.conf" | sed -E '
 done
 export BUILD_FLAGS="${MOUNTS[*]}"
 reached='import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)'
-if [[ -z ${TORCH_INDEX+set} ]] && ! python3 -c "$reached" https://download.pytorch.org/whl/cpu/ 2>/dev/null; then
+if [[ -z ${TORCH_INDEX+set} ]] && ! python3 -P -c "$reached" https://download.pytorch.org/whl/cpu/ 2>/dev/null; then
     export TORCH_INDEX=
 fi
 
@@ -118,7 +118,7 @@ inside() {
 inside slipway doctor | sed "s/^/  /"
 inside slipway coordinator --help >/dev/null
 inside slipway worker --help >/dev/null
-inside python - "$extras" <deploy/check_image.py
+inside python -P - "$extras" <deploy/check_image.py
 '
 
 # check NAME IMAGE EXTRAS
@@ -149,7 +149,7 @@ for name in "${NAMES[@]}"; do
     esac
     export BASE="localhost/slipway-test-base:$dockerfile"
     buildah inspect --type image "$BASE" >/dev/null 2>&1 || make_base "$dockerfile" "$packages"
-    if [[ ,$extras, == *,tensorrt,* && -z ${WITHOUT+set} ]] && ! python3 -c "$reached" https://pypi.nvidia.com/ 2>/dev/null; then
+    if [[ ,$extras, == *,tensorrt,* && -z ${WITHOUT+set} ]] && ! python3 -P -c "$reached" https://pypi.nvidia.com/ 2>/dev/null; then
         echo "TensorRT comes from NVIDIA's own package index, which cannot be reached: $name is built without it"
         extras=${extras/,tensorrt,/,} without=tensorrt
     fi

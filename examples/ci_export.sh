@@ -23,7 +23,7 @@ case $code in
 esac
 
 # The report lies beside the models whenever there is one.
-report=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("validation_report_path") or "")' \
+report=$(python3 -I -c 'import json, sys; print(json.load(open(sys.argv[1])).get("validation_report_path") or "")' \
     "$reports/result.json" 2>/dev/null || true)
 if [ -n "$report" ] && [ -e "$report" ]; then
     cp "$(dirname "$report")"/report.* "$reports/"

@@ -29,7 +29,7 @@ def protoc(*arguments: str) -> None:
     sources = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("*.proto"))
     google = Path(status_pb2.__file__).parents[2]
     include = Path(grpc_tools.__file__).parent / "_proto"
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"-I{include}", f"-I{google}"]
+    command = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{ROOT}", f"-I{include}", f"-I{google}"]
     subprocess.run([*command, *arguments, *sources], check=True)
 
 

@@ -8,6 +8,7 @@ recorded (``best_model_checkpoint``), as its latest state has it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from dataclasses import asdict, dataclass, replace
@@ -15,9 +16,10 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from slipway.adapter_limits import excess
-from slipway.errors import CheckpointValidationError
+from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.foreign_adapters import foreign_adapter
 from slipway.json_documents import LARGEST_LIST, check_texts, read_json
+from slipway.links import file_in, files_in
 from slipway.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PICKLE,
@@ -26,6 +28,7 @@ from slipway.model_files import (
     MODEL_PICKLE,
     MODEL_PICKLE_INDEX,
     MODEL_WEIGHTS,
+    travelling_files,
 )
 from slipway.safetensors_file import read_safetensors
 from slipway.sharded_checkpoints import sharded_weights
@@ -180,7 +183,7 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     adapter = any((folder / name).exists() for name in own_names)
     itself = _FOLDER.fullmatch(folder.name) or adapter or is_whole_model(folder)
     below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and _number(entry) is not None]
-    checkpoints = [inspect_checkpoint(entry) for entry in below]
+    checkpoints = [_inspect_below(folder, entry) for entry in below]
     checkpoints.sort(key=lambda checkpoint: (checkpoint.step or 0, _number(checkpoint.path) or 0), reverse=True)
     found = [*([inspect_checkpoint(folder)] if itself else []), *checkpoints]
     name, metric = _recorded_best(folder, found)
@@ -205,6 +208,9 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     """What one checkpoint folder holds and whether it is whole. Reads headers and JSON only; raises nothing."""
     problems: list[Problem] = []
     config: dict[str, Any] = {}
+    link = _link_problem(folder)
+    if link is not None:
+        return Checkpoint(folder, _number(folder), (link,))
     if is_whole_model(folder):
         what = "it holds a whole model, as full fine-tuning saves it, and no adapter; this version exports adapters"
         state, warnings = _trainer_state(folder)
@@ -233,6 +239,28 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
         base_model=base if isinstance(base, str) and base else None,
         warnings=warnings,
     )
+
+
+def _inspect_below(run: Path, folder: Path) -> Checkpoint:
+    """As :func:`inspect_checkpoint`; a checkpoint of a run lies in the run's folder."""
+    try:
+        with contextlib.suppress(OSError):  # who reads it next says why it cannot be looked at
+            file_in(run, folder.name)
+    except ArtifactError as error:
+        return Checkpoint(folder, _number(folder), (Problem(error.reason, error.message, error.remedy),))
+    return inspect_checkpoint(folder)
+
+
+def _link_problem(folder: Path) -> Problem | None:
+    """What is wrong with a file that would be read or travel, because of where a link leads; nothing is read before that."""
+    try:
+        files_in(folder, (TRAINER_STATE, ADAPTER_PICKLE))
+        travelling_files(folder)
+    except ArtifactError as error:
+        return Problem(error.reason, error.message, error.remedy)
+    except OSError:
+        return None  # who reads it next says why it cannot be looked at
+    return None
 
 
 def is_whole_model(folder: Path) -> bool:
@@ -301,10 +329,11 @@ def _weight_problems(folder: Path) -> list[Problem]:
 def _trainer_state(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The trainer's state (empty when there is none) and what is odd about it; it never makes an adapter unusable."""
     try:
-        state = read_json(folder / TRAINER_STATE, largest=LARGEST_LIST, lenient=True)
-    except FileNotFoundError:
-        return {}, ()
-    except (OSError, ValueError) as error:
+        path = file_in(folder, TRAINER_STATE)
+        if path is None:
+            return {}, ()
+        state = read_json(path, largest=LARGEST_LIST, lenient=True)
+    except (ArtifactError, OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         return {}, (f"{folder / TRAINER_STATE} is not readable ({said}): the step is taken from the folder's name",)
     if not isinstance(state, dict) or not _is_step(state.get("global_step")):

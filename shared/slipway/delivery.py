@@ -21,6 +21,7 @@ from slipway.checksums import MANIFEST, read_checksums, verify_directory, write_
 from slipway.disk_full import is_disk_full
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.json_documents import read_json
+from slipway.links import open_unlinked
 from slipway.outcome import delivered_formats, export_id
 from slipway.registry import load_stage
 from slipway.stage import installed_version
@@ -181,12 +182,14 @@ def _own(folder: Path) -> None:
             continue
         clone = path.with_name(f".{path.name}.clone")
         try:
-            reflink(path, clone)
+            with open_unlinked(path) as file:
+                reflink(file, clone)
         except OSError:
             clone.unlink(missing_ok=True)
             if path.stat().st_size > SMALL_BYTES and not path.stat().st_mode & _WRITABLE:
                 continue
-            copy_file(path, clone)
+            with open_unlinked(path) as file:
+                copy_file(file, clone)
         clone.chmod(0o644)
         clone.replace(path)
 

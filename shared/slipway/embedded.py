@@ -16,10 +16,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
 
 from slipway.artifacts.opening import open_store
 from slipway.client import Client
 from slipway.errors import ServiceError
+from slipway.out_of_memory import check_address_space
 from slipway.registry import stage_names
 from slipway.runner import TaskRunner
 from slipway.settings import Settings
@@ -48,6 +50,7 @@ class Embedded:
     Raises:
         ServiceError: On entering; reason ``COORDINATOR_LOCKED`` while another process runs the same export, ``STATE_SCHEMA``
             when its state is damaged.
+        StageError: ``OUT_OF_MEMORY`` when it does not fit into the address space of this process.
     """
 
     def __init__(self, settings: Settings, export_id: str, *, stages: tuple[str, ...] | None = None) -> None:
@@ -66,9 +69,10 @@ class Embedded:
 
         # Whoever may enter the folder may command the coordinator in it.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_address_space()
         with ExitStack() as stack:
             stack.enter_context(holding(FileLock(self._folder / "state.db")))
-            address = f"unix:{self._socket(stack)}"
+            address = f"unix:{quote(str(self._socket(stack)))}"
             started: Future[None] = Future()
             thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
             thread.start()

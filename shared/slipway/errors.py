@@ -39,6 +39,7 @@ EXIT_CODES: Mapping[int, str] = {
     6: "unsupported",
     7: "unavailable, try again",
     130: "interrupted",
+    141: "whoever read the output has closed it",
     1: "a fault of Slipway itself: please report it",
 }
 """What a command's exit code says to a script."""
@@ -176,6 +177,7 @@ REASONS: Mapping[str, Reason] = {
         _C.DATA_LOSS, "stored bytes do not have the digest they are stored under", retryable=True
     ),
     "ARTIFACT_INVALID": Reason(_C.INVALID_INPUT, "a folder or manifest that cannot be stored safely"),
+    "LINK_OUTSIDE": Reason(_C.INVALID_INPUT, "a link leads out of its folder, or took the place of a file meanwhile"),
     "STORE_UNAVAILABLE": Reason(_C.UNAVAILABLE, "the artifact store does not answer, or not in time", retryable=True),
     "STORE_DENIED": Reason(_C.PRECONDITION, "the artifact store refuses these credentials, or they are missing"),
     "STORE_INVALID": Reason(_C.INVALID_INPUT, "the artifact store's address or bucket is not one that can be used"),

@@ -13,23 +13,33 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
+from urllib.parse import unquote
 
 from slipway.texts import escaped_json, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY", re.IGNORECASE)
-"""Environment variables whose values are neither written nor handed to stages."""
+SECRET_NAMES = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION)_?KEY|(?:^|_)(?:PAT|PWD|DSN|AUTH|COOKIE|HEADERS)$",
+    re.IGNORECASE,
+)
+"""Environment variables whose values are not written."""
+
+_NO_SECRETS = frozenset({"PWD"})
+"""The current folder; ``MYSQL_PWD`` is a password."""
+
+_URL_PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):([^\s/@]+)(?=@)")
+"""User and password of a URL."""
 
 _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 def redact(text: str) -> str:
-    """A text without the values of secret-looking environment variables."""
+    """A text without the values of secret-looking environment variables, and without passwords of URLs."""
     for value in _secrets():
         text = text.replace(value, "***")
-    return text
+    return _URL_PASSWORD.sub(r"\1:***", text)
 
 
 _STEPS = ("slipway.coordinator", "slipway.worker")
@@ -171,6 +181,8 @@ def _secrets() -> tuple[str, ...]:
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Values of variables whose name says that they are secret; short ones would blot out ordinary text."""
-    found = {value for name, value in environment.items() if SECRET_NAMES.search(name) and len(value) >= 8}
+    """Values of variables whose name says that they are secret, and passwords in URLs; short ones would blot out ordinary text."""
+    named = {value for name, value in environment.items() if SECRET_NAMES.search(name) and name not in _NO_SECRETS}
+    passwords = {unquote(found[2]) for value in environment.values() for found in _URL_PASSWORD.finditer(value)}
+    found = {value for value in named | passwords if len(value) >= 8}
     return tuple(sorted(found, key=len, reverse=True))

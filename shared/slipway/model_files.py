@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.json_documents import read_json
+from slipway.links import files_in, real_file
 from slipway.safetensors_file import INDEX_SUFFIX, read_index
 from slipway.user_paths import user_path
 
@@ -51,9 +52,13 @@ MODEL_PICKLE_INDEX = f"{MODEL_PICKLE}.index.json"
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Tokenizer and chat-template files of a folder, sorted."""
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    return sorted([*found, *(folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja")])
+    """Tokenizer and chat-template files of a folder, sorted.
+
+    Raises:
+        ArtifactError: As :func:`slipway.links.file_in`, like all of the lists here.
+    """
+    more = (path.relative_to(folder) for path in (folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja"))
+    return sorted(files_in(folder, (*TOKENIZER_FILES, *more)))
 
 
 def has_chat_template(folder: Path) -> bool:
@@ -71,8 +76,7 @@ def has_chat_template(folder: Path) -> bool:
 
 def companion_files(folder: Path) -> list[Path]:
     """What lies beside a model's weights: configuration, generation settings, tokenizer and chat templates, sorted."""
-    own = (CONFIG, GENERATION_CONFIG)
-    return sorted([*(folder / name for name in own if (folder / name).is_file()), *tokenizer_files(folder)])
+    return sorted([*files_in(folder, (CONFIG, GENERATION_CONFIG)), *tokenizer_files(folder)])
 
 
 def copy_companions(source: Path, target: Path) -> None:
@@ -80,13 +84,13 @@ def copy_companions(source: Path, target: Path) -> None:
     for path in companion_files(source):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
+        shutil.copyfile(real_file(source, path.relative_to(source)), copy)
 
 
 def travelling_files(folder: Path) -> list[Path]:
     """What travels of a checkpoint: adapter configuration and weights, tokenizer, chat template, generation settings."""
     own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
-    return sorted([*(folder / name for name in own if (folder / name).is_file()), *tokenizer_files(folder)])
+    return sorted([*files_in(folder, own), *tokenizer_files(folder)])
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -96,8 +100,10 @@ def model_files(folder: Path) -> list[Path]:
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` when the configuration, the weights or a shard is missing.
+        ArtifactError: As :func:`slipway.links.file_in`; nothing was read then.
     """
-    if not (folder / CONFIG).is_file():
+    named = files_in(folder, (CONFIG, MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, GENERATION_CONFIG))
+    if folder / CONFIG not in named:
         raise CheckpointValidationError(
             f"{folder} has no {CONFIG}",
             reason="BASE_MODEL_INVALID",
@@ -106,13 +112,12 @@ def model_files(folder: Path) -> list[Path]:
         )
     if has_safetensors(folder):
         weights = [MODEL_WEIGHTS]
-        if not (folder / MODEL_WEIGHTS).is_file():
+        if folder / MODEL_WEIGHTS not in named:
             weights = [MODEL_INDEX, *sorted(set(read_index(folder / MODEL_INDEX).values()))]
     else:
-        index = [MODEL_PICKLE_INDEX] if not (folder / MODEL_PICKLE).is_file() else []
+        index = [MODEL_PICKLE_INDEX] if folder / MODEL_PICKLE not in named else []
         weights = [*index, *(path.name for path in sorted(set(pickle_files(folder).values())))]
-    own = [CONFIG, *weights, *([GENERATION_CONFIG] if (folder / GENERATION_CONFIG).is_file() else [])]
-    return sorted([*(folder / name for name in own), *tokenizer_files(folder)])
+    return sorted([*files_in(folder, (CONFIG, *weights, GENERATION_CONFIG)), *tokenizer_files(folder)])
 
 
 def has_safetensors(folder: Path) -> bool:

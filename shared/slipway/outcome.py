@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
@@ -64,7 +64,9 @@ def export_result(
     failure = export_failure(export, validation)
     original = original_bytes(export, store)
     formats = {
-        name: _format(digest, store=store, original=original, found=_validated(validation, name))
+        name: format_result(
+            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=_validated(validation, name)
+        )
         for name, digest in delivered_formats(export).items()
     }
     smallest = min((entry.size_bytes for entry in formats.values()), default=None)
@@ -97,8 +99,25 @@ def export_result(
 
 def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
     """Why an ended export is no success; None when it is one. A failed validation is a failure too, and decides first."""
-    ended = None if export.state == pb.EXPORT_STATE_SUCCEEDED else failure_of_status(export.error)
-    found = [failure for failure in (ended, _validation_failure(validation)) if failure is not None]
+    return _deciding(export, _validation_failure(validation))
+
+
+def recorded_failure(export: pb.Export) -> Failure | None:
+    """The same by what the export itself records, for who sees no artifacts."""
+    facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
+    failed: dict[str, tuple[str, str]] = {}
+    for recorded in facts:
+        outputs = recorded.get("outputs", {})
+        for name in recorded.get("failed_outputs", []):
+            output = outputs.get(name, {})
+            failed[name] = (output.get("explanation") or "it differs from the reference", output.get("remedy", ""))
+    return _deciding(export, _failed_outputs(failed))
+
+
+def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
+    unsuccessful = export.HasField("error") or export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
+    ended = failure_of_status(export.error) if unsuccessful else None
+    found = [failure for failure in (ended, validation) if failure is not None]
     failure = Failure.deciding(found)
     beside = [other for other in found if other is not failure]
     if failure is None or not beside:
@@ -107,14 +126,21 @@ def export_failure(export: pb.Export, validation: ValidationReport | None) -> Fa
 
 
 def _validation_failure(validation: ValidationReport | None) -> Failure | None:
-    if validation is None or not validation.failed_outputs:
+    if validation is None:
         return None
     failed = [validation.output(name) for name in validation.failed_outputs]
-    remedies = "; ".join(dict.fromkeys(output.remedy for output in failed if output.remedy))
+    return _failed_outputs({output.name: (_first_sentence(output), output.remedy) for output in failed})
+
+
+def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
+    """One failure of all outputs that failed validation, by what is wrong with each and what helps."""
+    if not failed:
+        return None
+    remedies = "; ".join(dict.fromkeys(remedy for _, remedy in failed.values() if remedy))
     return ValidationError(
-        "; ".join(f"{output.name} failed validation: {_first_sentence(output)}" for output in failed),
+        "; ".join(f"{name} failed validation: {what}" for name, (what, _) in failed.items()),
         remedy=remedies or "see report.html",
-        about={"outputs": ", ".join(validation.failed_outputs)},
+        about={"outputs": ", ".join(failed)},
     ).failure()
 
 
@@ -171,9 +197,18 @@ def _validated(validation: ValidationReport | None, name: str) -> OutputValidati
     return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
 
-def _format(digest: str, *, store: Artifacts, original: int | None, found: OutputValidation | None) -> FormatResult:
-    size = store.manifest(digest).size_bytes
-    entry = FormatResult(digest=digest, size_bytes=size, reduction_percent=_reduction(size, original))
+def format_result(
+    digest: str = "", *, size_bytes: int, original: int | None = None, found: OutputValidation | None
+) -> FormatResult:
+    """What is known of one output.
+
+    Args:
+        digest: Of the artifact; empty for a folder that is none.
+        size_bytes: Of all its files.
+        original: Size of the unquantized merged model; None where there is none.
+        found: What validation found; None where it did not look.
+    """
+    entry = FormatResult(digest=digest, size_bytes=size_bytes, reduction_percent=_reduction(size_bytes, original))
     if found is None:
         return entry
     return entry.model_copy(

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,11 +68,15 @@ class TaskRunner:
 
     def __init__(self, store: ArtifactStore, scratch: Path, *, gpu_architecture: str = "") -> None:
         self._store = store
-        self.scratch = scratch
         self._gpu_architecture = gpu_architecture
         scratch.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(scratch)
-        remove_unused(scratch, seconds=UNUSED_SECONDS)
+        self.scratch = scratch.resolve()
+        remove_abandoned(self.scratch)
+        remove_unused(self.scratch, seconds=UNUSED_SECONDS)
+
+    def using_store(self) -> AbstractContextManager[None]:
+        """Mark that what a task uses and makes is about to be named, from before it runs until somebody has noted its result."""
+        return self._store.using()
 
     async def run(
         self,

@@ -19,6 +19,7 @@ from typing import Any
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.json_documents import LARGEST_LIST, parse_json, read_json
+from slipway.links import file_in
 from slipway.regular_file import open_regular
 
 #: Bits per element. https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs, enum Dtype.
@@ -189,7 +190,7 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
             ``SAFETENSORS_CORRUPT`` when a file is damaged or two shards hold the same tensor.
     """
     single = folder / f"{stem}.safetensors"
-    if single.is_file():
+    if file_in(folder, single.name) is not None:
         return dict(read_safetensors(single).tensors)
     weight_map = read_index(folder / f"{stem}{INDEX_SUFFIX}")
     tensors: dict[str, TensorInfo] = {}
@@ -229,7 +230,7 @@ def read_index(path: Path) -> dict[str, str]:
     for shard in sorted(tensors):
         if Path(shard).name != shard or shard in {"", ".", ".."}:
             raise _invalid(folder, f"{path.name} names {shard!r}, which is not a file beside it", shard=shard)
-        if not (folder / shard).is_file():
+        if file_in(folder, shard) is None:
             raise _invalid(folder, f"shard {shard} ({counted(tensors[shard], 'tensor')}) is missing", shard=shard)
     return weight_map
 

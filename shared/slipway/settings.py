@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.artifacts.s3_options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
+from slipway.local_folders import check_local
 from slipway.security.settings import Security
+from slipway.stage_environment import added_names
 from slipway.texts import number_of, quoted
 from slipway.user_paths import has_unknown_home, user_path
 
@@ -40,6 +42,8 @@ class Settings(BaseModel):
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
+        stage_environment: Names of environment variables, separated by commas, that stages get beside
+            [those they need](../../docs/security.md#secrets), also where they look secret (``SLIPWAY_STAGE_ENVIRONMENT``).
         log_level: Level of Slipway's own log (``SLIPWAY_LOG_LEVEL``).
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
@@ -59,6 +63,7 @@ class Settings(BaseModel):
     transfer_rate: int = 16 << 10
     coordinator: str = ""
     scratch: Path
+    stage_environment: tuple[str, ...] = ()
     log_level: LogLevel = "info"
     tracing: Tracing = ""
     project: str = "default"
@@ -87,6 +92,8 @@ class Settings(BaseModel):
         Raises:
             ConfigurationError: A variable has an impossible value.
         """
+        for name in ("SLIPWAY_HOME", "SLIPWAY_SCRATCH"):
+            check_local(environment.get(name, ""), named_by=name)
         home = _folder("SLIPWAY_HOME", environment.get("SLIPWAY_HOME") or "~/.cache/slipway")
         scratch = environment.get("SLIPWAY_SCRATCH")
         return cls(
@@ -99,6 +106,7 @@ class Settings(BaseModel):
             transfer_rate=_size(environment, "SLIPWAY_TRANSFER_RATE", 16 << 10, least=1),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=_folder("SLIPWAY_SCRATCH", scratch) if scratch else home / "scratch",
+            stage_environment=added_names(environment),
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
             tracing=_choice(environment, "SLIPWAY_TRACING", "", get_args(Tracing)),
             project=environment.get("SLIPWAY_PROJECT") or "default",

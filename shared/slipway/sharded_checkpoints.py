@@ -18,6 +18,7 @@ from slipway.model_files import ADAPTER_WEIGHTS, MODEL_WEIGHTS
 FSDP_FOLDER = "pytorch_model_fsdp_0"
 _DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")
 _CONVERTED = "converted"
+_PICKLES = "; what converts them loads pickles, which can run code: use it only on a checkpoint that you trust"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,14 @@ def sharded_weights(folder: Path) -> ShardedWeights | None:
                 "use an earlier checkpoint, or copy this one again",
             )
         command = f"accelerate merge-weights {FSDP_FOLDER} {_CONVERTED}"
-        return ShardedWeights(f"its weights are FSDP shards ({FSDP_FOLDER})", _steps(folder, command))
+        return ShardedWeights(f"its weights are FSDP shards ({FSDP_FOLDER}){_PICKLES}", _steps(folder, command))
     steps = [int(match[1]) for entry in folder.iterdir() if (match := _DEEPSPEED_FOLDER.fullmatch(entry.name))]
     if not steps:
         return None
     tag = f"global_step{max(steps)}"
     options = f"--tag {tag} --safe_serialization --exclude_frozen_parameters"
-    command = f"python -m deepspeed.utils.zero_to_fp32 . {_CONVERTED} {options}"
-    return ShardedWeights(f"its weights are DeepSpeed ZeRO shards ({tag})", _steps(folder, command))
+    command = f"python -P -m deepspeed.utils.zero_to_fp32 . {_CONVERTED} {options}"
+    return ShardedWeights(f"its weights are DeepSpeed ZeRO shards ({tag}){_PICKLES}", _steps(folder, command))
 
 
 def _steps(folder: Path, command: str) -> str:

@@ -46,7 +46,7 @@ class Context:
     """What a running stage may use beside its inputs and parameters.
 
     Attributes:
-        workdir: Empty folder of this attempt; outputs are written below it. Removed with the attempt.
+        workdir: Empty folder of this attempt, and its process's current folder; outputs are written below it. Removed with the attempt.
         log: Logger of this attempt.
         max_memory_bytes: Anonymous memory the stage should stay below.
         threads: Threads that numeric libraries may use.

@@ -16,10 +16,13 @@ import os
 import re
 import socket
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from slipway.logs import redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -109,9 +112,19 @@ def span(
     tracer = _recorder.provider.get_tracer("slipway")
     linked = [trace.Link(context) for link in links if (context := _span_context(link)) is not None]
     with tracer.start_as_current_span(
-        name, context=_context(parent), attributes=dict(attributes or {}), links=linked
+        name,
+        context=_context(parent),
+        attributes=dict(attributes or {}),
+        links=linked,
+        record_exception=False,
+        set_status_on_exception=False,
     ) as it:
-        yield Span(it)
+        running = Span(it)
+        try:
+            yield running
+        except Exception as error:
+            running.record_error(error)
+            raise
 
 
 class Span:
@@ -130,8 +143,19 @@ class Span:
         if self._span is not None:
             from opentelemetry.trace import Status, StatusCode
 
-            self._span.set_status(Status(StatusCode.ERROR, message))
+            self._span.set_status(Status(StatusCode.ERROR, redact(message)))
             self._span.set_attribute("slipway.reason", reason)
+
+    def record_error(self, error: Exception) -> None:
+        """Mark the span as failed by an exception, with its traceback; OpenTelemetry's own way keeps no secret."""
+        if self._span is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            kind = f"{type(error).__module__}.{type(error).__qualname__}"
+            trace = "".join(traceback.format_exception(error))
+            facts = {"type": kind, "message": str(error), "stacktrace": trace}
+            self._span.add_event("exception", {f"exception.{name}": redact(text) for name, text in facts.items()})
+            self._span.set_status(Status(StatusCode.ERROR, redact(f"{type(error).__name__}: {error}")))
 
     @property
     def traceparent(self) -> str:
@@ -174,7 +198,7 @@ def record(
     facts = dict(attributes or {})
     status = trace.Status(trace.StatusCode.UNSET)
     if failure is not None:
-        facts["slipway.reason"], status = failure[0], trace.Status(trace.StatusCode.ERROR, failure[1])
+        facts["slipway.reason"], status = failure[0], trace.Status(trace.StatusCode.ERROR, redact(failure[1]))
     _recorder.processor.on_end(
         ReadableSpan(
             name,

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from cli import SLIPWAY
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import itertools
@@ -69,9 +71,8 @@ def run(kind: str, source: Path, folder: Path) -> dict[str, float]:
             environment |= server.environment() | {"SLIPWAY_STORE": f"s3://{BUCKET}/bench"}
         address = f"127.0.0.1:{free_port()}"
         command = [
-            sys.executable,
-            "-m",
-            "slipway_coordinator",
+            SLIPWAY,
+            "coordinator",
             "--listen",
             address,
             "--state",

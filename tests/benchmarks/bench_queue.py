@@ -31,6 +31,8 @@ import grpc
 import psutil
 from google.protobuf.duration_pb2 import Duration
 
+from cli import SLIPWAY
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from free_ports import free_port
@@ -219,7 +221,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with postgres_server(durable=True) as server, tempfile.TemporaryDirectory() as folder:
         database = server.create("load")
-        command = [sys.executable, "-m", "slipway_coordinator"]
+        command = [SLIPWAY, "coordinator"]
         subprocess.run([*command, "migrate", "--state", database], check=True, capture_output=True)
         address = f"127.0.0.1:{free_port()}"
         with Path(folder, "log").open("w") as log:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cli import SLIPWAY
 from coordinator_harness import CONFIGURATION, process, wait_for
 from free_ports import free_port
 from hostile_texts import DECEPTIVE
@@ -75,18 +75,16 @@ class Servers:
         access = ["--access-file", str(home / "access.yaml")]
         address, listen = (f"127.0.0.1:{self.ports[name]}" for name in SERVED)
         coordinator = [
-            sys.executable,
-            "-m",
-            "slipway_coordinator",
+            SLIPWAY,
+            "coordinator",
             "--listen",
             address,
             "--state",
             str(home / "state.db"),
         ]
         worker = [
-            sys.executable,
-            "-m",
-            "slipway.worker",
+            SLIPWAY,
+            "worker",
             "--coordinator",
             address,
             "--stage",

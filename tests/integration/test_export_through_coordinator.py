@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny_models
-from cli import Done, slipway
+from cli import SLIPWAY, Done, slipway
 from coordinator_harness import process, wait_for
 from free_ports import free_port
 from slipway.artifacts import LocalStore
@@ -64,13 +63,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         entries.append(f"  - {{name: {name}, role: {what}, token_sha256: {token_hash(token)}}}")
     (site.folder / "access.yaml").write_text("\n".join(["principals:", *entries]))
     address, home = f"127.0.0.1:{site.port}", {"SLIPWAY_HOME": str(site.folder / "server")}
-    coordinator = ["-m", "slipway_coordinator", "--listen", address, "--state", str(site.folder / "state.db")]
-    worker = ["-m", "slipway.worker", "--coordinator", address, "--stage", "merge", "--drain-seconds", "0"]
+    coordinator = ["coordinator", "--listen", address, "--state", str(site.folder / "state.db")]
+    worker = ["worker", "--coordinator", address, "--stage", "merge", "--drain-seconds", "0"]
     coordinator += ["--access-file", str(site.folder / "access.yaml")]
     worker += ["--token-file", str(site.folder / "worker.token")]
     with ExitStack() as stack:
-        stack.enter_context(process([sys.executable, *coordinator], site.folder / "coordinator.log", **home))
-        stack.enter_context(process([sys.executable, *worker], site.folder / "worker.log", **home))
+        stack.enter_context(process([SLIPWAY, *coordinator], site.folder / "coordinator.log", **home))
+        stack.enter_context(process([SLIPWAY, *worker], site.folder / "worker.log", **home))
         wait_for(site.answers)
         yield site
 

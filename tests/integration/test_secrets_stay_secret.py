@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,9 +33,10 @@ def test_no_secret_is_found_anywhere_after_a_run(tmp_path: Path) -> None:
         export = run.export()
         assert export.tasks
         run.wrong_token_is_refused()
+        refused = run.token_in_place_of_its_file()
         shown = run.command("get", export.name, "--json") + run.command("list") + run.command("list", "--debug")
     assert export.name.rpartition("/")[2] in shown
-    assert not run.secrets_in(shown.encode())
+    assert not run.secrets_in((shown + refused).encode())
     found = {path for path in run.written() if run.secrets_in(path.read_bytes())}
     assert found == set()
     logs = (run.home / "coordinator.log").read_text() + (run.home / "worker.log").read_text()
@@ -56,7 +56,11 @@ class Run:
         self.authority = Authority(self.private / "tls")
         self.authority.files("server", "localhost")
         keys = [path.read_text().splitlines()[1] for path in self._keys()]
-        self.secrets = [*self.tokens.values(), *keys]
+        self.around = {
+            name: CANARY.format(name.lower()) for name in ("GH_PAT", "PRIVATE_KEY", "SENTRY_DSN", "MYSQL_PWD")
+        }
+        self.around["DATABASE_URL"] = f"postgresql://slipway:{CANARY.format('url')}@db/slipway"
+        self.secrets = [*self.tokens.values(), *keys, *self.around.values(), CANARY.format("url")]
         (self.private / "access.yaml").write_text(
             f"principals:\n  - {{name: ci, role: submitter, projects: [red], token_sha256: {token_hash(self.tokens['ci'])}}}\n"
             f"  - {{name: worker, role: worker, token_sha256: {token_hash(self.tokens['worker'])}}}\n"
@@ -78,6 +82,7 @@ class Run:
     def environment(self) -> dict[str, str]:
         tls = self.private / "tls"
         return {
+            **self.around,
             "SLIPWAY_HOME": str(self.home),
             "SLIPWAY_TRACING": "console",
             "SLIPWAY_TLS_CA_FILE": str(self.authority.ca),
@@ -87,14 +92,14 @@ class Run:
 
     def servers(self, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
         access = {"SLIPWAY_ACCESS_FILE": str(self.private / "access.yaml")}
-        command = [sys.executable, "-m", "slipway_coordinator", "--listen", "localhost:0", "--state"]
+        command = [SLIPWAY, "coordinator", "--listen", "localhost:0", "--state"]
         command += [str(self.home / "state.db"), "--log-level", "DEBUG"]
         coordinator = stack.enter_context(
             process(command, self.home / "coordinator.log", **self.environment(), **access)
         )
         self.address = f"localhost:{wait_for(lambda: port_of(coordinator))}"
         wait_for(self.answers)
-        command = [sys.executable, "-m", "slipway.worker", "--stage", "merge,quantize,validate,onnx_export"]
+        command = [SLIPWAY, "worker", "--stage", "merge,quantize,validate,onnx_export"]
         command += [
             "--coordinator",
             self.address,
@@ -135,6 +140,23 @@ class Run:
         with self.client(self.tokens["wrong"]) as client, pytest.raises(ModelExportError) as caught:
             client.get_export("x")
         assert not self.secrets_in(str(caught.value).encode())
+
+    def token_in_place_of_its_file(self) -> str:
+        """What commands and a worker say of a token that was typed where its file belongs, with traces on the console."""
+        said = ""
+        typed = ["--coordinator", self.address, "--token-file", self.tokens["ci"]]
+        for words in (["list", "--debug"], ["push", ".", "--debug"], ["worker", "--stage", "merge"]):
+            done = subprocess.run(
+                [SLIPWAY, *words, *typed],
+                env=os.environ | self.environment(),
+                cwd=self.home,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 3, done.stderr
+            assert "--token-file" in done.stderr
+            said += done.stdout + done.stderr
+        return said
 
     def command(self, *words: str) -> str:
         """What a command prints, with the token in its environment."""

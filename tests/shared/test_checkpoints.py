@@ -410,7 +410,7 @@ def test_deepspeed_shards_are_recognised(tmp_path):
     error = failure(tmp_path / "run")
     assert error.reason == "CHECKPOINT_SHARDED"
     command = (
-        f"cd {folder} && python -m deepspeed.utils.zero_to_fp32 . converted --tag global_step10 --safe_serialization"
+        f"cd {folder} && python -P -m deepspeed.utils.zero_to_fp32 . converted --tag global_step10 --safe_serialization"
     )
     assert command in error.remedy
 

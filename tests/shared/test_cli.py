@@ -23,7 +23,7 @@ from slipway.logs import PlainFormatter
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
     *("doctor", "checkpoints", "stage", "sample", "verify", "push", "pull", "cache"),
-    *("coordinator", "worker"),
+    *("coordinator", "worker", "token"),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from slipway.configuration.schema import keys
 from slipway.errors import ERROR_TYPES, EXIT_CODES, REASONS, Failure, ModelExportError
 
-DOCUMENTED_CODES = {0, 2, 3, 4, 5, 6, 7, 130}
+DOCUMENTED_CODES = {0, 2, 3, 4, 5, 6, 7, 130, 141}
 OWN_FAULTS = {"INTERNAL", "STAGE_ERROR"}
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("shared", "services") for path in sorted((ROOT / folder).rglob("*.py"))]

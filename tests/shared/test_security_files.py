@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
+import traceback
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from cli import run_here
 from slipway.errors import ModelExportError
-from slipway.security.__main__ import main as make_token
 from slipway.security.access_file import AccessFile, load_access
 from slipway.security.channels import Identity
+from slipway.security.server import coordinator_security
 from slipway.security.settings import Security
 from slipway.security.tokens import is_token, matching, new_token, token_hash
 from slipway.settings import Settings
+from slipway.telemetry import recording, span
 
 TOKEN = new_token()
+KEY = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/Ke+wggSjAgEAAo\n" * 26
 
 
 def entry(**changes: object) -> str:
@@ -78,15 +83,14 @@ def test_tokens_are_long_and_all_compared() -> None:
 
 def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token_file, access = tmp_path / "token", tmp_path / "access.yaml"
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["x", "--name", "ci", "--role", "submitter", "--project", "red", "--project", "blue"]
-        patch.setattr("sys.argv", [*words, "--token-file", str(token_file)])
-        assert make_token() == 0
-        assert make_token() == 3  # never overwritten
+    words = ["token", "--name", "ci", "--role", "submitter", "--project", "red", "--project", "blue"]
+    assert run_here(*words, "--token-file", token_file) == 0
     assert token_file.stat().st_mode & 0o777 == 0o600
     out = capsys.readouterr().out
     token = token_file.read_text().strip()
     assert token not in out
+    assert run_here(*words, "--token-file", token_file) == 3  # never overwritten
+    assert token_file.read_text().strip() == token
     access.write_text("principals:\n" + out)
     principal = AccessFile(access).identify(token=token, certificate_names=())
     assert (principal.name, principal.projects) == ("ci", frozenset({"red", "blue"}))
@@ -97,18 +101,17 @@ def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: py
     [
         (["--name", "a: {b", "--role", "viewer", "--project", "*"], 0),
         (["--name", "w", "--role", "worker"], 0),
-        (["--name", "w", "--role", "worker", "--project", "red"], 2),
-        (["--name", "v", "--role", "viewer"], 2),
-        (["--name", "v", "--role", "viewer", "--project", "Red/.."], 2),
+        (["--name", "w", "--role", "worker", "--project", "red"], 3),
+        (["--name", "v", "--role", "viewer"], 3),
+        (["--name", "v", "--role", "viewer", "--project", "Red/.."], 3),
+        (["--name", "v", "--role", "root"], 2),
     ],
 )
 def test_the_command_makes_no_entry_that_is_refused_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
 ) -> None:
     token_file, access = tmp_path / "token", tmp_path / "access.yaml"
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
-        patch.setattr("sys.argv", ["x", *words, "--token-file", str(token_file)])
-        assert make_token() == code
+    assert run_here("token", *words, "--token-file", token_file) == code
     assert token_file.exists() is (code == 0)
     out = capsys.readouterr().out
     assert bool(out) is (code == 0)
@@ -116,6 +119,33 @@ def test_the_command_makes_no_entry_that_is_refused_later(
         access.write_text("principals:\n" + out)
         token = token_file.read_text().strip()
         assert AccessFile(access).identify(token=token, certificate_names=()).name == words[1]
+
+
+@pytest.mark.parametrize("typed", [TOKEN, "c2VjcmV0/dG9rZW4vMDEyMzQ1Njc4OQ==", "/c2VjcmV0/dG9rZW4v", KEY])
+@pytest.mark.parametrize("setting", ["token_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "access_file"])
+def test_a_secret_that_is_typed_as_a_path_is_not_repeated(setting: str, typed: str) -> None:
+    """Neither in the error nor in what a traced call records of it, whatever other error it comes from."""
+    files = {setting: typed}
+    if setting in {"tls_cert_file", "tls_key_file"}:
+        files = {"tls_cert_file": typed, "tls_key_file": typed}
+    security = Security.model_validate(files)
+    spans = InMemorySpanExporter()
+    use = coordinator_security if setting == "access_file" else Identity
+    with recording(spans), pytest.raises(ModelExportError) as caught, span("call"):
+        use(address="localhost:1", security=security)
+    recorded = "".join(found.to_json() for found in spans.get_finished_spans())
+    assert "ConfigurationError" in recorded
+    shown = [str(caught.value), repr(caught.value.failure()), *traceback.format_exception(caught.value), recorded]
+    assert [text for text in shown if typed in text or typed.splitlines()[0] in text] == []
+    assert f"--{setting.replace('_', '-')}" in str(caught.value) or setting == "tls_key_file"
+
+
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secrets").mkdir()
+    for path in (str(tmp_path / "no" / "such.token"), "secrets/ci.token", "../ci.token"):
+        with pytest.raises(ModelExportError, match=re.escape(path)):
+            Identity("localhost:1", Security.model_validate({"token_file": path}))
 
 
 def test_settings_never_show_a_token(tmp_path: Path) -> None:

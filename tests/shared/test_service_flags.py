@@ -7,38 +7,29 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from cli import run_here, slipway
+from cli import SLIPWAY, run_here, slipway
 from slipway.errors import ModelExportError
 from slipway.security.flags import at_least
 from slipway.worker.flags import worker_parser
 from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.state import state_at
 
-PARSERS = {"slipway.worker": worker_parser, "slipway_coordinator": coordinator_parser}
 COMMANDS = {"worker": worker_parser, "coordinator": coordinator_parser}
-STATE = {"slipway.worker": [], "slipway_coordinator": ["--state", "x"]}
+STATE = {"worker": [], "coordinator": ["--state", "x"]}
 
 
-@pytest.mark.parametrize("module", ["slipway.worker", "slipway_coordinator", "slipway.security"])
-def test_the_help_has_examples(module: str) -> None:
-    command = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "200"})
-    assert done.returncode == 0, done.stderr
-    shown = re.findall(r"^  \$ python -m (\S+) (.*)$", done.stdout, re.MULTILINE)
-    assert shown
-    for name, arguments in shown:
-        assert name == module
-        if name in PARSERS:
-            PARSERS[name](name).parse_args(shlex.split(arguments))
+def test_no_module_can_be_started_in_place_of_the_command() -> None:
+    """``python -m`` would import from the current folder before anything of Slipway can keep it from that."""
+    root = Path(__file__).parents[2]
+    assert [path for part in ("shared", "services") for path in (root / part).rglob("__main__.py")] == []
 
 
 @pytest.mark.parametrize("service", sorted(COMMANDS))
-def test_the_command_takes_what_the_module_takes(
+def test_the_help_has_examples_that_are_taken(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     monkeypatch.delenv("SLIPWAY_STATE", raising=False)
@@ -53,7 +44,7 @@ def test_the_command_takes_what_the_module_takes(
 
 @pytest.mark.parametrize("level", ["debug", "DEBUG", "Debug"])
 def test_the_log_level_is_taken_in_any_case(level: str) -> None:
-    for name, parser in PARSERS.items():
+    for name, parser in COMMANDS.items():
         assert parser(name).parse_args(["--log-level", level, *STATE[name]]).log_level == "DEBUG"
 
 
@@ -80,20 +71,20 @@ def test_a_service_without_its_libraries_says_what_to_install(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments"),
+    ("service", "arguments"),
     [
-        ("slipway_coordinator", "--state x --retain-days -1"),  # would forget what ended just now
-        ("slipway_coordinator", "--state x --lease-seconds 0"),
-        ("slipway_coordinator", "--state x --max-exports 0"),
-        ("slipway_coordinator", "--state x --lease-seconds nan"),
-        ("slipway.worker", "--slots 0"),
-        ("slipway.worker", "--slots 1.5"),
-        ("slipway.worker", "--drain-seconds -1"),
+        ("coordinator", "--state x --retain-days -1"),  # would forget what ended just now
+        ("coordinator", "--state x --lease-seconds 0"),
+        ("coordinator", "--state x --max-exports 0"),
+        ("coordinator", "--state x --lease-seconds nan"),
+        ("worker", "--slots 0"),
+        ("worker", "--slots 1.5"),
+        ("worker", "--drain-seconds -1"),
     ],
 )
-def test_impossible_numbers_are_refused(capsys: pytest.CaptureFixture[str], module: str, arguments: str) -> None:
+def test_impossible_numbers_are_refused(capsys: pytest.CaptureFixture[str], service: str, arguments: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        PARSERS[module](module).parse_args(arguments.split())
+        COMMANDS[service](service).parse_args(arguments.split())
     assert ended.value.code == 2
     flag, value = arguments.split()[-2:]
     error = capsys.readouterr().err.splitlines()[-1]
@@ -136,7 +127,7 @@ def test_a_state_that_cannot_be_written_is_refused(small_disk: Path) -> None:
 @pytest.mark.parametrize("command", ["serve", "migrate"])
 def test_a_state_in_a_folder_that_is_not_there_is_bad_input(tmp_path: Path, command: str) -> None:
     """Not a database that is away, which would be tried again for ever; and no folder is made."""
-    program = [sys.executable, "-m", "slipway_coordinator", command, "--listen", "127.0.0.1:0", "--state"]
+    program = [SLIPWAY, "coordinator", command, "--listen", "127.0.0.1:0", "--state"]
     ended = subprocess.run([*program, str(tmp_path / "no" / "s.db")], capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr.partition(":")[0]) == (3, "REQUEST_INVALID")
     assert not (tmp_path / "no").exists()
@@ -145,7 +136,7 @@ def test_a_state_in_a_folder_that_is_not_there_is_bad_input(tmp_path: Path, comm
 def test_a_port_that_is_none_is_refused(tmp_path: Path) -> None:
     """gRPC would listen on what is left above 65535."""
     place = ["--listen", "127.0.0.1:99999", "--state", str(tmp_path / "state.db")]
-    command = [sys.executable, "-m", "slipway_coordinator", *place]
+    command = [SLIPWAY, "coordinator", *place]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 3, done.stderr
     assert "the highest port is 65535" in done.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from slipway.artifacts import LocalStore
+from slipway.cli import stage_view
 from slipway.cli.summary import summary
 from slipway.outcome import export_result
 from slipway.report import figures, write_report
@@ -74,6 +76,7 @@ class Exported:
         )  # fmt: skip
         reference = Reference(description="base + adapter", engine=Engine(runtime="transformers"))
         validation = ValidationReport(reference=reference, inputs=inputs, outputs=outputs)
+        self.validation = validation
         self.result: ExportResult = export_result(export, store=store, validation=validation)
         write_report(folder, result=self.result, validation=validation, lineage={})
 
@@ -87,10 +90,32 @@ class Exported:
 
     @property
     def table(self) -> str:
-        console = Console(file=StringIO(), width=300)
-        console.print(summary(self.result))
-        assert isinstance(console.file, StringIO)
-        return console.file.getvalue()
+        return _printed(summary(self.result))
+
+    @property
+    def stage(self) -> str:
+        return _printed(stage_view.figures(self.validation))
+
+
+def _printed(shown: RenderableType) -> str:
+    console = Console(file=StringIO(), width=300)
+    console.print(shown)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_the_result_of_a_stage_and_of_an_export_show_the_same_figures(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY})
+    figure = re.compile(r"\S+ (?:ms|tok/s) ±\S+ %(?:, unstable)?|\S+ MB")
+    rows = {
+        place: {line.split()[0]: figure.findall(line) for line in getattr(exported, place).splitlines() if "±" in line}
+        for place in ("table", "stage")
+    }
+    assert rows["stage"] == {
+        "pytorch": ["12 ms ±4 %", "100 tok/s ±4 %", "100.0 MB"],
+        "onnx": ["2 ms ±60 %, unstable", "165 tok/s ±60 %, unstable", "101.0 MB"],
+    }
+    assert rows["table"] == rows["stage"]
 
 
 def test_the_headline_is_the_fastest_of_those_that_are_stable(tmp_path: Path) -> None:
@@ -115,7 +140,7 @@ def test_without_a_stable_figure_there_is_no_headline(tmp_path: Path) -> None:
     assert "2 ms" not in exported.page.partition("</header>")[0]
 
 
-@pytest.mark.parametrize("place", ["page", "card", "table"])
+@pytest.mark.parametrize("place", ["page", "card", "table", "stage"])
 def test_every_figure_says_how_far_it_scatters(tmp_path: Path, place: str) -> None:
     shown = getattr(Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY, "onnx-int4": ONCE}), place)
     for figure in ("12 ms ±4 %", "100 tok/s ±4 %", "165 tok/s ±60 %, unstable", "500 tok/s, one round"):

@@ -52,7 +52,7 @@ def test_a_validation_shows_its_figures(tmp_path: Path) -> None:
     shown = slipway(*validate, f"pytorch={tmp_path / 'merged' / 'pytorch'}", "--out", tmp_path / "one", home=home)
     assert shown.code == 0, shown.err
     header, row = (line for line in shown.out.splitlines() if line.startswith(("output ", "pytorch ")))
-    assert header.split()[:5] == ["output", "validation", "KL", "top-1", "perplexity"]
+    assert header.split()[:5] == ["output", "validation", "perplexity", "KL", "top-1"]
     assert row.split()[1] == "passed"
     assert "%" in row
 

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otlp_collector import Collector, collecting
-from slipway.logs import JsonFormatter, command_logs, json_handler, secrets_of
+from slipway.logs import JsonFormatter, command_logs, json_handler, redact, secrets_of
 from slipway.settings import Settings
 from slipway.telemetry import (
     current_trace_id,
@@ -165,9 +165,31 @@ def test_secrets_are_found_by_their_names() -> None:
         "HF_TOKEN": "hf_0123456789",
         "AWS_SECRET_ACCESS_KEY": "abcdefgh1",
         "PATH": "/usr/bin:/bin",
+        "PWD": "/home/somebody",
         "TOKEN": "x",
+        "GH_PAT": "github_pat_0",
+        "DEPLOY_PRIVATE_KEY": "-----BEGIN",
+        "SENTRY_DSN": "https://0a1b@sentry/1",
+        "MYSQL_PWD": "pwd-of-mysql",
+        "SLIPWAY_STATE": "postgresql://slipway:p%40ss-word@db/slipway",
     }
-    assert secrets_of(environment) == ("hf_0123456789", "abcdefgh1")
+    found = {
+        "hf_0123456789",
+        "abcdefgh1",
+        "github_pat_0",
+        "-----BEGIN",
+        "https://0a1b@sentry/1",
+        "pwd-of-mysql",
+        "p@ss-word",
+    }
+    assert set(secrets_of(environment)) == found
+
+
+def test_no_password_of_a_url_is_written() -> None:
+    assert redact("cannot reach postgresql://slipway:x@db:5432/slipway") == (
+        "cannot reach postgresql://slipway:***@db:5432/slipway"
+    )
+    assert redact("https://host:8080/a@b and s3://bucket/a") == "https://host:8080/a@b and s3://bucket/a"
 
 
 def test_secrets_never_reach_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from cli import SLIPWAY
 from coordinator_harness import Harness, process, state, tiny_export, tiny_task, wait_for
 from free_ports import free_port
 from metrics_page import page
@@ -87,15 +87,15 @@ class Parts:
         }
 
     def coordinator(self) -> subprocess.Popen[bytes]:
-        return self._start("slipway_coordinator", "--listen", self.address, "--state", str(self.home / "state.db"))
+        return self._start("coordinator", "--listen", self.address, "--state", str(self.home / "state.db"))
 
     def worker(self) -> subprocess.Popen[bytes]:
         stages = "merge,quantize,validate"
-        return self._start("slipway.worker", "--coordinator", self.address, "--stage", stages, "--drain-seconds", "0")
+        return self._start("worker", "--coordinator", self.address, "--stage", stages, "--drain-seconds", "0")
 
-    def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", module, *arguments, "--metrics", "127.0.0.1:0"]
-        return self.stack.enter_context(process(command, self.home / f"{module}.log", **self.environment))
+    def _start(self, service: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [SLIPWAY, service, *arguments, "--metrics", "127.0.0.1:0"]
+        return self.stack.enter_context(process(command, self.home / f"{service}.log", **self.environment))
 
     def log(self, module: str) -> list[dict[str, str]]:
         return [json.loads(line) for line in (self.home / f"{module}.log").read_text().splitlines()]
@@ -136,20 +136,20 @@ def test_processes_share_a_trace_and_show_their_metrics_over_a_crash(
             configuration = parse({"formats": {"onnx": {"enabled": False}}})
             export = client.create_export(configuration, sources={"base": digest, "adapter": digest}, export_id="x")
         wait_for((tmp_path / "runs").exists)
-        held = page(parts.metrics_ports("slipway_coordinator")[0])
+        held = page(parts.metrics_ports("coordinator")[0])
         first.send_signal(signal.SIGKILL)  # spans of the last half second are not sent yet
         first.wait()
         parts.coordinator()
-        wait_for(lambda: len(parts.metrics_ports("slipway_coordinator")) == 2)
-        port = parts.metrics_ports("slipway_coordinator")[1]
+        wait_for(lambda: len(parts.metrics_ports("coordinator")) == 2)
+        port = parts.metrics_ports("coordinator")[1]
         wait_for(lambda: page(port).get(("slipway_leased_tasks", (("stage", "merge"),))) == 1)
         hold.unlink()
         wait_for(lambda: answers(client, export.name) == "succeeded")
         ended = ("slipway_exports_ended_total", (("state", "succeeded"),))
         wait_for(lambda: ended in page(port))  # counted just after it can be seen
         coordinator = page(port)
-        worker = page(parts.metrics_ports("slipway.worker")[0])
-        logs = parts.log("slipway_coordinator") + parts.log("slipway.worker")
+        worker = page(parts.metrics_ports("worker")[0])
+        logs = parts.log("coordinator") + parts.log("worker")
     _check_trace(kept)
     assert export.trace_id == kept.spans[0].trace_id.hex()
     _check_metrics(held, coordinator, worker)

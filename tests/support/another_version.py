@@ -11,8 +11,8 @@ import sys
 from dbos import DBOS
 
 from slipway_coordinator import engine, workflow
-from slipway_coordinator.__main__ import main
 from slipway_coordinator.flags import coordinator_parser
+from slipway_coordinator.main import main
 
 if __name__ == "__main__":
     version, *arguments = sys.argv[1:]

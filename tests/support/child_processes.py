@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MARK = "STARTED_BY_TESTS_OF_PROCESS"
+_FOR_STAGES = (_MARK, "PYTEST_CURRENT_TEST", "SLIPWAY_TEST_STAGES", "SLIPWAY_TEST_SECONDS")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PERMANENT = {"multiprocessing.resource_tracker": "Python's own, one for each process"}
 """Words of command lines whose processes last as long as the one that started them, and why."""
@@ -21,8 +22,12 @@ owned: set[int] = set()
 
 
 def mark() -> None:
-    """Let every process started from now on inherit a mark, which finds it even after its parent is gone."""
+    """Let every process started from now on inherit a mark, which finds it even after its parent is gone.
+
+    Those of stages too, which get no variable but by name; so they get what tests tell their stages.
+    """
     os.environ[_MARK] = str(os.getpid())
+    os.environ["SLIPWAY_STAGE_ENVIRONMENT"] = ",".join(_FOR_STAGES)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -23,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from child_processes import owned
+from cli import SLIPWAY
 from coordinator_harness import state, wait_for
 from free_ports import free_port
 from postgres_server import PostgresServer
@@ -156,7 +156,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self.database = self.postgres.create(f"c{os.getpid()}_{time.monotonic_ns()}")
-        migration = [sys.executable, "-m", "slipway_coordinator", "migrate", "--state", self.database]
+        migration = [SLIPWAY, "coordinator", "migrate", "--state", self.database]
         subprocess.run(migration, check=True, capture_output=True, cwd=self.folder)
         with ExitStack() as stack:
             self.coordinators = [self._coordinator(f"coordinator-{name}") for name in "ab"]
@@ -183,7 +183,7 @@ class Cluster:
 
     def worker(self, name: str, coordinator: str, *, prefix: tuple[str, ...] = (), **environment: str) -> Member:
         """Start a worker."""
-        command = [*prefix, sys.executable, "-m", "slipway.worker", "--coordinator", coordinator, "--slots", "1"]
+        command = [*prefix, SLIPWAY, "worker", "--coordinator", coordinator, "--slots", "1"]
         command += ["--drain-seconds", "5"]
         if self.tiny:
             command += ["--stage", "merge,quantize,onnx_export,validate"]
@@ -283,7 +283,7 @@ class Cluster:
 
     def _coordinator(self, name: str) -> Member:
         port, metrics = free_port(), free_port()
-        command = [sys.executable, "-m", "slipway_coordinator", "--listen", f"127.0.0.1:{port}"]
+        command = [SLIPWAY, "coordinator", "--listen", f"127.0.0.1:{port}"]
         command += ["--state", self.database, "--lease-seconds", str(self.lease_seconds)]
         command += ["--metrics", f"127.0.0.1:{metrics}"]
         return Member(name, command, {}, self.folder, port=port, metrics=metrics)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli import SLIPWAY
 from slipway.artifacts import ArtifactStore, LocalStore
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
@@ -189,16 +189,16 @@ CONFIGURATION = ExportConfiguration()
 
 @contextmanager
 def coordinator_process(home: Path, address: str, *, lease_seconds: float = 4.0) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m slipway_coordinator`` until the block ends."""
-    command = [sys.executable, "-m", "slipway_coordinator", "--listen", address, "--state", str(home / "state.db")]
+    """``slipway coordinator`` until the block ends."""
+    command = [SLIPWAY, "coordinator", "--listen", address, "--state", str(home / "state.db")]
     with process([*command, "--lease-seconds", str(lease_seconds)], home / "coordinator.log") as started:
         yield started
 
 
 @contextmanager
 def worker_process(home: Path, address: str, stages: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m slipway.worker`` until the block ends."""
-    command = [sys.executable, "-m", "slipway.worker", "--coordinator", address, "--stage", stages, "--slots", "1"]
+    """``slipway worker`` until the block ends."""
+    command = [SLIPWAY, "worker", "--coordinator", address, "--stage", stages, "--slots", "1"]
     more = {"SLIPWAY_HOME": str(home), **environment}
     with process([*command, "--drain-seconds", "0"], home / "worker.log", **more) as started:
         yield started

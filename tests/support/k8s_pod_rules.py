@@ -219,7 +219,7 @@ def _services_by_stage() -> dict[str, str]:
 
 def _services(program: str) -> tuple[str, ...]:
     if program == "worker":
-        from slipway.worker.__main__ import SERVICE
+        from slipway.worker.main import SERVICE
 
         return (SERVICE,)
     from slipway_coordinator.server import SERVICES

@@ -136,6 +136,8 @@ class Look:
         for thread in threading.enumerate():
             if thread in self.threads or self._may_stay(thread):
                 continue
+            if _pool(thread) is not None:
+                gc.collect()  # a pool that nobody holds any more ends its threads when it is collected
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 left.append(f"thread {thread.name!r} of {_owner(thread)}")

@@ -39,6 +39,16 @@ def echo(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[s
     return {"out": out}
 
 
+def speak(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    """Print, read and write as libraries do, without saying in which encoding."""
+    out = ctx.workdir / "out"
+    out.mkdir()
+    text = (inputs["in"] / "text.txt").read_text()
+    print(text, "\udcff", flush=True)
+    (out / "text.txt").write_text(text)
+    return {"out": out}
+
+
 def with_library(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
     try:
         from slipway_test_library import VERSION
@@ -153,6 +163,7 @@ def keeping(inputs: Mapping[str, Path], params: KeepingParams, ctx: Context) -> 
 
 
 ECHO = Stage(name="echo", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=echo)
+SPEAK = Stage(name="speak", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=speak)
 SOURCE = Stage(name="source", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo)
 ENVIRONMENT = Stage(name="environment", version=1, inputs=(), outputs=("out",), params=EchoParams, run=environment)
 TROUBLE = Stage(name="trouble", version=1, inputs=(), outputs=("out",), params=TroubleParams, run=trouble)

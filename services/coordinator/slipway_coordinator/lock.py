@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from slipway.errors import ServiceError
+
+_PATIENCE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.01
 
 
 class StateLock(Protocol):
@@ -54,13 +58,14 @@ class FileLock:
         self._holder = ""
 
     def acquire(self) -> bool:
-        """Take it if nobody has it; whether it is ours now."""
+        """Take it if nobody has it; whether it is ours now. Who looks whether it is taken has it for an instant."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Not inheritable, so that no child process keeps the lock.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        patience = time.monotonic() + _PATIENCE_SECONDS
+        while not (ours := _taken(descriptor)) and time.monotonic() < patience:
+            time.sleep(_PAUSE_SECONDS)
+        if not ours:
             self._holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             return False
@@ -86,6 +91,14 @@ class FileLock:
             remedy="wait for it to end, or end it",
             about={"process": self._holder},
         )
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

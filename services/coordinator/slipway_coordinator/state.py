@@ -23,7 +23,7 @@ class SqliteState:
     @property
     def url(self) -> str:
         """For SQLAlchemy."""
-        return f"sqlite:///{self.path}"
+        return sa.URL.create("sqlite", database=str(self.path)).render_as_string()
 
     def lock(self) -> StateLock:
         """What makes a coordinator the only active one."""

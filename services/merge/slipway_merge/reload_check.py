@@ -198,7 +198,7 @@ def _load(cls: Any, folder: Path, **options: Any) -> Any:
     """
     try:
         with _quiet():
-            return cls.from_pretrained(folder, dtype=torch.float32, **options)
+            return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
     except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
         raise _not_verified(f"transformers cannot load it: {error}", "") from error
 

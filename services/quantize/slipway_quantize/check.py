@@ -60,7 +60,7 @@ def _run_pytorch(target: Path) -> Any:
         # Loading draws progress bars, which belong on no stage's output.
         with contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
             model, loading = AutoModelForCausalLM.from_pretrained(
-                target, local_files_only=True, output_loading_info=True
+                target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
             logits = model(tokens).logits.float().numpy()
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:

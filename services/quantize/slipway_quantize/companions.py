@@ -10,15 +10,16 @@ from typing import Any
 
 from slipway import json_documents
 from slipway.errors import QuantizationError
+from slipway.links import all_files
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".bin", ".pt", ".pth")
 
 
 def copy_companions(source: Path, target: Path) -> None:
     """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and not path.name.endswith(_WEIGHTS):
-            copy = target / path.relative_to(source)
+    for name, path in all_files(source):
+        if not name.endswith(_WEIGHTS):
+            copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # content only: inputs may be read-only
 

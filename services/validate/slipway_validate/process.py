@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,9 @@ from typing import IO, Any
 
 import psutil
 
+from slipway.python_process import python_module
 from slipway.stage import Context
+from slipway.stage_environment import stage_environment
 from slipway.threads import thread_variables
 from slipway_validate.protocol import RESULT_FILE, ROUND, SPEC_FILE, TIME, WAITING, Round, RunResult, Spec
 
@@ -175,8 +176,7 @@ class Runner:
 
 @contextmanager
 def _process(folder: Path, *, threads: int) -> Iterator[subprocess.Popen[str]]:
-    # -P keeps the current directory off the import path.
-    command = [sys.executable, "-P", "-m", "slipway_validate.runner", str(folder.absolute())]
+    command = python_module("slipway_validate.runner", str(folder.absolute()))
     with (folder / STDERR_FILE).open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(
             command,
@@ -208,7 +208,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Ours, with the thread count fixed before any library starts its pool, and no way to a model hub."""
+    """A stage's, with the thread count fixed before any library starts its pool, and no way to a model hub."""
     fixed = {
         **thread_variables(threads, environment=os.environ),
         "TOKENIZERS_PARALLELISM": "false",
@@ -216,7 +216,7 @@ def _environment(threads: int) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    return {**os.environ, **fixed}
+    return {**stage_environment(os.environ), **fixed}
 
 
 def _lines_of(process: subprocess.Popen[str]) -> queue.SimpleQueue[str]:

@@ -1,4 +1,4 @@
-"""One model, one process: ``python -m slipway_validate.runner FOLDER`` does what ``FOLDER/spec.json`` says.
+"""One model, one process: ``python -P -m slipway_validate.runner FOLDER`` does what ``FOLDER/spec.json`` says.
 
 Progress goes to stdout as JSON lines; what comes out is ``FOLDER/result.json``. Where speed is to be measured, the process then
 waits with its model and takes a round of timing whenever its standard input says so. It ends when the stage that started it ends,

@@ -17,6 +17,7 @@ from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.store import ArtifactStore
 from slipway.errors import ArtifactError
+from slipway.links import open_unlinked
 
 CHUNK_BYTES = 1 << 20
 
@@ -154,16 +155,18 @@ class LocalBlobs:
 
     def read(self, file: ManifestFile, artifact: str, *, offset: int = 0) -> Iterator[bytes]:
         """As :meth:`Blobs.read`."""
-        path = self._store.blob_path(file.digest)
         try:
-            source = path.open("rb", buffering=0)
+            source = open_unlinked(self._store.blob_path(file.digest))
         except FileNotFoundError as error:
             raise not_found(artifact) from error
+        except ArtifactError as error:  # the store has not put that there
+            self._store.drop_blob(file.digest)
+            raise corrupt(artifact, file.path) from error
         with source:
             source.seek(offset)
             chunks = iter(lambda: source.read(CHUNK_BYTES), b"")
             if offset == 0:
-                chunks = verified(chunks, file, artifact, remove=lambda: path.unlink(missing_ok=True))
+                chunks = verified(chunks, file, artifact, remove=lambda: self._store.drop_blob(file.digest))
             yield from chunks
 
     def writer(self, file: ManifestFile) -> BlobWriter:

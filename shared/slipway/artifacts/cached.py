@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +20,7 @@ from slipway.artifacts.s3_transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.folder_locks import is_at
+from slipway.links import open_real, open_unlinked
 
 _TRIES = 3
 
@@ -43,12 +44,23 @@ class CachedStore:
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Commit a folder that the caller gives up, here and there."""
         digest = self.local.put(folder, known=known, on_bytes=on_bytes)
-        return self._send(digest, dict(regular_files(folder)), on_bytes)
+        files = dict(regular_files(folder))
+        return self._send(
+            digest,
+            lambda name: open_unlinked(files[name]),
+            lambda: self.remote.put(folder, on_bytes=on_bytes),
+            on_bytes,
+        )
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
         """Commit somebody else's files, here and there."""
         digest = self.local.put_files(files, on_bytes=on_bytes)
-        return self._send(digest, files, on_bytes)
+        return self._send(
+            digest,
+            lambda name: open_real(files[name]),
+            lambda: self.remote.put_files(files, on_bytes=on_bytes),
+            on_bytes,
+        )
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
         """Lay an artifact's verified files below ``target``.
@@ -112,19 +124,33 @@ class CachedStore:
         """All results recorded in the remote store."""
         return self.remote.results()
 
-    def _send(self, digest: str, files: Mapping[str, Path], on_bytes: OnBytes | None) -> str:
+    def using(self) -> contextlib.AbstractContextManager[None]:
+        """Mark nothing: what anybody used in the remote store during its grace period is kept."""
+        return contextlib.nullcontext()
+
+    def under_way(self) -> frozenset[str]:
+        """None, for the same reason."""
+        return frozenset()
+
+    def _send(
+        self,
+        digest: str,
+        open_source: Callable[[str], BinaryIO],
+        put_sources: Callable[[], str],
+        on_bytes: OnBytes | None,
+    ) -> str:
         def open_from(file: ManifestFile) -> BinaryIO:
             """In the cache, or, evicted by another process already, where it came from."""
             with contextlib.suppress(FileNotFoundError):
-                return self.local.blob_path(file.digest).open("rb", buffering=0)
-            return Path(files[file.path]).open("rb", buffering=0)
+                return open_unlinked(self.local.blob_path(file.digest))
+            return open_source(file.path)
 
         try:
             manifest = self.local.manifest(digest)
         except ArtifactError as error:
             if error.reason not in ABSENT:
                 raise
-            return self.remote.put_files(files, on_bytes=on_bytes)
+            return put_sources()
         self.remote.put_blobs(manifest, open_from, on_bytes=on_bytes)
         self._evict()
         return digest

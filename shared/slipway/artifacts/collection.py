@@ -1,16 +1,24 @@
-"""Garbage collection of a local store: least recently used artifacts first, then blobs that nothing names."""
+"""Garbage collection of a local store: least recently used artifacts first, then blobs that nothing names.
+
+What cannot be understood is kept: of a manifest that another version wrote, every digest in it counts as named.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import re
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.local import LocalStore
-from slipway.artifacts.manifest import ManifestFile
-from slipway.artifacts.names import ACTIONS, BLOBS
+from slipway.artifacts.manifest import Manifest
+from slipway.artifacts.names import ACTIONS, BLOBS, digest_of, key_of
 from slipway.errors import ArtifactError
+
+_DIGESTS = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,65 +35,100 @@ def collect(
     *,
     max_age_seconds: float | None = None,
     max_bytes: int | None = None,
-    keep: Collection[str] = (),
+    keep: Callable[[], Collection[str]] = tuple,
     dry_run: bool = False,
 ) -> Collected:
     """Remove artifacts and the blobs that only they had.
 
-    Writers hold the store's lock, so no blob is removed while a manifest that names it is being made.
+    Writers hold the store's lock, so no blob is removed while a manifest that names it is being made, and nothing is stored or
+    used between asking what to keep and removing the rest.
 
     Args:
         store: The store to collect.
         max_age_seconds: Remove artifacts not used for this long.
         max_bytes: Then remove the least recently used until the blobs take no more than this.
-        keep: Artifacts to leave alone, such as those of running exports.
+        keep: Says which artifacts to leave alone, such as those of running exports; asked while nobody can write.
         dry_run: Only say what would go.
+
+    Raises:
+        OSError: A folder of the store cannot be read.
+        ModelExportError: What ``keep`` raises. Nothing was removed then.
     """
     with store.lock(fcntl.LOCK_EX):
-        doomed = _doomed(store, max_age_seconds, max_bytes, keep)
-        kept = [digest for digest in store.digests() if digest not in doomed]
-        named = {file.digest for digest in kept for file in _files(store, digest)}
-        blobs = [path for path in sorted((store.root / BLOBS).glob("??/*")) if f"sha256:{path.name}" not in named]
-        freed = sum(path.stat().st_size for path in blobs)
+        kept = set(keep())
+        contents = {digest: _contents(store, digest) for digest in store.digests()}
+        sizes = {digest_of(path.name): path.lstat().st_size for path in store.listing(BLOBS)}
+        doomed = _doomed(store, contents, sizes, kept, max_age_seconds=max_age_seconds, max_bytes=max_bytes)
+        named = set().union(*(blobs for digest, blobs in contents.items() if digest not in set(doomed)))
+        blobs = [digest for digest in sizes if digest not in named]
         if not dry_run:
             for digest in doomed:
                 store.manifest_path(digest).unlink(missing_ok=True)
-            for path in blobs:
-                path.unlink(missing_ok=True)
+            for digest in blobs:
+                store.blob_path(digest).unlink(missing_ok=True)
             for path in (store.root / "uploads").iterdir():
-                path.unlink(missing_ok=True)
-            for path in (store.root / ACTIONS).glob("??/*.json"):
-                if store.recorded_action(path.stem) is None:
+                if not path.is_dir():
                     path.unlink(missing_ok=True)
-        return Collected(artifacts=tuple(doomed), blobs=len(blobs), freed_bytes=freed)
+            for path in store.listing(ACTIONS):
+                if store.recorded_action(key_of(path.name)) is None:
+                    path.unlink(missing_ok=True)
+        return Collected(artifacts=tuple(doomed), blobs=len(blobs), freed_bytes=sum(map(sizes.__getitem__, blobs)))
+
+
+def blobs_named(data: bytes, digest: str) -> frozenset[str]:
+    """Return the digests of the blobs that what lies under a manifest's name needs; none when it is damaged."""
+    if digest_bytes(data) != digest:
+        return frozenset()
+    try:
+        return frozenset(file.digest for file in Manifest.from_bytes(data).files)
+    except ArtifactError:  # this version does not understand it
+        return frozenset(found.decode() for found in _DIGESTS.findall(data))
+
+
+def _contents(store: LocalStore, digest: str) -> frozenset[str]:
+    try:
+        return blobs_named(store.manifest_bytes(digest), digest)
+    except ArtifactError as error:
+        if error.reason != "ARTIFACT_NOT_FOUND":
+            raise
+        return frozenset()
 
 
 def _doomed(
-    store: LocalStore, max_age_seconds: float | None, max_bytes: int | None, keep: Collection[str]
+    store: LocalStore,
+    contents: Mapping[str, frozenset[str]],
+    sizes: Mapping[str, int],
+    keep: Collection[str],
+    *,
+    max_age_seconds: float | None,
+    max_bytes: int | None,
 ) -> list[str]:
     """Artifacts to remove, least recently used first."""
-    by_use = sorted((store.last_used(digest), digest) for digest in store.digests() if digest not in set(keep))
+    by_use = sorted((store.last_used(digest), digest) for digest in contents if digest not in keep)
     now = time.time()
     doomed = [digest for used, digest in by_use if max_age_seconds is not None and now - used > max_age_seconds]
-    if max_bytes is not None:
-        holders: dict[str, set[str]] = {}
-        sizes: dict[str, int] = {}
-        for digest in store.digests():
-            for file in _files(store, digest):
-                holders.setdefault(file.digest, set()).add(digest)
-                sizes[file.digest] = file.size_bytes
-        gone = set(doomed)
-        for _, digest in by_use:
-            if sum(size for blob, size in sizes.items() if holders[blob] - gone) <= max_bytes:
-                break
-            if digest not in gone:
-                gone.add(digest)
-                doomed.append(digest)
-    return doomed
+    return doomed if max_bytes is None else shrink([digest for _, digest in by_use], doomed, contents, sizes, max_bytes)
 
 
-def _files(store: LocalStore, digest: str) -> tuple[ManifestFile, ...]:
-    try:
-        return store.manifest(digest).files
-    except ArtifactError:
-        return ()
+def shrink(
+    candidates: Collection[str],
+    doomed: Collection[str],
+    contents: Mapping[str, Collection[str]],
+    sizes: Mapping[str, int],
+    most: int,
+) -> list[str]:
+    """Return the doomed, and the candidates after them until the blobs that are still named take no more than ``most`` bytes."""
+    result, gone = list(doomed), set(doomed)
+    holders = Counter(blob for digest, blobs in contents.items() if digest not in gone for blob in blobs)
+    total = sum(sizes.get(blob, 0) for blob in holders)
+    for digest in candidates:
+        if total <= most:
+            break
+        if digest in gone:
+            continue
+        result.append(digest)
+        for blob in contents[digest]:
+            holders[blob] -= 1
+            if not holders[blob]:
+                total -= sizes.get(blob, 0)
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from pathlib import Path
+from typing import BinaryIO
 
 from slipway.errors import ArtifactError
 
@@ -40,14 +40,14 @@ def digest_bytes(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def digest_file(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Digest of a file, read in chunks; ``on_bytes`` gets the number of bytes of each."""
+def digest_file(file: BinaryIO, *, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Digest of an open, unbuffered file from its beginning, read in chunks; ``on_bytes`` gets the number of bytes of each."""
     sha = hashlib.sha256()
     buffer = bytearray(_CHUNK_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            sha.update(view[:count])
-            if on_bytes is not None:
-                on_bytes(count)
+    file.seek(0)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        sha.update(view[:count])
+        if on_bytes is not None:
+            on_bytes(count)
     return f"sha256:{sha.hexdigest()}"

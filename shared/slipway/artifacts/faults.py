@@ -32,6 +32,21 @@ def corrupt(digest: str, what: str) -> ArtifactError:
     )
 
 
+def unreadable(path: str | Path, error: OSError) -> ArtifactError:
+    """A file to be stored that the operating system does not give."""
+    return ArtifactError(f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path})
+
+
+def changed(path: str | Path) -> ArtifactError:
+    """A file that somebody wrote to while it was stored."""
+    return ArtifactError(
+        f"{path} changed while it was being stored",
+        reason="FILE_ERROR",
+        remedy="store it when nothing writes to it any more",
+        about={"file": path},
+    )
+
+
 def disk_full(doing: str, what: str, *, at: Path) -> AbstractContextManager[None]:
     """Say of a full disk where it is and what was being done."""
     remedy = "free space there; slipway cache gc frees the store's"

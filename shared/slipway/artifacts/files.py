@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from slipway.errors import ArtifactError, StageError
+from slipway.links import all_files
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -27,17 +29,21 @@ SMALL_BYTES = 1 << 20
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give ``source``'s content the new name ``target``: a hard link, or a copy where links cannot reach."""
+def link_or_copy(source: BinaryIO, target: Path) -> None:
+    """Give an open file's content the new name ``target``: a hard link, or a copy where links cannot reach."""
     try:
-        os.link(source, target)
+        os.link(source.name, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        copy_file(source, target)
+    else:
+        if os.path.samestat(os.fstat(source.fileno()), target.lstat()):
+            return
+        target.unlink()  # something else has taken the file's name since it was opened
+    copy_file(source, target)
 
 
-def clone_or_link(source: Path, target: Path) -> None:
+def clone_or_link(source: BinaryIO, target: Path) -> None:
     """As :func:`link_or_copy`, but a copy-on-write clone first, so that a later change of ``source`` stays its own.
 
     For the same reason a small file, which people edit and whose mode they change, is copied.
@@ -46,35 +52,36 @@ def clone_or_link(source: Path, target: Path) -> None:
         reflink(source, target)
     except OSError:
         target.unlink(missing_ok=True)
-        if source.stat().st_size <= SMALL_BYTES:
+        if os.fstat(source.fileno()).st_size <= SMALL_BYTES:
             copy_file(source, target)
         else:
             link_or_copy(source, target)
 
 
-def reflink(source: Path, target: Path) -> None:
+def reflink(source: BinaryIO, target: Path) -> None:
     """Clone a file on a file system that shares extents (btrfs, XFS, bcachefs).
 
     Raises:
         OSError: The file system cannot; ``target`` may then be left empty.
     """
-    with source.open("rb") as reader, target.open("xb") as writer:
-        fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+    with target.open("xb") as writer:
+        fcntl.ioctl(writer.fileno(), _FICLONE, source.fileno())
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's content in the kernel; a failed copy leaves nothing."""
+def copy_file(source: BinaryIO, target: Path) -> None:
+    """Copy an open file's content in the kernel; a failed copy leaves nothing."""
     try:
-        with source.open("rb") as reader, target.open("xb") as writer:
+        with target.open("xb") as writer:
+            source.seek(0)
             try:
-                while os.copy_file_range(reader.fileno(), writer.fileno(), _CHUNK_BYTES):
+                while os.copy_file_range(source.fileno(), writer.fileno(), _CHUNK_BYTES):
                     pass
             except OSError as error:
                 if error.errno not in {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:
                     raise
-                reader.seek(0)
+                source.seek(0)
                 writer.seek(0)
-                shutil.copyfileobj(reader, writer, 4 << 20)
+                shutil.copyfileobj(source, writer, 4 << 20)
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -88,53 +95,31 @@ def write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def folder_files(folder: Path) -> dict[str, Path]:
-    """All files below somebody's folder, by their path inside the artifact; links are followed to files.
+    """Return the real paths of all files below somebody's folder, by their path inside the artifact.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it is no folder, has no files or has folders that cannot be read; ``ARTIFACT_INVALID`` for
-            what would be left out: links to folders or to nothing, and special files.
+        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what :func:`slipway.links.all_files` refuses.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
-    files = {}
-    for path in sorted(_below(folder)):
-        if path.is_file():
-            files[path.relative_to(folder).as_posix()] = path
-        elif path.is_symlink() or not path.is_dir():
-            raise ArtifactError(
-                f"{path} is a link to a folder or to nothing, or a special file, which artifacts do not hold",
-                reason="ARTIFACT_INVALID",
-                remedy="put files in its place, or remove it",
-                about={"file": path},
-            )
+    files = dict(all_files(folder))
     if not files:
         raise ArtifactError(f"{folder} has no files", reason="FILE_ERROR", about={"folder": folder})
     return files
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Everything below a folder; unlike ``rglob`` this does not leave out what is in folders that cannot be read."""
-
-    def refuse(error: OSError) -> None:
-        raise ArtifactError(
-            f"{error.filename} cannot be read: {error.strerror}", reason="FILE_ERROR", about={"folder": error.filename}
-        ) from error
-
-    for place, folders, files in os.walk(folder, onerror=refuse):
-        yield from (Path(place, name) for name in (*folders, *files))
-
-
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
     for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            yield path.relative_to(folder).as_posix(), path
+        elif not stat.S_ISDIR(mode):
             raise ArtifactError(
                 f"{path} is a link or a special file, which artifacts do not hold",
                 reason="ARTIFACT_INVALID",
                 about={"file": path},
             )
-        if path.is_file():
-            yield path.relative_to(folder).as_posix(), path
 
 
 def in_threads(

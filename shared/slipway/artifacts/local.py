@@ -1,7 +1,8 @@
 """The artifact store in a local folder, under the names of :mod:`slipway.artifacts.names`.
 
 Blobs are read-only files, hard-linked or cloned from where they were made. Beside them are ``uploads/``, blobs on their way
-in, and ``lock``, shared by writers and exclusive to garbage collection.
+in, ``uses/``, marks of work under way (:mod:`slipway.artifacts.uses`), and ``lock``, shared by writers and exclusive to garbage
+collection. What else lies there is not the store's, and left alone.
 """
 
 from __future__ import annotations
@@ -9,21 +10,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
+from slipway.artifacts import uses
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file
-from slipway.artifacts.faults import corrupt, disk_full, not_found
+from slipway.artifacts.faults import corrupt, disk_full, not_found, unreadable
 from slipway.artifacts.files import clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
-from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, manifest_name
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.json_documents import LARGEST_LIST
-from slipway.regular_file import read_regular
+from slipway.links import open_real, open_unlinked
 
+_USES = "uses"
+_Give = Callable[[BinaryIO, Path], None]
 _Stat = tuple[int, int, int]  # inode, size, modification time
 
 
@@ -33,7 +39,7 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._verified: dict[str, _Stat] = {}
-        for name in (BLOBS, MANIFESTS, ACTIONS, "uploads"):
+        for name in (BLOBS, MANIFESTS, ACTIONS, "uploads", _USES):
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
@@ -46,17 +52,21 @@ class LocalStore:
         for path in files.values():
             if path.stat().st_nlink == 1:  # a linked file's mode belongs to its other names too
                 path.chmod(0o444)
-        return self._commit(files, link_or_copy, on_bytes, known)
+        return self._commit(files, open_unlinked, link_or_copy, on_bytes, known)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
         """Commit files that stay their owner's: cloned, or hard-linked with their mode, or copied.
 
         A hard-linked file that its owner changes later no longer has its digest; reading finds that out.
 
+        Args:
+            files: Real paths, by their path inside the artifact.
+            on_bytes: Gets the number of bytes of each chunk that was read.
+
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` or ``DISK_FULL``.
+            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` or ``DISK_FULL``; ``LINK_OUTSIDE`` for a path that has a link in it.
         """
-        return self._commit({name: Path(path).resolve() for name, path in files.items()}, clone_or_link, on_bytes)
+        return self._commit(files, open_real, clone_or_link, on_bytes)
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
         """Lay an artifact's files below ``target`` as hard links, each verified.
@@ -73,7 +83,8 @@ class LocalStore:
             for file in manifest.files:
                 path = target / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(self.blob_path(file.digest), path)
+                with open_unlinked(self.blob_path(file.digest)) as blob:
+                    link_or_copy(blob, path)
         return target
 
     def manifest(self, digest: str) -> Manifest:
@@ -82,15 +93,23 @@ class LocalStore:
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND`` or ``ARTIFACT_CORRUPT``.
         """
-        path = self.manifest_path(digest)
-        try:
-            data = read_regular(path, largest=LARGEST_LIST)
-        except FileNotFoundError as error:
-            raise not_found(digest) from error
+        data = self.manifest_bytes(digest)
         if digest_bytes(data) != digest:
-            path.unlink(missing_ok=True)
+            self.manifest_path(digest).unlink(missing_ok=True)
             raise corrupt(digest, "its manifest")
         return Manifest.from_bytes(data)
+
+    def manifest_bytes(self, digest: str) -> bytes:
+        """What lies under the name of an artifact's manifest.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` when it is no regular file.
+        """
+        try:
+            with open_unlinked(self.manifest_path(digest)) as file:
+                return _limited(file)
+        except FileNotFoundError as error:
+            raise not_found(digest) from error
 
     def exists(self, digest: str) -> bool:
         """Whether the manifest and every blob of an artifact are there, with their sizes."""
@@ -101,10 +120,14 @@ class LocalStore:
         return all(_size(self.blob_path(file.digest)) == file.size_bytes for file in files)
 
     def action(self, key: str) -> ActionResult | None:
-        """The result recorded under an action key, if every output still exists; reading it is a use of them."""
-        result = self.recorded_action(key)
-        for digest in result.outputs.values() if result else ():
-            self._touch(digest)
+        """The result recorded under an action key, if every output still exists; reading it is a use of them.
+
+        No collection comes between the look and the use.
+        """
+        with self.lock(fcntl.LOCK_SH):
+            result = self.recorded_action(key)
+            for digest in result.outputs.values() if result else ():
+                self._touch(digest)
         return result
 
     def recorded_action(self, key: str) -> ActionResult | None:
@@ -136,10 +159,21 @@ class LocalStore:
 
     def results(self) -> Iterator[ActionResult]:
         """All recorded results, whether or not their outputs still exist."""
-        for path in sorted((self.root / ACTIONS).glob("??/*.json")):
+        for path in self.listing(ACTIONS):
             result = _recorded(path)
             if result is not None:
                 yield result
+
+    def using(self) -> contextlib.AbstractContextManager[None]:
+        """Mark that work is under way: what it uses is not collected before the context ends."""
+        return uses.marked(self.root / _USES)
+
+    def under_way(self) -> frozenset[str]:
+        """Digests of artifacts that were used since the oldest work under way began."""
+        began = uses.oldest(self.root / _USES)
+        if began is None:
+            return frozenset()
+        return frozenset(digest for digest in self.digests() if self.last_used(digest) >= began)
 
     @property
     def where(self) -> str:
@@ -148,11 +182,24 @@ class LocalStore:
 
     def size_bytes(self) -> int:
         """Bytes of all blobs."""
-        return sum(max(_size(path), 0) for path in (self.root / BLOBS).glob("??/*"))
+        return sum(max(_size(path), 0) for path in self.listing(BLOBS))
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""
-        return sorted(f"sha256:{path.name}" for path in (self.root / MANIFESTS).glob("??/*"))
+        return [digest_of(path.name) for path in self.listing(MANIFESTS)]
+
+    def listing(self, folder: str) -> list[Path]:
+        """Files of the store in one of its folders, sorted.
+
+        Raises:
+            OSError: A folder cannot be read.
+        """
+        found = []
+        for part in os.scandir(self.root / folder):
+            if part.is_dir():
+                with os.scandir(part) as entries:
+                    found += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
+        return sorted(path for path in found if is_name(path.relative_to(self.root).as_posix()))
 
     def last_used(self, digest: str) -> float:
         """When an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -168,33 +215,36 @@ class LocalStore:
     def _commit(
         self,
         files: Mapping[str, Path],
-        give: Callable[[Path, Path], None],
+        opened: Callable[[Path], BinaryIO],
+        give: _Give,
         on_bytes: OnBytes | None,
         known: Known = NOTHING_KNOWN,
     ) -> str:
+        def take(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
+            name, path = item
+            try:
+                file = opened(path)
+            except OSError as error:
+                raise unreadable(path, error) from error
+            with file:
+                return self._take(name, file, give, count, known.get(path))
+
         with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
-            entries = in_threads(
-                lambda item, count: self._take(item[0], item[1], give, count, known.get(item[1])),
-                sorted(files.items()),
-                on_bytes,
-            )
-            manifest = Manifest.of(entries)
+            manifest = Manifest.of(in_threads(take, sorted(files.items()), on_bytes))
             # Blobs are not synced: after a power cut a torn blob is found by its digest and made again.
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
             return manifest.digest
 
-    def _take(
-        self, name: str, path: Path, give: Callable[[Path, Path], None], on_bytes: OnBytes, known: str | None
-    ) -> ManifestFile:
-        """Store one file as a blob. A digest that was only told is verified by who reads the blob first."""
-        entry = describe_file(name, path, known=known, on_bytes=on_bytes)
+    def _take(self, name: str, file: BinaryIO, give: _Give, on_bytes: OnBytes, known: str | None) -> ManifestFile:
+        """Store one open file as a blob. A digest that was only told is verified by who reads the blob first."""
+        entry = describe_file(name, file, known=known, on_bytes=on_bytes)
         digest = entry.digest
         blob = self.blob_path(digest)
         if _size(blob) != entry.size_bytes:
             blob.parent.mkdir(parents=True, exist_ok=True)
             arriving = self.root / "uploads" / uuid.uuid4().hex
             try:
-                give(path, arriving)
+                give(file, arriving)
                 arriving.replace(blob)
             finally:
                 arriving.unlink(missing_ok=True)
@@ -206,18 +256,28 @@ class LocalStore:
         """Compare a blob with its digest; once per process while its size, time and inode stay."""
         blob = self.blob_path(file.digest)
         try:
-            if self._verified.get(file.digest) == _stat(blob):
-                return
-            found = digest_file(blob, on_bytes=on_bytes)
+            with open_unlinked(blob) as opened:
+                if self._verified.get(file.digest) == _stat(os.fstat(opened.fileno())):
+                    return
+                found = digest_file(opened, on_bytes=on_bytes)
         except FileNotFoundError as error:
             raise not_found(artifact) from error
+        except ArtifactError as error:  # a link, a folder or a pipe, which the store has not put there
+            if error.reason != "ARTIFACT_INVALID":
+                raise
+            found = ""
         if found != file.digest:
-            blob.unlink(missing_ok=True)
+            self.drop_blob(file.digest)
             raise corrupt(artifact, file.path)
         self._remember(file.digest)
 
+    def drop_blob(self, digest: str) -> None:
+        """Remove a blob that is not what its name says."""
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+            self.blob_path(digest).unlink()
+
     def _remember(self, digest: str) -> None:
-        self._verified[digest] = _stat(self.blob_path(digest))
+        self._verified[digest] = _stat(self.blob_path(digest).lstat())
 
     def _touch(self, digest: str) -> None:
         with contextlib.suppress(OSError):  # a read-only store still serves
@@ -252,21 +312,29 @@ class LocalStore:
             yield
 
 
+def _limited(file: BinaryIO) -> bytes:
+    data = file.read(LARGEST_LIST + 1)
+    if len(data) > LARGEST_LIST:
+        raise ArtifactError(f"{file.name} has more than {LARGEST_LIST} bytes", reason="ARTIFACT_INVALID")
+    return data
+
+
 def _recorded(path: Path) -> ActionResult | None:
     try:
-        return ActionResult.from_bytes(read_regular(path, largest=LARGEST_LIST))
-    except FileNotFoundError:
+        with open_unlinked(path) as file:
+            return ActionResult.from_bytes(_limited(file))
+    except (FileNotFoundError, ArtifactError):  # or something that the store has not put there
         return None
 
 
-def _stat(path: Path) -> _Stat:
-    found = path.stat()
+def _stat(found: os.stat_result) -> _Stat:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _size(path: Path) -> int:
-    """Size of a file, or -1 if there is none."""
+    """Size of a regular file, or -1 if there is none."""
     try:
-        return path.stat().st_size
+        found = path.lstat()
     except FileNotFoundError:
         return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
 
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
+from slipway.artifacts.faults import changed, unreadable
 from slipway.errors import ArtifactError
 from slipway.json_documents import parse_json
 
@@ -69,7 +71,8 @@ class Manifest:
         """A manifest of files in any order.
 
         Raises:
-            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice, or content has two sizes.
+            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice, also in other letters, or content has two
+                sizes.
         """
         ordered = tuple(sorted(files))
         sizes = {file.digest: file.size_bytes for file in ordered}
@@ -110,29 +113,30 @@ def _entry(file: Any) -> ManifestFile:
 
 
 def describe_file(
-    name: str, path: Path, *, known: str | None = None, on_bytes: Callable[[int], None] | None = None
+    name: str, file: BinaryIO, *, known: str | None = None, on_bytes: Callable[[int], None] | None = None
 ) -> ManifestFile:
-    """The entry of the file at ``path`` under a name.
+    """The entry of an open file under a name.
 
     Args:
         name: Path inside the artifact.
-        path: Where it lies.
+        file: The file, unbuffered.
         known: Its digest, when it need not be read for that.
         on_bytes: Gets the number of bytes of each chunk.
 
     Raises:
-        ArtifactError: reason ``FILE_ERROR``.
+        ArtifactError: reason ``FILE_ERROR``, also when the file changes while it is read.
     """
     try:
-        size = path.stat().st_size
-        digest = digest_file(path, on_bytes=on_bytes) if known is None else known
+        before = os.fstat(file.fileno())
+        digest = digest_file(file, on_bytes=on_bytes) if known is None else known
         if known is not None and on_bytes is not None:
-            on_bytes(size)
+            on_bytes(before.st_size)
+        after = os.fstat(file.fileno())
     except OSError as error:
-        raise ArtifactError(
-            f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path}
-        ) from error
-    return ManifestFile(path=name, size_bytes=size, digest=digest, media_type=media_type(name))
+        raise unreadable(file.name, error) from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise changed(file.name)
+    return ManifestFile(path=name, size_bytes=before.st_size, digest=digest, media_type=media_type(name))
 
 
 def media_type(path: str) -> str:
@@ -164,19 +168,33 @@ def check_path(path: str) -> None:
 
 
 def _check_apart(paths: Iterable[str]) -> None:
-    """Refuse paths that would be one file on some machine, or a file and a folder at once."""
-    seen: set[str] = set()
+    """Refuse paths that would be one file on some machine, in the same letters or not, or a file and a folder at once."""
+    seen: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for path in paths:
-        plain = unicodedata.normalize("NFC", path)
+        plain = _plain(path)
         if plain in seen:
-            raise _invalid(f"the path {path!r} stands twice in a manifest", path)
-        seen.add(plain)
-    for plain in seen:
-        folder = plain.rpartition("/")[0]
-        while folder:
-            if folder in seen:
-                raise _invalid(f"{folder!r} is a file and a folder in a manifest", folder)
+            raise _invalid(f"the path {path!r} {_meets(seen[plain], path)}", path)
+        seen[plain] = path
+        folder = path.rpartition("/")[0]
+        while folder and folders.get(plain := _plain(folder)) != folder:  # what is above one that was seen was seen too
+            if plain in folders:
+                raise _invalid(f"the folder {folder!r} {_meets(folders[plain], folder)}", path)
+            folders[plain] = folder
             folder = folder.rpartition("/")[0]
+    for plain in sorted(folders.keys() & seen.keys()):
+        raise _invalid(f"{seen[plain]!r} is a file and a folder in a manifest", seen[plain])
+
+
+def _plain(path: str) -> str:
+    """The same text for all paths that some file system takes for one (Unicode's canonical caseless matching)."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
+
+
+def _meets(first: str, second: str) -> str:
+    if first == second:
+        return "stands twice in a manifest"
+    return f"stands in a manifest beside {first!r}, which is the same name on some file systems"
 
 
 def _encodable(path: str) -> bool:

@@ -9,11 +9,21 @@
 
 from __future__ import annotations
 
+import re
+
 from slipway.artifacts.digests import parse_digest
 
 BLOBS = "blobs/sha256/"
 MANIFESTS = "manifests/sha256/"
 ACTIONS = "actions/"
+_GIVEN = re.compile(
+    rf"(?:(?:{BLOBS}|{MANIFESTS})([0-9a-f]{{2}})/\1[0-9a-f]{{62}}|{ACTIONS}([0-9a-f]{{2}})/\2[0-9a-f]{{62}}\.json)"
+)
+
+
+def is_name(name: str) -> bool:
+    """Whether a store gives such a name. What lies in it under another name is somebody else's, and is left alone."""
+    return _GIVEN.fullmatch(name) is not None
 
 
 def blob_name(digest: str) -> str:

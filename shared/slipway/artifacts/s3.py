@@ -6,6 +6,7 @@ nothing has to be moved afterwards: an upload is not visible before its last par
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,14 +17,25 @@ from typing import BinaryIO
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes
-from slipway.artifacts.faults import ABSENT, corrupt, disk_full, not_found
+from slipway.artifacts.faults import ABSENT, changed, corrupt, disk_full, not_found, unreadable
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
-from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, key_of, manifest_name
+from slipway.artifacts.names import (
+    ACTIONS,
+    BLOBS,
+    MANIFESTS,
+    action_name,
+    blob_name,
+    digest_of,
+    is_name,
+    key_of,
+    manifest_name,
+)
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
 from slipway.artifacts.s3_transfer import download, upload, workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
+from slipway.links import open_real, open_unlinked
 
 GRACE_SECONDS = 24 * 3600.0
 """Garbage collection leaves younger objects alone. No commit may take longer than half of it."""
@@ -53,22 +65,31 @@ class S3Store:
         Raises:
             ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``FILE_ERROR``, and as :meth:`S3Bucket.call`.
         """
-        return self.put_files(dict(regular_files(folder)), known=known, on_bytes=on_bytes)
+        return self._put(dict(regular_files(folder)), open_unlinked, known, on_bytes)
 
-    def put_files(
-        self, files: Mapping[str, Path], *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None
-    ) -> str:
-        """Commit files.
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Commit files, given by their real paths.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` when one changes meanwhile, and as :meth:`S3Bucket.call`.
+            ArtifactError: ``ARTIFACT_INVALID``, ``LINK_OUTSIDE`` for a path that has a link in it, ``FILE_ERROR`` when one changes
+                meanwhile, and as :meth:`S3Bucket.call`.
         """
+        return self._put(files, open_real, NOTHING_KNOWN, on_bytes)
+
+    def _put(
+        self, files: Mapping[str, Path], opened: Callable[[Path], BinaryIO], known: Known, on_bytes: OnBytes | None
+    ) -> str:
         with workers() as pool:
 
             def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
                 name, path = item
-                entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=count)
-                self.during(count)._put_blob(entry, partial(_opened, Path(path)), pool, count)
+                try:
+                    file = opened(path)
+                except OSError as error:
+                    raise unreadable(path, error) from error
+                with file:
+                    entry = describe_file(name, file, known=known.get(path), on_bytes=count)
+                    self.during(count)._put_blob(entry, lambda: contextlib.nullcontext(file), pool, count)
                 return entry
 
             entries = in_threads(send, sorted(files.items()), on_bytes)
@@ -116,7 +137,8 @@ class S3Store:
             )
             for file in manifest.files:
                 if first[file.digest] != file:
-                    link_or_copy(target / first[file.digest].path, target / file.path)
+                    with open_unlinked(target / first[file.digest].path) as same:
+                        link_or_copy(same, target / file.path)
         return target
 
     def fetch_blob(
@@ -194,7 +216,7 @@ class S3Store:
 
     def results(self) -> Iterator[ActionResult]:
         """All recorded results, whether or not their outputs still exist."""
-        for entry in self.bucket.listing(ACTIONS):
+        for entry in self.listing(ACTIONS):
             result = self.recorded(key_of(entry.key))
             if result is not None:
                 yield result
@@ -206,11 +228,15 @@ class S3Store:
 
     def size_bytes(self) -> int:
         """Bytes of all blobs."""
-        return sum(entry.size_bytes for entry in self.bucket.listing(BLOBS))
+        return sum(entry.size_bytes for entry in self.listing(BLOBS))
 
     def digests(self) -> list[str]:
         """Digests of all artifacts, sorted."""
-        return [digest_of(entry.key) for entry in self.bucket.listing(MANIFESTS)]
+        return [digest_of(entry.key) for entry in self.listing(MANIFESTS)]
+
+    def listing(self, folder: str) -> list[StoredObject]:
+        """Objects of the store below one of its prefixes."""
+        return [entry for entry in self.bucket.listing(folder) if is_name(entry.key)]
 
     def last_used(self, digest: str) -> float:
         """When an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -229,7 +255,11 @@ class S3Store:
         return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
 
     def _put_blob(
-        self, entry: ManifestFile, opened: Callable[[], BinaryIO], pool: ThreadPoolExecutor, on_bytes: OnBytes
+        self,
+        entry: ManifestFile,
+        opened: Callable[[], contextlib.AbstractContextManager[BinaryIO]],
+        pool: ThreadPoolExecutor,
+        on_bytes: OnBytes,
     ) -> None:
         """Store one file, unless the bucket has it."""
         if self.has_blob(entry):
@@ -238,12 +268,12 @@ class S3Store:
         with opened() as file:
             before = os.fstat(file.fileno())
             if before.st_size != entry.size_bytes:
-                raise _changed(file.name)
+                raise changed(file.name)
             upload(self.bucket, name, file, entry.size_bytes, pool=pool, on_bytes=on_bytes)
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             self.bucket.delete([name])
-            raise _changed(file.name)
+            raise changed(file.name)
 
     def _touch(self, name: str) -> None:
         """Note a use, when the last one noted is some time ago; credentials that only read are enough to read."""
@@ -265,16 +295,3 @@ class S3Store:
                 raise
             return False
         return True
-
-
-def _opened(path: Path) -> BinaryIO:
-    return path.open("rb", buffering=0)
-
-
-def _changed(path: str) -> ArtifactError:
-    return ArtifactError(
-        f"{path} changed while it was being stored",
-        reason="FILE_ERROR",
-        remedy="store it when nothing writes to it any more",
-        about={"file": path},
-    )

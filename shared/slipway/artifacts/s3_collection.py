@@ -16,9 +16,7 @@ from minio.commonconfig import ENABLED, Filter
 from minio.error import S3Error
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
 
-from slipway.artifacts.collection import Collected
-from slipway.artifacts.faults import ABSENT
-from slipway.artifacts.manifest import ManifestFile
+from slipway.artifacts.collection import Collected, blobs_named, shrink
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
 from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
@@ -49,22 +47,21 @@ def collect_bucket(
         ArtifactError: As :meth:`S3Bucket.call`; what ``keep`` raises, and nothing was removed.
     """
     bucket, now = store.bucket, time.time()
-    blobs = bucket.listing(BLOBS)
-    manifests = bucket.listing(MANIFESTS)
+    blobs = store.listing(BLOBS)
+    manifests = store.listing(MANIFESTS)
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
-        contents = dict(
-            zip(map(_digest, manifests), pool.map(lambda m: _files(store, _digest(m)), manifests), strict=True)
-        )
+        contents = dict(zip(map(_digest, manifests), pool.map(lambda m: _contents(store, m), manifests), strict=True))
     kept = set(keep())
     old = sorted((m.modified, _digest(m)) for m in manifests if now - m.modified > store.grace_seconds)
     candidates = [(used, digest) for used, digest in old if digest not in kept]
     doomed = [digest for used, digest in candidates if max_age_seconds is not None and now - used > max_age_seconds]
     if max_bytes is not None:
-        doomed = _shrink(candidates, doomed, contents, max_bytes)
+        sizes = {_digest(blob): blob.size_bytes for blob in blobs}
+        doomed = shrink([digest for _, digest in candidates], doomed, contents, sizes, max_bytes)
     if not dry_run:
         entries = {_digest(manifest): manifest for manifest in manifests}
         doomed = [_digest(manifest) for manifest in _remove(bucket, [entries[digest] for digest in doomed])]
-    named = {file.digest for digest, files in contents.items() if digest not in set(doomed) for file in files}
+    named = set().union(*(found for digest, found in contents.items() if digest not in set(doomed)))
     swept = [blob for blob in blobs if _digest(blob) not in named and now - blob.modified > store.grace_seconds]
     if not dry_run:
         swept = _remove(bucket, swept)
@@ -94,21 +91,6 @@ def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
     return True
 
 
-def _shrink(
-    candidates: list[tuple[float, str]], doomed: list[str], contents: dict[str, tuple[ManifestFile, ...]], most: int
-) -> list[str]:
-    """The doomed, and the least recently used after them until what stays is small enough."""
-    gone, result = set(doomed), list(doomed)
-    for _, digest in candidates:
-        stays = {f.digest: f.size_bytes for d, files in contents.items() if d not in gone for f in files}
-        if sum(stays.values()) <= most:
-            break
-        if digest not in gone:
-            gone.add(digest)
-            result.append(digest)
-    return result
-
-
 def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]:
     """Remove objects that are still as old as they were: one that was made as new meanwhile is used, or about to be named.
 
@@ -128,19 +110,19 @@ def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]
 def _forget_actions(store: S3Store, doomed: set[str]) -> None:
     """Remove results whose outputs are gone."""
     bucket = store.bucket
-    for entry in bucket.listing(ACTIONS) if doomed else []:
+    for entry in store.listing(ACTIONS) if doomed else []:
         result = store.recorded(key_of(entry.key))
         if result is not None and doomed & set(result.outputs.values()):
             bucket.delete([entry.key])
 
 
-def _files(store: S3Store, digest: str) -> tuple[ManifestFile, ...]:
+def _contents(store: S3Store, manifest: StoredObject) -> frozenset[str]:
     try:
-        return store.manifest(digest).files
+        return blobs_named(store.bucket.get(manifest.key), _digest(manifest))
     except ArtifactError as error:
-        if error.reason not in ABSENT:
+        if error.reason != "ARTIFACT_NOT_FOUND":
             raise
-        return ()
+        return frozenset()
 
 
 def _digest(entry: StoredObject) -> str:

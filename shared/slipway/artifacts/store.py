@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -29,7 +30,7 @@ class Artifacts(Protocol):
         ...
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
-        """Commit somebody else's files, by their path inside the artifact; answers the artifact's digest."""
+        """Commit somebody else's files, given as real paths by their path inside the artifact; answers the artifact's digest."""
         ...
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
@@ -44,6 +45,10 @@ class Artifacts(Protocol):
         """Whether an artifact is complete: its manifest and every blob are there with their sizes."""
         ...
 
+    def digests(self) -> list[str]:
+        """Digests of all artifacts, sorted."""
+        ...
+
     def action(self, key: str) -> ActionResult | None:
         """The result recorded under an action key, if all its outputs still exist."""
         ...
@@ -56,10 +61,6 @@ class Artifacts(Protocol):
 class ArtifactStore(Artifacts, Protocol):
     """All of a store: what workers use, and what looks after it."""
 
-    def digests(self) -> list[str]:
-        """Digests of all artifacts, sorted."""
-        ...
-
     def last_used(self, digest: str) -> float:
         """When an artifact was last made, fetched or reused, in seconds since the epoch; stores may round."""
         ...
@@ -70,4 +71,12 @@ class ArtifactStore(Artifacts, Protocol):
 
     def results(self) -> Iterator[ActionResult]:
         """All recorded results, whether or not their outputs still exist."""
+        ...
+
+    def using(self) -> AbstractContextManager[None]:
+        """Mark that work is under way: what it stores, fetches or reuses is not collected before the context ends."""
+        ...
+
+    def under_way(self) -> frozenset[str]:
+        """Digests of artifacts that marked work may be about to name; for a collection, before it removes anything."""
         ...

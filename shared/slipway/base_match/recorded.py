@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import CheckpointValidationError
+from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.json_documents import LARGEST, read_json
+from slipway.links import file_in
 from slipway.model_files import CONFIG, cached_snapshot
 from slipway.user_paths import has_unknown_home, user_path
 
@@ -90,8 +91,8 @@ def _cached(name: str, revision: str) -> list[Path]:
 
 def _is_model(folder: Path) -> bool:
     try:
-        return (folder / CONFIG).is_file()
-    except (OSError, ValueError):  # a name that no file system takes
+        return file_in(folder, CONFIG) is not None
+    except (ArtifactError, OSError, ValueError):  # a name that no file system takes
         return False
 
 
@@ -109,8 +110,9 @@ def last_part(name: str) -> str:
 
 
 def read_known_json(path: Path, *, largest: int = LARGEST) -> Any:
-    """JSON of a regular file of limited size; None for what is not there, too large, or not JSON."""
+    """JSON of a regular file of limited size in its folder; None for what is not there, too large, or not JSON."""
     try:
-        return read_json(path, largest=largest, lenient=True)
-    except (OSError, ValueError):
+        real = file_in(path.parent, path.name)
+        return None if real is None else read_json(real, largest=largest, lenient=True)
+    except (ArtifactError, OSError, ValueError):
         return None

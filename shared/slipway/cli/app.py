@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli import artifacts, export, inspection, remote, services, stages
+from slipway.cli import artifacts, export, inspection, remote, services, stages, tokens
 from slipway.cli.options import examples
 from slipway.cli.stage_help import StageCommand
 
@@ -27,6 +27,7 @@ for name, (command, lines) in remote.COMMANDS.items():
     app.command(name, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
 for name, service in services.COMMANDS.items():
     app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
+app.command(rich_help_panel=_SERVICES, epilog=tokens.EXAMPLES)(tokens.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
@@ -55,5 +56,5 @@ def slipway(
 
     Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed ·
     5 out of a resource · 6 unsupported · 7 unavailable, try again · 130 interrupted ·
-    1 a fault of Slipway itself: please report it
+    141 whoever read the output has closed it · 1 a fault of Slipway itself: please report it
     """

@@ -14,50 +14,75 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_USAGE, EXIT_RESOURCE, EXIT_INTERRUPTED = 2, 5, 130
 IMPATIENT_SECONDS = 1.0
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
-    from slipway.cli.app import app
     from slipway.cli.completion import join_words
     from slipway.cli.encoding import write_any_encoding
+    from slipway.cli.unread import flush
 
     join_words(os.environ)
     write_any_encoding()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    sys.exit(outcome(lambda: app(args=words, prog_name="slipway"), words))
+
+    def call() -> None:
+        from slipway.cli.app import app
+
+        app(args=words, prog_name="slipway")
+
+    sys.exit(flush(outcome(call, words)))
 
 
 def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
     """The exit code of a call; what went wrong is said on standard error, and in JSON on standard output if asked for."""
     from slipway.errors import ModelExportError
-    from slipway.texts import printable
 
     as_json = "--json" in words
     try:
         call()
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(bool(error.code))
-        # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
-        if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
-            return _say_failure(_interrupted(words), as_json=as_json, words=words)
-        if code == EXIT_USAGE and as_json:
-            message = f"{_misused(error)}; see slipway --help"
-            _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
-        return code
+        return _left(error, words)
     except KeyboardInterrupt:
         return _say_failure(_interrupted(words), as_json=as_json, words=words)
     except ModelExportError as error:
         return _say_failure(error, as_json=as_json, words=words)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
         if "--debug" in words:
-            sys.stderr.write(printable(traceback.format_exc()))
-        return _say_failure(_unexpected(error), as_json=as_json, words=words)
+            sys.stderr.write(_traceback(error))
+        return _say_unexpected(error, as_json=as_json, words=words)
     return 0
+
+
+def _say_unexpected(error: Exception, *, as_json: bool, words: Sequence[str]) -> int:
+    try:
+        return _say_failure(_unexpected(error), as_json=as_json, words=words)
+    except (MemoryError, ImportError):  # there is not even enough to say so nicely
+        os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
+        return EXIT_RESOURCE
+
+
+def _left(error: SystemExit, words: Sequence[str]) -> int:
+    """The exit code of a command that typer, or the command itself, has ended."""
+    from slipway.cli.unread import EXIT_UNREAD, left_unread
+
+    as_json = "--json" in words
+    if left_unread(error):
+        return EXIT_UNREAD
+    if isinstance(error.__context__, BrokenPipeError):  # of some connection; typer takes it for the output's
+        return _say_failure(_unexpected(error.__context__), as_json=as_json, words=words)
+    code = error.code if isinstance(error.code, int) else int(bool(error.code))
+    # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
+    if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
+        return _say_failure(_interrupted(words), as_json=as_json, words=words)
+    if code == EXIT_USAGE and as_json:
+        message = f"{_misused(error)}; see slipway --help"
+        _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
+    return code
 
 
 def _misused(error: SystemExit) -> str:
@@ -90,8 +115,12 @@ def _interrupted(words: Sequence[str]) -> Any:
 def _unexpected(error: Exception) -> Any:
     """A fault of Slipway's own, or one of the surroundings that has a reason."""
     from slipway.disk_full import is_disk_full
-    from slipway.errors import ArtifactError, ModelExportError
+    from slipway.errors import ArtifactError, ModelExportError, StageError
+    from slipway.out_of_memory import REMEDY, is_out_of_memory
 
+    if is_out_of_memory(error):
+        what = f"out of memory ({type(error).__name__}: {error})"
+        return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{REMEDY}; see also ulimit -v")
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         what = f"{name}{error.strerror or error}"
@@ -131,22 +160,31 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
         lines = "".join(f"{name}: {value}\n" for name, value in left.items())
-        path.write_text(redact("".join(traceback.format_exception(error)) + "\n" + lines), encoding="utf-8")
+        path.write_text(f"{_traceback(error)}\n{redact(lines)}", encoding="utf-8", errors="backslashreplace")
     except (OSError, ConfigurationError):
         return None
     return path
+
+
+def _traceback(error: Exception) -> str:
+    from slipway.logs import redact
+    from slipway.texts import printable
+
+    return printable(redact("".join(traceback.format_exception(error))))
 
 
 def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:
     from slipway.cli.progress_form import error_line, progress_is_json
 
     failure = error.failure()
-    if progress_is_json(words, os.environ):
-        sys.stderr.write(error_line(failure) + "\n")
-    else:
-        _show_failure(failure)
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # that nobody hears of it makes it no other failure
+        if progress_is_json(words, os.environ):
+            sys.stderr.write(error_line(failure) + "\n")
+        else:
+            _show_failure(failure)
     if as_json:
-        _print_json(_document(failure))
+        with contextlib.suppress(BrokenPipeError):
+            _print_json(_document(failure))
     return int(failure.exit_code)
 
 

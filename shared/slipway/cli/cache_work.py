@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from slipway.counts import counted
 from slipway.delivery import LINEAGE
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.kept import UNUSED_SECONDS, remove_unused
+from slipway.local_folders import check_local
 from slipway.settings import Settings
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -46,16 +46,12 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]
 
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
+        ConfigurationError: The folder is an address.
     """
-    digest = whole_digest(digest, _digests_of(store))
+    check_local(folder, named_by="FOLDER")
+    digest = whole_digest(digest, store.digests)
     pull(store, digest, folder)
     return {"digest": digest, "folder": str(folder.resolve()), "files": len(store.manifest(digest).files)}
-
-
-def _digests_of(store: Artifacts) -> Callable[[], list[str]]:
-    """All digests of a store; none of a coordinator's, which takes whole digests only."""
-    found: Callable[[], list[str]] = getattr(store, "digests", list)
-    return found
 
 
 def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str
     """
     import tempfile
 
-    digest = whole_digest(digest, _digests_of(store))
+    digest = whole_digest(digest, store.digests)
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:
         store.fetch(digest, Path(folder) / "artifact")
@@ -148,7 +144,7 @@ def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
     raise ArtifactError(
         f"{len(found)} artifacts begin with {text}" if found else f"no artifact begins with {text}",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="give more of its digits; slipway cache ls --json shows all 64",
+        remedy="give more of its digits: slipway get EXPORT --json has all 64, slipway cache ls --json those of a store",
         about={"digest": text},
     )
 
@@ -161,13 +157,14 @@ def collect_cache(
 
     Raises:
         ConfigurationError: A limit is not an age or a size.
-        ModelExportError: The coordinator that is named does not say what to keep.
+        ModelExportError: The state of an export cannot be read, or the coordinator that is named does not say what to keep;
+            nothing was removed then.
     """
     settings = connection.settings()
     store = open_store(settings)
 
     def in_use() -> frozenset[str]:
-        found = digests_in_use(settings, store, now=time.time())
+        found = digests_in_use(settings) | store.under_way()
         if connection.coordinator:
             with connection.client() as client:
                 found |= set(client.list_artifacts(project="-"))
@@ -225,7 +222,7 @@ def _makers(store: ArtifactStore) -> dict[str, list[str]]:
 
 def _collect(store: ArtifactStore, in_use: Callable[[], frozenset[str]], **limits: Any) -> Collected:
     if isinstance(store, LocalStore):
-        return collect(store, keep=in_use(), **limits)
+        return collect(store, keep=in_use, **limits)
     from slipway.artifacts.cached import CachedStore
     from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
 

@@ -106,7 +106,10 @@ class Connection:
 
 @contextlib.contextmanager
 def artifacts_at(coordinator: str, settings: Settings) -> Iterator[Artifacts]:
-    """Artifacts through a coordinator, which needs no store; those of the store for who names one, or no coordinator."""
+    """Artifacts through a coordinator, which needs no store; those of the store for who names one, or no coordinator.
+
+    What is stored or fetched is not collected before the context ends.
+    """
     if coordinator and not settings.store:
         from slipway.client.artifacts import ProjectArtifacts
         from slipway.client.calls import BlockingCalls
@@ -116,7 +119,9 @@ def artifacts_at(coordinator: str, settings: Settings) -> Iterator[Artifacts]:
     else:
         from slipway.artifacts.opening import open_store
 
-        yield open_store(settings)
+        store = open_store(settings)
+        with store.using():
+            yield store
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:

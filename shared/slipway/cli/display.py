@@ -54,19 +54,20 @@ class Display(Protocol):
 
 
 @contextmanager
-def showing(form: ProgressForm, *, level: str, resuming: bool = False) -> Iterator[Display]:
+def showing(form: ProgressForm, *, level: str, resuming: bool = False, transient: bool = False) -> Iterator[Display]:
     """The display of a form, entered, and logs in the same form.
 
     Args:
         form: ``auto`` is the live table on a terminal, and plain lines elsewhere.
         level: Least severe messages that are logged; nothing but errors without progress.
         resuming: As in :class:`~slipway.cli.rows.Rows`.
+        transient: Whether the live table goes at the end, for who shows all of it once more; not if an error ends it.
     """
     display: Display
     handler: logging.Handler
     match form:
         case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR makes no terminal
-            display, handler = LiveDisplay(errors, resuming=resuming), terminal_handler(errors)
+            display, handler = LiveDisplay(errors, resuming=resuming, transient=transient), terminal_handler(errors)
         case ProgressForm.JSON:
             display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
         case ProgressForm.NONE:
@@ -99,13 +100,13 @@ class _TaskLog:
 class LiveDisplay:
     """One row per task and a bar for the whole, redrawn in place; log lines appear above."""
 
-    def __init__(self, console: Console, *, resuming: bool = False) -> None:
+    def __init__(self, console: Console, *, resuming: bool = False, transient: bool = False) -> None:
         self._console = console
         self._rows = Rows(resuming=resuming)
         self._overall = Overall()
         self._task_log = _TaskLog()
         self._note = ""
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=transient)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -113,6 +114,7 @@ class LiveDisplay:
 
     def __exit__(self, *exc: object) -> None:
         self._note = ""
+        self._live.transient = self._live.transient and exc[0] is None
         self._live.refresh()
         self._live.__exit__(None, None, None)
 

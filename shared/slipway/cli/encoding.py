@@ -1,4 +1,8 @@
-"""Output on terminals that do not take UTF-8: characters are replaced, and nothing fails."""
+"""Output on every terminal: what it cannot show is replaced, and nothing fails.
+
+Terminals without UTF-8 get ASCII characters instead. Names of files that are no UTF-8 can be shown by none, and are written with
+backslashes, which is JSON too.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ _ASCII = str.maketrans("✔✘●○■·–—→≤≥…×µ•‘’“”",
 
 
 def write_any_encoding() -> None:
-    """Replace what a terminal without UTF-8 cannot show, instead of failing on it."""
+    """Replace what a terminal cannot show, instead of failing on it."""
     codecs.register_error("slipway.ascii", _replace)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure") and not is_utf8(stream):
-            stream.reconfigure(errors="slipway.ascii")
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace" if is_utf8(stream) else "slipway.ascii")
 
 
 def is_utf8(stream: Any) -> bool:

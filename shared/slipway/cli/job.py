@@ -17,7 +17,7 @@ from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.display import Display
 from slipway.cli.identity import export_identity
-from slipway.cli.sources import Sources, find_sources, store_sources
+from slipway.cli.sources import Sources, find_sources, reading, store_sources
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.delivery import check_target, deliver, lineage
@@ -180,7 +180,7 @@ class ExportJob:
         return Path(output.directory) / render_name(output.naming_pattern, values)
 
     def _reading(self, name: str, done: int, total: int) -> None:
-        self.display.note(f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB")
+        self.display.note(reading(name, done, total))
 
 
 def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:

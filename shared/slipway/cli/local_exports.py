@@ -75,9 +75,12 @@ def local_export(settings: Settings, name: str) -> LocalExport:
 
 def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above
     folder = state.parent
-    running = is_locked(state.with_name("state.db.lock"))
     try:
+        running = is_locked(state.with_name("state.db.lock"))
         messages = [export_message(record) for record in read_exports(state, filter=filter)]
+    except OSError as error:
+        problem = f"{error.filename or folder} cannot be read: {error.strerror}"
+        return [LocalExport(folder.name, folder, "unreadable", problem=problem)]
     except (pydantic.ValidationError, ConfigurationError) as error:
         return [
             LocalExport(folder.name, folder, "unreadable", problem=f"written by another version of Slipway: {error}")

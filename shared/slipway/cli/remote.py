@@ -36,6 +36,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     checkpoint: Checkpoint = None,
     assignments: Assignments = None,
     priority: Priority = 0,
+    progress: Progress = ProgressForm.AUTO,
     connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -43,11 +44,12 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     """Create an export at a coordinator and return at once."""
     from slipway.cli.columns import Prose
     from slipway.cli.console import errors
+    from slipway.cli.display import showing
     from slipway.cli.export import load_configuration
     from slipway.cli.identity import export_identity
     from slipway.cli.next_commands import submitted_commands
     from slipway.cli.remote_view import answer_export
-    from slipway.cli.sources import find_sources, store_sources
+    from slipway.cli.sources import find_sources, reading, store_sources
     from slipway.sources import SourceFolders
 
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
@@ -57,7 +59,9 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         store = stack.enter_context(artifacts_at(connection.coordinator, settings))
         folders = stack.enter_context(SourceFolders(settings, store))
         sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
-        digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
+        with showing(progress, level=loaded.configuration.log.level) as display:
+            display.title(sources.title)
+            digests = store_sources(sources, store, on_bytes=lambda *read: display.note(reading(*read)))
         identity = export_identity(loaded.configuration, digests, base_match=sources.base_match)
         export = client.create_export(
             loaded.configuration,

@@ -18,7 +18,7 @@ from slipway.cli.rows import EXPORT_STATES, Rows
 from slipway.cli.table import progress_table
 from slipway.cli.titles import title
 from slipway.client import Client
-from slipway.wire import failure_of_status
+from slipway.outcome import recorded_failure
 from slipway_protos.v1 import export_pb2 as pb
 
 _ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
@@ -47,8 +47,8 @@ def answer_export(
         unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}{by}"),
         progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
     )
-    if export.HasField("error"):
-        failure = failure_of_status(export.error)
+    failure = recorded_failure(export)
+    if failure is not None:
         show(Prose("error ", "bold red", Text.assemble((f"[{failure.reason}] ", "red"), str(failure))))
     say_commands(commands or {})
 
@@ -102,8 +102,8 @@ def _table(exports: Sequence[tuple[str, str, pb.Export | None]]) -> None:
 
 
 def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> pb.Export:
-    """Show an export's events until it ends; answers it."""
-    with showing(progress, level=level) as display:
+    """Show an export's events until it ends; answers it. The live table goes, as the answer has the same."""
+    with showing(progress, level=level, transient=True) as display:
         display.title(title(client.get_export(name).labels) or name)
         for event in client.watch_export(name):
             display.event(event)
@@ -113,8 +113,9 @@ def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> 
 
 
 def exit_code_of(export: pb.Export) -> int:
-    """0, or the code of an ended export's failure."""
-    return 0 if export.state == pb.EXPORT_STATE_SUCCEEDED else failure_of_status(export.error).exit_code
+    """0, or the code of an ended export's failure; a failed validation is one, as for ``slipway export``."""
+    failure = recorded_failure(export)
+    return 0 if failure is None else failure.exit_code
 
 
 def _document(export: pb.Export) -> dict[str, Any]:

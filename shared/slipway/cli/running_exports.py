@@ -3,47 +3,76 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import re
 from pathlib import Path
-from typing import Any
 
-from slipway.artifacts import ArtifactStore
 from slipway.errors import ServiceError
 from slipway.settings import Settings
 from slipway_coordinator.reading import read_documents
 from slipway_coordinator.schema import exports
 
-GRACE_SECONDS = 3600.0
-"""While an export runs, artifacts used so recently are kept: it may be about to name them."""
+_DIGESTS = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def digests_in_use(settings: Settings, store: ArtifactStore, *, now: float) -> frozenset[str]:
-    """Artifacts that a collection must leave alone.
+def digests_in_use(settings: Settings) -> frozenset[str]:
+    """Artifacts that the states of exports name which have not ended, or are delivered by a living process just now.
 
-    Those of exports that have not ended (a killed one goes on with them), and while any export runs, recent ones too.
+    A killed export goes on with what it has. What a living one is about to name is the store's to know
+    (:meth:`slipway.artifacts.store.ArtifactStore.under_way`).
+
+    Raises:
+        ServiceError: ``STATE_SCHEMA`` when a state cannot be read, as nobody knows then what its export uses.
+        OSError: A folder cannot be read.
     """
     found: set[str] = set()
-    running = False
-    for state in sorted(settings.exports_path.glob("*/state.db")):
-        running = running or is_locked(state.with_name("state.db.lock"))
-        for record in _unfinished(state):
-            found |= set(record.get("sources", {}).values())
-            for task in record.get("tasks", []):
-                found |= set(task.get("outputs", {}).values())
-    if running:
-        found |= {digest for digest in store.digests() if now - store.last_used(digest) < GRACE_SECONDS}
+    for state in _states(settings.exports_path):
+        lock = state.with_name("state.db.lock")
+        running = is_locked(lock)
+        unended = () if running else (exports.c.ended.is_(False),)
+        try:
+            documents = read_documents(state, *unended, whole=not running)
+        except ServiceError as error:
+            raise _unknown(state, error.message, error.remedy) from error
+        if documents is None and not is_locked(lock):
+            remedy = f"remove {state.parent}: no export can go on with it"
+            raise _unknown(state, f"{state} holds no tables: it is damaged, or its export ended as it began", remedy)
+        found.update(_DIGESTS.findall(json.dumps(documents)))
     return frozenset(found)
 
 
-def _unfinished(state: Path) -> list[dict[str, Any]]:
-    """Exports in a state that have not ended; none in one that cannot be read, because nothing goes on with it."""
+def _states(folder: Path) -> list[Path]:
+    """State files of all exports; unlike ``glob`` this does not leave out what is in folders that cannot be read."""
     try:
-        return read_documents(state, exports.c.ended.is_(False))
-    except ServiceError:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
         return []
+    return [entry / "state.db" for entry in entries if entry.is_dir() and _is_there(entry / "state.db")]
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unknown(state: Path, why: str, remedy: str) -> ServiceError:
+    return ServiceError(
+        f"nothing was removed, as what an export uses is not known: {why}",
+        reason="STATE_SCHEMA",
+        remedy=remedy,
+        about={"file": state},
+    )
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock."""
+    """Whether a living process holds a lock.
+
+    Raises:
+        OSError: It cannot be opened, so that nobody knows.
+    """
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

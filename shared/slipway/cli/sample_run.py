@@ -9,6 +9,7 @@ from slipway.cli.display import showing
 from slipway.cli.progress_form import ProgressForm
 from slipway.cli.reporter import StageReporter
 from slipway.errors import ConfigurationError
+from slipway.local_folders import check_local
 
 
 def run_sample(
@@ -22,6 +23,7 @@ def run_sample(
     """
     from slipway.stage import installed_version
 
+    check_local(directory, named_by="DIRECTORY")
     missing = [name for name in ("torch", "transformers", "peft", "accelerate") if not installed_version(name)]
     if missing:
         raise ConfigurationError(

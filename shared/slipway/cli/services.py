@@ -36,7 +36,7 @@ def coordinator(words: Words = None) -> None:
     """Start a coordinator: it carries out the exports of clients with the workers that join it."""
     arguments = _parser("coordinator").parse_args(words or [])
     try:
-        from slipway_coordinator.__main__ import main
+        from slipway_coordinator.main import main
     except ModuleNotFoundError as error:
         raise _not_installed("coordinator", error) from error
     raise typer.Exit(_run(main, arguments))
@@ -46,7 +46,7 @@ def worker(words: Words = None) -> None:
     """Start a worker: it joins a coordinator and runs stages for it."""
     arguments = _parser("worker").parse_args(words or [])
     try:
-        from slipway.worker.__main__ import main
+        from slipway.worker.main import main
     except ModuleNotFoundError as error:
         raise _not_installed("worker", error) from error
     raise typer.Exit(_run(main, arguments))

@@ -17,6 +17,7 @@ from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.cli.titles import title
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
+from slipway.links import real_file
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 from slipway.texts import one_line, printable
@@ -49,7 +50,11 @@ class Sources:
     folders: SourceFolders
 
     def files(self) -> dict[str, dict[str, Path]]:
-        """Files that travel, by source and path inside the artifact; training leftovers are not among them."""
+        """Real paths of files that travel, by source and path inside the artifact; training leftovers are not among them.
+
+        Raises:
+            ArtifactError: A link leads out of its folder, or a file is gone.
+        """
         found = {
             "base": _named(self.base, model_files(self.base)),
             "adapter": _named(self.checkpoint.path, travelling_files(self.checkpoint.path)),
@@ -57,7 +62,7 @@ class Sources:
         for number, checkpoint in enumerate(self.more, 2):
             found[f"adapter-{number:02}"] = _named(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
-            found["heldout"] = _named(self.heldout, sorted(self.heldout.rglob("*.txt")))
+            found["heldout"] = _named(self.heldout, _texts(self.heldout))
         return found
 
     @property
@@ -131,7 +136,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: M
             about={"key": "base_model.name"},
         )
     heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
-    if heldout is not None and not (heldout.is_dir() and any(heldout.rglob("*.txt"))):
+    if heldout is not None and not (heldout.is_dir() and _texts(heldout)):
         raise ConfigurationError(
             f"validation.heldout: {heldout} is not a folder with .txt files",
             remedy="name one, or leave it out to use the built-in text",
@@ -211,6 +216,11 @@ def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str
     return digests
 
 
+def reading(name: str, done: int, total: int) -> str:
+    """How far a source is stored, for people."""
+    return f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB"
+
+
 class _Counter:
     """Adds up the bytes of one source; called from several threads, where a lost update only shows a smaller number."""
 
@@ -226,4 +236,9 @@ class _Counter:
 def _named(folder: Path, files: list[Path]) -> dict[str, Path]:
     if not files:
         raise ArtifactError(f"{folder} holds nothing to export", reason="FILE_ERROR", about={"folder": folder})
-    return {path.relative_to(folder).as_posix(): path for path in files}
+    names = [path.relative_to(folder) for path in files]
+    return {name.as_posix(): real_file(folder, name) for name in names}
+
+
+def _texts(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.txt"))

@@ -17,8 +17,9 @@ from slipway.cli.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.executor.process import Execution, Outcome, execute
 from slipway.json_documents import parse_json
+from slipway.links import all_files
+from slipway.local_folders import check_local
 from slipway.registry import load_stage
-from slipway.regular_file import special_file
 from slipway.runner import check_call
 from slipway.unfinished import publish, unfinished
 
@@ -62,15 +63,15 @@ def run_stage(
         ArtifactError: ``OUTPUT_EXISTS``, ``FILE_ERROR``.
         ModelExportError: Whatever the stage fails with.
     """
+    check_local(out, named_by="--out")
     stage = load_stage(name)
     values = {key: _value(text) for key, text in params.items()}
     check_call(stage, values, inputs)
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
-        if special := special_file(folder):  # libraries would wait for it
-            what = f"input {key}: {special} is not a regular file but a pipe, a device or a socket"
-            raise ArtifactError(what, reason="FILE_ERROR", about={"file": special})
+        for _ in all_files(folder):  # refuses links out of it, and pipes that libraries would wait for
+            pass
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError(
             f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}

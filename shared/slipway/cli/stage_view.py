@@ -6,24 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
+from slipway.cli import measured
 from slipway.cli.columns import Column, FittedTable, Prose
-from slipway.cli.console import size
-from slipway.report import figures as shown
-from slipway.validation import FILE_NAME, OutputValidation, Speed, ValidationReport
-
-_STYLES = {"passed": "green", "failed": "red", "not_run": "yellow"}
+from slipway.outcome import format_result
+from slipway.validation import FILE_NAME, ValidationReport
 
 _COLUMNS = (
     Column("output", style="bold"),
     Column("validation"),
-    Column("KL", rank=1, right=True),
-    Column("top-1", rank=2, right=True),
-    Column("perplexity", rank=3, right=True),
-    Column("prefill", rank=5, right=True),
-    Column("decode", rank=4, right=True),
-    Column("memory", rank=6, right=True),
+    Column("perplexity", rank=5, right=True),
+    *measured.COLUMNS,
 )
 
 
@@ -38,8 +31,9 @@ def figures(report: ValidationReport) -> RenderableType:
     """What was measured of each output, one row each, and below it why one failed or was not run."""
     table = FittedTable(*_COLUMNS)
     for output in report.outputs:
-        status = Text(output.status.value.replace("_", " "), style=_STYLES.get(output.status.value, ""))
-        table.add_row(output.name, status, *_row(output))
+        entry = format_result(size_bytes=output.size_bytes, found=output)
+        perplexity = measured.shown(output.perplexity, "{:.2f}")
+        table.add_row(output.name, measured.state(entry.status), perplexity, *measured.cells(entry))
     reasons = [
         Prose(f"{output.name}: ", "bold", said)
         for output in report.outputs
@@ -47,37 +41,3 @@ def figures(report: ValidationReport) -> RenderableType:
     ]
     warnings = [Prose("warning ", "yellow", warning) for warning in report.warnings]
     return Group(table, *reasons, *warnings)
-
-
-def _row(output: OutputValidation) -> tuple[str, ...]:
-    distance, memory = output.to_reference, output.memory
-    agreement = distance.top1_agreement if distance else None
-    return (
-        _shown(distance.mean_kl if distance else None, "{:.1e}"),
-        _shown(None if agreement is None else 100 * agreement, "{:.1f} %"),
-        _shown(output.perplexity, "{:.2f}"),
-        *_speeds(output.speed),
-        size(memory.peak_rss_bytes) if memory else "–",
-    )
-
-
-def _speeds(speed: Speed | None) -> tuple[str, str]:
-    """Prompt and generation, with their scatter."""
-    if speed is None:
-        return "–", "–"
-    return (
-        shown.scattered(
-            shown.milliseconds(speed.prefill_ms), _percent(speed.prefill_spread), stable=speed.prefill_stable
-        ),
-        shown.scattered(
-            shown.rate(speed.decode_tokens_per_second), _percent(speed.decode_spread), stable=speed.decode_stable
-        ),
-    )
-
-
-def _percent(part: float | None) -> float | None:
-    return None if part is None else 100 * part
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)

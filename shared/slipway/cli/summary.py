@@ -5,30 +5,18 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from slipway.cli import measured
 from slipway.cli.columns import Column, FittedTable, Prose
 from slipway.cli.console import size, unbroken
-from slipway.report import figures
+from slipway.report.figures import MISSING
 from slipway.result import ExportResult, FailedFormat, FormatResult
-
-_STATUS = {
-    "passed": "green",
-    "failed": "red",
-    "not_run": "yellow",
-    "not_validated": "dim",
-    "skipped": "red",
-    "cancelled": "yellow",
-}
 
 _COLUMNS = (
     Column("format", style="bold"),
     Column("state"),
     Column("size", rank=1, right=True),
     Column("smaller by", rank=3, right=True),
-    Column("KL", rank=4, right=True),
-    Column("top-1", rank=5, right=True),
-    Column("prefill", rank=7, right=True),
-    Column("decode", rank=6, right=True),
-    Column("memory", rank=8, right=True),
+    *measured.COLUMNS,
     Column("merged", rank=9, right=True),
 )
 _REASON = Column("reason", rank=2)
@@ -94,22 +82,14 @@ def _reason(result: ExportResult, name: str) -> str:
 
 
 def _missing(failed: FailedFormat) -> tuple[RenderableType, ...]:
-    return (Text(failed.state, style=_STATUS.get(failed.state, "")), *["–"] * 8)
+    return (measured.state(failed.state), *[MISSING] * (len(_COLUMNS) - 2))
 
 
 def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType, ...]:
     return (
-        Text(entry.status.replace("_", " "), style=_STATUS.get(entry.status, "")),
+        measured.state(entry.status),
         size(entry.size_bytes),
-        _number(entry.reduction_percent, "{:.0f} %"),
-        _number(entry.mean_kl, "{:.1e}"),
-        _number(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %"),
-        figures.prompt_speed(entry),
-        figures.generation_speed(entry),
-        _number(entry.memory_usage_mb, "{:.0f} MB"),
-        size(result.original_size_bytes) if result.original_size_bytes else "–",
+        measured.shown(entry.reduction_percent, "{:.0f} %"),
+        *measured.cells(entry),
+        size(result.original_size_bytes) if result.original_size_bytes else MISSING,
     )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)

@@ -14,17 +14,19 @@ import grpc
 
 from slipway.artifacts import ActionResult, Manifest, ManifestFile
 from slipway.artifacts.blobs import CHUNK_BYTES
-from slipway.artifacts.faults import corrupt, disk_full
+from slipway.artifacts.faults import corrupt, disk_full, unreadable
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files, write_all
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
-from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call
+from slipway.links import open_real, open_unlinked
+from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
+_Opened = Callable[[Path], BinaryIO]
 
 PATIENCE_SECONDS = 120.0
 _ROUNDS = 3
@@ -52,18 +54,20 @@ class ProjectArtifacts:
 
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
         """Bring a folder; answers the artifact's digest."""
-        return self.put_files(dict(regular_files(folder)), known=known, on_bytes=on_bytes)
+        return self._put(dict(regular_files(folder)), open_unlinked, known, on_bytes)
 
-    def put_files(
-        self, files: Mapping[str, Path], *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None
-    ) -> str:
-        """Bring files, by their path inside the artifact; answers the artifact's digest. Only what the project lacks is sent.
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Bring files, given as real paths by their path inside the artifact; answers the artifact's digest. Only what the
+        project lacks is sent.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID``, ``LIMIT_EXCEEDED`` for more files than a message lists, or ``FILE_ERROR`` when one
-                cannot be read or changes meanwhile.
+            ArtifactError: ``ARTIFACT_INVALID``, ``LINK_OUTSIDE`` for a path that has a link in it, ``LIMIT_EXCEEDED`` for more files
+                than a message lists, or ``FILE_ERROR`` when one cannot be read or changes meanwhile.
             ModelExportError: What the coordinator answers.
         """
+        return self._put(files, open_real, NOTHING_KNOWN, on_bytes)
+
+    def _put(self, files: Mapping[str, Path], opened: _Opened, known: Known, on_bytes: OnBytes | None) -> str:
         if len(files) > MAX_FILES:  # before hours of hashing
             raise ArtifactError(
                 f"{len(files)} files are too many for one artifact of {self.where}: {MAX_FILES} are allowed",
@@ -73,10 +77,11 @@ class ProjectArtifacts:
         tell = on_bytes or _ignore
 
         def describe(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
-            return describe_file(item[0], Path(item[1]), known=known.get(Path(item[1])), on_bytes=lambda _: count(0))
+            with _readable(item[1], opened) as file:
+                return describe_file(item[0], file, known=known.get(item[1]), on_bytes=lambda _: count(0))
 
         manifest = Manifest.of(in_threads(describe, sorted(files.items()), tell))
-        paths = {file.digest: Path(files[file.path]) for file in manifest.files}
+        paths = {file.digest: files[file.path] for file in manifest.files}
         contents = {file.digest: file for file in manifest.files}
         sent: set[str] = set()
         answer = self.create(manifest)  # what never answered is not waited for
@@ -86,7 +91,9 @@ class ProjectArtifacts:
             sent |= set(contents)
             if not answer.missing:
                 break
-            in_threads(lambda digest, count: self._send(contents[digest], paths[digest], count), answer.missing, tell)
+            in_threads(
+                lambda digest, count: self._send(contents[digest], paths[digest], opened, count), answer.missing, tell
+            )
             answer = self._patiently(
                 lambda _: self._calls.send(self._calls.artifacts.CreateArtifact, self._request(manifest))
             )
@@ -124,7 +131,8 @@ class ProjectArtifacts:
             )
             for file in manifest.files:
                 if first[file.digest] != file:
-                    link_or_copy(target / first[file.digest].path, target / file.path)
+                    with open_unlinked(target / first[file.digest].path) as same:
+                        link_or_copy(same, target / file.path)
         return target
 
     def manifest(self, digest: str) -> Manifest:
@@ -152,6 +160,10 @@ class ProjectArtifacts:
             return False
         return True
 
+    def digests(self) -> list[str]:
+        """Digests of the project's artifacts, sorted."""
+        return list(list_artifacts(self._calls, self._project))
+
     def action(self, key: str) -> ActionResult | None:  # noqa: ARG002 - the protocol's
         """None: recorded results are the workers' business."""
         return None
@@ -159,9 +171,9 @@ class ProjectArtifacts:
     def record_action(self, key: str, result: ActionResult) -> None:
         """Does nothing, for the same reason."""
 
-    def _send(self, file: ManifestFile, path: Path, tell: OnBytes) -> None:
+    def _send(self, file: ManifestFile, path: Path, opened: _Opened, tell: OnBytes) -> None:
         def attempt(progress: Callable[[], None]) -> None:
-            with path.open("rb", buffering=0) as source:
+            with _readable(path, opened) as source:
 
                 def on(count: int) -> None:
                     tell(count)
@@ -234,6 +246,17 @@ class ProjectArtifacts:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
+def list_artifacts(calls: BlockingCalls, project: str, *, page_size: int = 0) -> Iterator[str]:
+    """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+    request = pb.ListArtifactsRequest(parent=sendable(f"projects/{project}"), page_size=page_size)
+    while True:
+        response = calls.call(calls.artifacts.ListArtifacts, request)
+        yield from response.digests
+        request.page_token = response.next_page_token
+        if not request.page_token:
+            return
+
+
 class _Requests:
     """The messages that bring a file. gRPC reads them in a thread of its own and keeps to itself what goes wrong there."""
 
@@ -263,6 +286,13 @@ def _passes(failure: Failure) -> bool:
     if failure.reason in {"CANCELLED", "CALL_TIMEOUT", "UPLOADS_FULL"}:
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
+
+
+def _readable(path: Path, opened: _Opened) -> BinaryIO:
+    try:
+        return opened(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _ignore(_: int) -> None:

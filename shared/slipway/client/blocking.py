@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from slipway.artifacts.files import folder_files
 from slipway.artifacts.pulling import pull
 from slipway.artifacts.store import OnBytes
 from slipway.checksums import without_checksums
-from slipway.client.artifacts import ProjectArtifacts
+from slipway.client.artifacts import ProjectArtifacts, list_artifacts
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import (
     DEFAULT_PROJECT,
@@ -28,7 +29,7 @@ from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.settings import Security
-from slipway.wire import failure_of_call, sendable
+from slipway.wire import failure_of_call
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -200,7 +201,10 @@ class Client:
             project: Who it belongs to; the client's project when empty.
             on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
         """
-        files = source if isinstance(source, Mapping) else without_checksums(folder_files(Path(source)))
+        if isinstance(source, Mapping):  # whoever names a file itself may name it by a link
+            files = {name: Path(os.path.realpath(path)) for name, path in source.items()}
+        else:
+            files = without_checksums(folder_files(Path(source)))
         return self._artifacts(project).put_files(files, on_bytes=on_bytes)
 
     def pull_artifact(
@@ -216,14 +220,7 @@ class Client:
 
     def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
         """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
-        parent = sendable(f"projects/{project or self.project}")
-        request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
-        while True:
-            response = self._calls.call(self._calls.artifacts.ListArtifacts, request)
-            yield from response.digests
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        return list_artifacts(self._calls, project or self.project, page_size=page_size)
 
     def _name(self, name: str) -> str:
         return export_name(name, project=self.project)

@@ -17,6 +17,7 @@ from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.yaml_file import read_yaml
+from slipway.local_folders import is_address
 from slipway.texts import quoted
 from slipway.user_paths import has_unknown_home, user_path
 
@@ -117,17 +118,12 @@ def _flatten(
             problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
 
 
-_ADDRESSES = ("s3://", "hf://", "sha256:")
-"""Sources that are no paths."""
-
-
 def _anchor(layer: Layer, folder: Path) -> None:
     """Make a layer's relative paths absolute; a base model is one only when it looks like a path or exists as one."""
     for key in PATH_KEYS:
         setting = layer.settings.get(key)
         if setting is None:
             continue
-        addresses = () if key.startswith("output.") else _ADDRESSES
         value = setting.value
         homeless = next((each for each in (value if isinstance(value, list) else [value]) if _is_homeless(each)), None)
         if homeless is not None:
@@ -135,9 +131,9 @@ def _anchor(layer: Layer, folder: Path) -> None:
             layer.broken.add(key)
             continue
         if isinstance(value, str):
-            layer.settings[key] = Setting(_anchored(value, folder, addresses), setting.source)
+            layer.settings[key] = Setting(_anchored(value, folder), setting.source)
         elif isinstance(value, list) and all(isinstance(path, str) for path in value):
-            layer.settings[key] = Setting([_anchored(path, folder, addresses) for path in value], setting.source)
+            layer.settings[key] = Setting([_anchored(path, folder) for path in value], setting.source)
     base = layer.settings.get("base_model.name")
     if base is None or not isinstance(base.value, str) or not base.value:
         return
@@ -167,8 +163,8 @@ def _no_home(key: str, value: str, source: str) -> Problem:
     )
 
 
-def _anchored(text: str, folder: Path, addresses: tuple[str, ...]) -> str:
-    return str(_absolute(text, folder)) if text and not text.startswith(addresses) else text
+def _anchored(text: str, folder: Path) -> str:
+    return text if not text or is_address(text) or text.startswith("sha256:") else str(_absolute(text, folder))
 
 
 def _absolute(text: str, folder: Path) -> Path:

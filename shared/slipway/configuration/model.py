@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from slipway.configuration.naming import pattern_fault
 from slipway.configuration.problems import did_you_mean
+from slipway.local_folders import is_address
 from slipway.texts import hidden_character, quoted
 from slipway.validation import LIMIT_LEVELS, LimitOverrides
 
@@ -358,6 +359,17 @@ class OutputConfiguration(_Section):
 
     directory: Text = Field(default="exported_models", min_length=1)
     naming_pattern: Text = "{model_name}_{timestamp}"
+
+    @field_validator("directory")
+    @classmethod
+    def _local(cls, value: str) -> str:
+        if is_address(value):
+            details = {
+                "found": quoted(value),
+                "remedy": "name a folder here, and copy what it holds then to where it is to be",
+            }
+            raise PydanticCustomError("folder", "{found} is no folder of this machine", details)
+        return value
 
     @field_validator("naming_pattern")
     @classmethod

@@ -1,4 +1,4 @@
-"""The child process: ``python -m slipway.executor.child``. One stage, one attempt, one result.
+"""The child process: ``python -P -m slipway.executor.child``. One stage, one attempt, one result.
 
 Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone, and the
 child and everything it started are ended too. Events go to the file descriptor named on the command line, one JSON object a line:

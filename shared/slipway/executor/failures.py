@@ -10,11 +10,8 @@ import pydantic
 
 from slipway.disk_full import is_disk_full
 from slipway.errors import Failure, ModelExportError, StageError
+from slipway.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory
 
-_MEMORY = re.compile(
-    r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|bad_alloc|failed to allocate memory|OutOfMemory",
-    re.IGNORECASE,
-)
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
 
@@ -29,7 +26,7 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
         return error.failure()
     chain = _chain(error)
     text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
-    if any(isinstance(link, MemoryError) for link in chain) or _MEMORY.search(text):
+    if is_out_of_memory(error):
         return out_of_memory(stage, detail=text)
     if any(map(is_disk_full, chain)) or _DISK.search(text):
         return disk_full(stage, detail=text)
@@ -54,14 +51,18 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
         output: The last lines it wrote.
     """
     tail = f"; its last words: {output.strip()[-600:]}" if output.strip() else ""
+    if says_out_of_memory(output) and (returncode > 0 or signal.Signals(-returncode) in _CRASHES):
+        return out_of_memory(stage, detail=output.strip()[-300:])
     if returncode >= 0:
         return StageError(f"the process of {stage} ended with exit code {returncode} and no result{tail}").failure()
     ended_by = signal.Signals(-returncode)
     if ended_by is signal.SIGKILL and oom_killed:
         return out_of_memory(stage, detail="the kernel killed its process")
     if ended_by in _CRASHES:
-        if _MEMORY.search(output):
-            return out_of_memory(stage, detail=output.strip()[-300:])
+        limit = address_space_limit()
+        if limit is not None:  # libraries that get no memory crash; what else crashes, crashes without a limit too
+            detail = f"{ended_by.name}, with its address space limited to {limit / 1e9:.2f} GB by ulimit -v{tail}"
+            return out_of_memory(stage, detail=detail)
         message = f"native code ended the process of {stage} by {ended_by.name}{tail}"
         return StageError(message, reason="STAGE_CRASHED", about={"signal": ended_by.name}).failure()
     message = f"the process of {stage} was ended from outside by {ended_by.name}{tail}"
@@ -70,8 +71,7 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
 
 def out_of_memory(stage: str, *, detail: str) -> Failure:
     """The failure of a stage that needed more memory than there was."""
-    remedy = "free memory, run it with fewer threads, or use a machine with more"
-    return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=remedy).failure()
+    return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=REMEDY).failure()
 
 
 def disk_full(stage: str, *, detail: str) -> Failure:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,8 +20,9 @@ from slipway.executor.failures import failure_of_exit
 from slipway.executor.memory import tree_memory
 from slipway.executor.pressure import Pressure
 from slipway.executor.surroundings import with_surroundings
-from slipway.logs import SECRET_NAMES
+from slipway.python_process import python_module
 from slipway.stage import Progress
+from slipway.stage_environment import stage_environment
 from slipway.telemetry import record
 from slipway.threads import thread_variables
 
@@ -42,7 +42,7 @@ class Execution:
         stage: Installed name, or ``module:ATTRIBUTE``.
         params: JSON-ready parameters.
         inputs: Input folders by name.
-        workdir: Empty folder for the outputs.
+        workdir: Empty folder for the outputs; the child's current folder.
         threads: Threads of numeric libraries.
         max_memory_bytes: Memory the stage should stay below.
         timeout_seconds: Longest run, or None.
@@ -92,11 +92,12 @@ async def execute(
     reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slipway.executor.child", str(writer)),
+            *python_module("slipway.executor.child", str(writer)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             pass_fds=(writer,),
+            cwd=execution.workdir,  # ours may be a checkpoint, and libraries look for all kinds of files where they are
             env=_environment(execution),
             start_new_session=True,  # a group of its own: Ctrl-C is the parent's, and the group can be ended as one
         )
@@ -166,9 +167,9 @@ class _Child:
         document = {
             "stage": execution.stage,
             "params": dict(execution.params),
-            "inputs": {name: str(path) for name, path in execution.inputs.items()},
-            "workdir": str(execution.workdir),
-            "kept": None if execution.kept is None else str(execution.kept),
+            "inputs": {name: str(path.absolute()) for name, path in execution.inputs.items()},
+            "workdir": str(execution.workdir.absolute()),
+            "kept": None if execution.kept is None else str(execution.kept.absolute()),
             "threads": execution.threads,
             "max_memory_bytes": execution.max_memory_bytes,
             "traceparent": execution.traceparent,
@@ -252,13 +253,15 @@ class _Child:
 
 
 def _environment(execution: Execution) -> dict[str, str]:
-    """The child's environment: the parent's without secrets, threads limited and asleep while they wait, libraries kept from the network."""
-    environment = {key: value for key, value in os.environ.items() if not SECRET_NAMES.search(key)}
+    """What the child needs of ours; threads limited and asleep while they wait, libraries kept from the network."""
+    environment = stage_environment(os.environ)
     environment |= thread_variables(execution.threads, environment=environment)
     environment |= {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",  # libraries open files, and print, without saying in which encoding
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
         "TQDM_DISABLE": "1",
     }
     return environment

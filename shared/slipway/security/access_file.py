@@ -6,7 +6,7 @@
       - name: ci
         role: submitter                # viewer, submitter, operator or worker
         projects: [research]           # or ["*"]
-        token_sha256: 5f2c…            # of a token that python -m slipway.security made
+        token_sha256: 5f2c…            # of a token that slipway token made
         expires: 2027-06-30            # optional: the token's last day (UTC)
         holds_store: true              # optional: it has the artifact store's credentials, too
       - name: workers
@@ -25,6 +25,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slipway.errors import ConfigurationError, ServiceError
+from slipway.security.named_files import described
 from slipway.security.principals import Principal, Role
 from slipway.security.reloading import Reloaded
 from slipway.security.tokens import is_hash, matching
@@ -94,7 +95,7 @@ def load_access(path: Path) -> AccessList:
     try:
         return AccessList.model_validate(load_document(path))
     except OSError as error:
-        raise _invalid(path, error.strerror or str(error)) from error
+        raise _invalid(path, error.strerror or "it cannot be read") from None
     except ValidationError as error:
         problems = "; ".join(
             (".".join(map(str, found["loc"])) or "the document") + ": " + found["msg"].removeprefix("Value error, ")
@@ -171,6 +172,7 @@ def _in_time(entry: Entry) -> Entry:
 
 
 def _invalid(path: Path, what: str) -> ConfigurationError:
+    name = described(path, "access_file")
     return ConfigurationError(
-        f"{path}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": str(path)}
+        f"{name}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": name}
     )

@@ -15,6 +15,7 @@ import grpc
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.rpc import CHANNEL_OPTIONS
+from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
 from slipway.security.settings import Security
@@ -217,9 +218,9 @@ def _read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise _bad_token(str(path), f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise _bad_token(str(path)) from error
+        raise _bad_token(described(path, "token_file"), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _bad_token(str(path)) from None
     if not is_token(token):
         raise _bad_token(str(path))
     return token
@@ -229,6 +230,6 @@ def _bad_token(where: str, what: str = "holds no token") -> ConfigurationError:
     return ConfigurationError(
         f"{where} {what}",
         reason="ACCESS_INVALID",
-        remedy="it is one line of 16 to 512 printable characters; python -m slipway.security makes one",
+        remedy="it is one line of 16 to 512 printable characters; slipway token makes one",
         about={"file": where},
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
+from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ class TlsFiles:
     certificate: Path | None = None
     key: Path | None = None
 
+    def named(self) -> dict[str, Path | None]:
+        """All three by the settings that name them."""
+        return {"tls_ca_file": self.ca, "tls_cert_file": self.certificate, "tls_key_file": self.key}
+
     def paths(self) -> tuple[Path, ...]:
         """The files that are named."""
-        return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
+        return tuple(path for path in self.named().values() if path is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,13 @@ def load(files: TlsFiles) -> Material:
         ConfigurationError: reason ``TLS_INVALID``, naming the file.
     """
     if (files.certificate is None) != (files.key is None):
-        raise _invalid("a certificate and its key belong together", files.certificate or files.key)
-    content = [None if path is None else _read(path) for path in (files.ca, files.certificate, files.key)]
+        raise _invalid("a certificate and its key belong together, and one is named")
+    content = [None if path is None else _read(path, kind) for kind, path in files.named().items()]
     if files.ca is not None:
         try:
             ssl.create_default_context(cafile=str(files.ca))
         except ssl.SSLError as error:
-            raise _invalid(f"no certificate authority is in it ({error.reason})", files.ca) from error
+            raise _invalid(f"{files.ca}: no certificate authority is in it ({error.reason})", files.ca) from error
     if files.certificate is not None and files.key is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -64,7 +69,9 @@ def load(files: TlsFiles) -> Material:
                 password=lambda: b"",  # without it, an encrypted key asks on the terminal
             )
         except ssl.SSLError as error:
-            raise _invalid(f"certificate and key do not belong together ({error.reason})", files.certificate) from error
+            raise _invalid(
+                f"{files.certificate}: certificate and key do not belong together ({error.reason})", files.certificate
+            ) from error
     return Material(*content)
 
 
@@ -79,7 +86,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     import grpc
 
     if files.certificate is None:
-        raise _invalid("a server needs a certificate and a key", files.ca)
+        raise _invalid("a server needs a certificate and a key")
     material = Reloaded(files.paths(), lambda: load(files))
 
     def configuration() -> grpc.ServerCertificateConfiguration:
@@ -100,16 +107,17 @@ def channel_credentials(material: Material) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _invalid(error.strerror or str(error), path) from error
+        name = described(path, setting)
+        raise _invalid(f"{name}: {error.strerror or 'it cannot be read'}", name) from None
 
 
-def _invalid(what: str, path: Path | None) -> ConfigurationError:
+def _invalid(what: str, path: Path | str = "") -> ConfigurationError:
     return ConfigurationError(
-        f"{path or 'TLS'}: {what}",
+        what,
         reason="TLS_INVALID",
         remedy="name PEM files with --tls-cert-file, --tls-key-file and --tls-ca-file",
         about={"file": str(path)} if path else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ class SourceFolders:
 
     def __init__(self, settings: Settings, store: Artifacts | None = None) -> None:
         self._settings, self._store = settings, store
-        self._scratch = settings.scratch / f"sources-{uuid.uuid4().hex}"
+        self._scratch = Path(os.path.realpath(settings.scratch)) / f"sources-{uuid.uuid4().hex}"
         self._stack = ExitStack()
         self._mirrors: dict[str, BucketMirror] = {}
         self._names: dict[str, str] = {}
@@ -65,7 +66,7 @@ class SourceFolders:
         return user_path(source)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
-        """Store files of a folder that :meth:`find` gave; answers the digest."""
+        """Store files of a folder that :meth:`find` gave, by their real paths; answers the digest."""
         some = next(iter(files.values()))
         for mirror in self._mirrors.values():
             if some.is_relative_to(mirror.folder):

@@ -217,11 +217,13 @@ class Worker:
         return max(1, (self.machine.cores - used) // starting)
 
     async def _run(self, running: LeasedTask) -> None:
-        request = await running.outcome(self.runner, on_phase=self._changed.set)
         try:
-            await self._hand_in(request)
+            with contextlib.ExitStack() as stack:
+                with contextlib.suppress(OSError):  # a store that takes nothing any more, as the task itself will say
+                    stack.enter_context(self.runner.using_store())
+                await self._hand_in(await running.outcome(self.runner, on_phase=self._changed.set))
         finally:
-            self._running.pop(request.task, None)
+            self._running.pop(running.lease.task, None)
             self._changed.set()
 
     async def _hand_in(self, request: worker_pb2.CompleteTaskRequest) -> None:

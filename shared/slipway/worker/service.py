@@ -58,7 +58,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         def on_log(level: str, message: str) -> None:
             events.put_nowait(stage_pb2.RunResponse(log=log_line(level, message)))
 
-        with worker.slot() as threads:
+        with worker.slot() as threads, worker.runner.using_store():
             spec = TaskSpec(
                 stage=request.stage,
                 params=dict_of(request.params),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cli import SLIPWAY
 from cluster import Cluster
 from cluster_audit import audit
 from cluster_reference import Undisturbed, reference
@@ -90,7 +90,7 @@ def test_the_standby_takes_over(cluster: Cluster, expected: dict[str, Undisturbe
 
 def test_a_database_that_was_not_migrated_is_refused(tmp_path: Path, postgres: PostgresServer) -> None:
     database = postgres.create("never_migrated")
-    command = [sys.executable, "-m", "slipway_coordinator", "--listen", "127.0.0.1:0", "--state", database]
+    command = [SLIPWAY, "coordinator", "--listen", "127.0.0.1:0", "--state", database]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 3
     assert "STATE_SCHEMA" in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from google.protobuf.duration_pb2 import Duration
 
+from cli import SLIPWAY
 from coordinator_harness import DIGEST, process, state
 from free_ports import free_port
 from postgres_server import postgres_server
@@ -53,7 +53,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
 
 @contextmanager
 def coordinator(home: Path, place: str, address: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "slipway_coordinator", "--listen", address, "--state", place]
+    command = [SLIPWAY, "coordinator", "--listen", address, "--state", place]
     with process(command, home / "coordinator.log") as started:
         yield started
 

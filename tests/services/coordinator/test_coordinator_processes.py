@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli import SLIPWAY
 from coordinator_harness import coordinator_process, process, state, wait_for, worker_process
 from free_ports import free_port
 from slipway.artifacts import LocalStore
@@ -203,7 +203,7 @@ def test_a_second_coordinator_on_the_same_state_is_refused(cluster: Cluster) -> 
     cluster.coordinator()
     connect(cluster)
     with process(
-        [sys.executable, "-m", "slipway_coordinator", "--state", str(cluster.home / "state.db")],
+        [SLIPWAY, "coordinator", "--state", str(cluster.home / "state.db")],
         cluster.home / "second.log",
     ) as second:
         assert second.wait(60) == 7

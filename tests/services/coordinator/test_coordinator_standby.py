@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from certificates import Authority
+from cli import SLIPWAY
 from coordinator_harness import DIGEST, process, state, wait_for
 from free_ports import free_port
 from postgres_server import PostgresServer, postgres_server
@@ -57,7 +57,7 @@ class Pair:
         port, health = self.ports.setdefault(name, (free_port(), free_port()))
         tls = self.authority.files("server", "localhost", "127.0.0.1")
         (self.folder / "access.yaml").write_text(ACCESS)
-        command = [sys.executable, "-m", "slipway_coordinator", "--listen", f"127.0.0.1:{port}", "--state", self.place]
+        command = [SLIPWAY, "coordinator", "--listen", f"127.0.0.1:{port}", "--state", self.place]
         command += ["--health-listen", f"127.0.0.1:{health}", "--access-file", str(self.folder / "access.yaml")]
         command += ["--tls-ca-file", str(tls.ca), "--tls-cert-file", str(tls.certificate)]
         command += ["--tls-key-file", str(tls.key)]

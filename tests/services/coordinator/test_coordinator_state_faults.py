@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from cli import SLIPWAY
 from free_ports import free_port
 from postgres_server import PostgresServer, postgres_server
 from slipway.errors import ModelExportError
@@ -51,7 +51,7 @@ def place(server: PostgresServer, user: str, database: str) -> str:
 
 def started(where: str) -> tuple[int, str]:
     """How a coordinator ends that cannot start there, and the last thing it says."""
-    command = [sys.executable, "-m", "slipway_coordinator", "--listen", "127.0.0.1:0", "--state", where]
+    command = [SLIPWAY, "coordinator", "--listen", "127.0.0.1:0", "--state", where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert "Traceback" not in done.stderr, done.stderr
     assert PASSWORD[1:] not in done.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from cli import SLIPWAY
 from coordinator_harness import process, state, states, wait_for, worker_process
 from free_ports import free_port
 from postgres_server import PostgresServer, postgres_server
@@ -54,7 +55,7 @@ class Installation:
         arguments += ["--recovery-rules", str(self.home / "rules.yaml")]
         command = [sys.executable, str(SUPPORT / "another_version.py"), version, *arguments]
         if version == THIS:
-            command = [sys.executable, "-m", "slipway_coordinator", *arguments]
+            command = [SLIPWAY, "coordinator", *arguments]
         with ExitStack() as stack:
             started: subprocess.Popen[bytes] = stack.enter_context(process(command, self.home / "coordinator.log"))
             stack.callback(started.kill)
@@ -189,7 +190,7 @@ def test_a_program_before_the_one_that_wrote_an_export_refuses_to_start(installa
         stored = json.dumps(record | {"state": "suspended"})
         connection.execute(sa.update(schema.exports).values(record=stored))
     arguments = ["--listen", installation.address, "--state", installation.place]
-    command = [sys.executable, "-m", "slipway_coordinator", *arguments]
+    command = [SLIPWAY, "coordinator", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=installation.home, timeout=240)
     assert done.returncode == 3, done.stderr
     assert "STATE_SCHEMA" in done.stderr

@@ -56,13 +56,6 @@ def test_a_folder_that_cannot_be_read_is_not_left_out_silently() -> None:
     assert raised.value.reason == "FILE_ERROR"
 
 
-def test_links_to_files_are_followed_as_in_the_hubs_cache(tmp_path: Path) -> None:
-    (tmp_path / "blob").write_text("w")
-    (tmp_path / "snapshot" / "deep").mkdir(parents=True)
-    (tmp_path / "snapshot" / "deep" / "weights").symlink_to("../../blob")
-    assert sorted(folder_files(tmp_path / "snapshot")) == ["deep/weights"]
-
-
 def test_what_somebody_puts_where_an_artifact_is_being_pulled_to_stays(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("w")
     store, target = LocalStore(tmp_path / "store"), tmp_path / "pulled"

@@ -100,7 +100,7 @@ def test_collecting_is_no_use_of_what_is_kept(store: LocalStore, tmp_path: Path)
     digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
     store.record_action("0" * 64, ActionResult({"out": digest}))
     os.utime(store.manifest_path(digest), (1, 1))
-    assert collect(store, keep=[digest]).artifacts == ()
+    assert collect(store, keep=lambda: [digest]).artifacts == ()
     assert store.last_used(digest) == 1
     assert collect(store, max_age_seconds=60).artifacts == (digest,)
 
@@ -123,7 +123,7 @@ def test_an_error_while_reading_stops_the_other_files_too(store: LocalStore, tmp
 def test_collection_keeps_what_it_is_told_to(store: LocalStore, tmp_path: Path) -> None:
     digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
     os.utime(store.manifest_path(digest), (1, 1))
-    assert collect(store, max_age_seconds=60, keep=[digest]).artifacts == ()
+    assert collect(store, max_age_seconds=60, keep=lambda: [digest]).artifacts == ()
     assert collect(store, max_age_seconds=60).artifacts == (digest,)
 
 

@@ -28,7 +28,8 @@ from slipway.artifacts import ActionResult, LocalStore, s3_collection
 from slipway.artifacts import s3_transfer as transfer
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.collection import collect
-from slipway.artifacts.names import blob_name
+from slipway.artifacts.digests import digest_bytes
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, blob_name, manifest_name
 from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket
 from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
@@ -365,6 +366,27 @@ def test_collection_leaves_what_is_young_named_or_kept(
     assert hasty.exists(new)
     assert patient.results() is not None
     assert list(patient.results()) == []
+
+
+def test_collection_leaves_objects_under_other_names_and_what_another_version_wrote(
+    bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3Store(bucket, grace_seconds=1)
+    digest = store.put_files({"own": random_file(tmp_path / "own", 10)})
+    manifest = store.manifest(digest)
+    newer = manifest.to_bytes().replace(b'"version":1', b'"version":2')
+    bucket.put(manifest_name(digest_bytes(newer)), newer)
+    names = [f"{folder}{name}" for folder in (BLOBS, MANIFESTS, ACTIONS) for name in ("note.txt", "ab/x.json")]
+    for name in names:
+        bucket.put(name, b"somebody's")
+    last = max(entry.modified for entry in bucket.listing())
+    monkeypatch.setattr(s3_collection, "time", SimpleNamespace(time=lambda: last + 1000))
+    keep = [digest_bytes(newer)]
+    assert collect_bucket(store, max_age_seconds=0, keep=lambda: keep).artifacts == (digest,)
+    assert bucket.find(blob_name(manifest.files[0].digest)) is not None
+    assert store.digests() == keep
+    assert all(bucket.find(name) is not None for name in names)
+    assert list(store.results()) == []
 
 
 def test_what_comes_into_use_during_a_collection_stays(bucket: S3Bucket, tmp_path: Path) -> None:

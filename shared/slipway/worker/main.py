@@ -1,4 +1,4 @@
-"""The worker's process: ``slipway worker``, or ``python -m slipway.worker``."""
+"""The worker's process: ``slipway worker``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from slipway.security.server import worker_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.telemetry import tracing
-from slipway.worker.flags import worker_parser
 from slipway.worker.machine import probe
 from slipway.worker.observation import Gauges
 from slipway.worker.pull import Worker, WorkerOptions
@@ -88,7 +87,3 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     finally:
         health.end()
         await server.stop(grace=1.0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(worker_parser("python -m slipway.worker").parse_args()))

@@ -1,4 +1,4 @@
-"""The coordinator's process: ``slipway coordinator``, or ``python -m slipway_coordinator``."""
+"""The coordinator's process: ``slipway coordinator``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.telemetry import tracing
 from slipway_coordinator.coordinator import CoordinatorOptions
-from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.migration import migrate
 from slipway_coordinator.recovery import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
@@ -69,7 +68,3 @@ def _run(arguments: argparse.Namespace) -> None:
                 advertise=arguments.advertise,
             )
         )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(coordinator_parser("python -m slipway_coordinator").parse_args()))

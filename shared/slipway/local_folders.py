@@ -1,0 +1,33 @@
+"""Folders of this machine. The address of a bucket or a server is none, although every file system takes it for a name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slipway.errors import ConfigurationError
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of the two slashes
+
+
+def is_address(text: str | Path) -> bool:
+    """Whether a text is an address such as ``s3://bucket/prefix`` or ``file:///folder``."""
+    return _ADDRESS.match(str(text)) is not None
+
+
+def check_local(folder: str | Path, *, named_by: str) -> None:
+    """Refuse an address where a folder of this machine is needed.
+
+    Args:
+        folder: What was given.
+        named_by: Setting, variable or argument that gave it.
+
+    Raises:
+        ConfigurationError: It is an address.
+    """
+    if is_address(folder):
+        raise ConfigurationError(
+            f"{named_by} is {str(folder)!r}, which is no folder of this machine",
+            remedy="name a folder here",
+            about={"key": named_by},
+        )
