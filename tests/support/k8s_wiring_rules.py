@@ -75,6 +75,8 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
     else:
         port = port_of(arguments.listen)
         needed |= {f"from worker {port}", f"from client {port}"}
+        if one.object["spec"]["replicas"] > 1:
+            needed |= {f"from coordinator {port}", f"to coordinator {port}"}
         if cluster.of("ScaledObject"):
             needed.add(f"from keda/keda-operator {port}")
     if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
@@ -263,8 +265,12 @@ def state(cluster: Cluster) -> Iterator[str]:
     if [one.environment["SLIPWAY_STATE"] for one in migrations] != [place] * shared:
         yield f"{len(migrations)} migrations for {place}"
     rolling = spec["strategy"].get("rollingUpdate", {})
-    if shared and (rolling.get("maxUnavailable") != "100%" or spec.get("progressDeadlineSeconds", 0) < 2**31 - 1):
-        yield "a rollout waits for a standby to be ready, which it never is"
+    if shared and (rolling.get("maxUnavailable") != 0 or not rolling.get("maxSurge")):
+        yield "a rollout ends a coordinator before another one is ready"
+    pod = [name for name, value in coordinator.environment.items() if value == "field:status.podIP"]
+    advertised = f"$({pod[0]}):{port_of(coordinator.arguments().listen)}" if pod else ""
+    if shared and coordinator.arguments().advertise != advertised:
+        yield "a standby is not led to the pod of the active coordinator, at its port"
     if not shared and spec["strategy"]["type"] != "Recreate":
         yield "two coordinators would use one file while one replaces the other"
 

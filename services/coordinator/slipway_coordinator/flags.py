@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway.security.flags import at_least
 from slipway.service_flags import service_parser
+from slipway.texts import number_of
 
 
 def coordinator_parser(prog: str) -> argparse.ArgumentParser:
@@ -58,5 +59,18 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="forget exports this long after their end; never by default",
     )
+    parser.add_argument(
+        "--advertise",
+        type=_address,
+        metavar="HOST:PORT",
+        help="address at which standbys reach this process alone; by default that of --listen, or of this machine",
+    )
     parser.add_argument("--allow-anonymous", action="store_true", help="let everybody in who reaches the address")
     return parser
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not number_of(port, most=65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text

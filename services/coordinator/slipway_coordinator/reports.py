@@ -26,6 +26,7 @@ from slipway_coordinator.records import TaskRecord
 from slipway_protos.v1 import export_pb2, worker_pb2
 
 _MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
+_MOST_PARAMETERS = 256
 _LINE_LENGTH, _WORD_LENGTH = 5000, 200
 _LARGEST = 2**62
 _TASK = re.compile(r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Za-z0-9._-]{1,100}):([0-9]{1,9})")
@@ -72,6 +73,11 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
     _check_count("stages", request.stages, _MOST_STAGES)
     _check_count("running", request.running, _MOST_RUNNING)
     _check_count("capabilities.versions", can.versions, _MOST_LIBRARIES)
+    _check_count("parameters", request.parameters, _MOST_STAGES)
+    for known in request.parameters.values():
+        _check_count("parameters", known.names, _MOST_PARAMETERS)
+        _check_words("parameters", known.names)
+    _check_words("parameters", request.parameters)
     _check_words("stages", request.stages)
     _check_words("capabilities.gpu_architecture", [can.gpu_architecture])
     _check_words("capabilities.versions", [*can.versions, *can.versions.values()])
@@ -85,6 +91,7 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         gpu_architecture=can.gpu_architecture,
         gpu_memory_bytes=_between(can.gpu_memory_bytes),
         libraries=dict(can.versions),
+        parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
         running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
     )
 
