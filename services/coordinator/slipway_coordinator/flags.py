@@ -58,5 +58,11 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="forget exports this long after their end; never by default",
     )
+    parser.add_argument(
+        "--token-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="second TLS port for clients that have a token and no certificate",
+    )
     parser.add_argument("--allow-anonymous", action="store_true", help="let everybody in who reaches the address")
     return parser

@@ -21,7 +21,7 @@ from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
-from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call
+from slipway.wire import MAX_FILES, RETRY_AFTER
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
@@ -225,7 +225,7 @@ class ProjectArtifacts:
             try:
                 return attempt(progress)
             except grpc.RpcError as error:
-                failure = failure_of_call(error, address=self._calls.address)
+                failure = self._calls.failure(error)
                 if not _passes(failure) or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error
             pause = max(pause, float(failure.about.get(RETRY_AFTER, 0)))

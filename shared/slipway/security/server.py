@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
@@ -33,12 +33,15 @@ class ServerSecurity:
         limits: What one client may use.
         health_address: ``HOST:PORT`` of a second, plain port that answers health checks only: probes of Kubernetes
             speak no TLS. Empty for none.
+        token_address: ``HOST:PORT`` of a second TLS port that asks clients for no certificate, for those who show a token.
+            Empty for none.
     """
 
     tls: TlsFiles | None = None
     authenticator: Authenticator = field(default_factory=lambda: Everyone(OWNER))
     limits: Limits = field(default_factory=Limits)
     health_address: str = ""
+    token_address: str = ""
 
     def __post_init__(self) -> None:
         if self.health_address and self.tls is None:
@@ -47,13 +50,19 @@ class ServerSecurity:
                 reason="TLS_INVALID",
                 remedy="give certificates, or leave out --health-listen: the main port answers plain probes",
             )
+        if self.token_address and (self.tls is None or self.tls.ca is None):
+            raise ConfigurationError(
+                "a port for clients without a certificate is needed only where the main one demands certificates",
+                reason="TLS_INVALID",
+                remedy="give --tls-ca-file, or leave out --token-listen: the main port takes tokens",
+            )
 
     def interceptor(self) -> AccessInterceptor:
         """What checks this server's calls."""
         return AccessInterceptor(self.authenticator, encrypted_only=self.tls is not None, limits=self.limits)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Bind a server to its address, and to that for health checks; returns the first one's port.
+        """Bind a server to its address, and to those for health checks and tokens; returns the first one's port.
 
         Raises:
             ServiceError: An address cannot be bound.
@@ -62,6 +71,8 @@ class ServerSecurity:
         credentials = None if self.tls is None else server_credentials(self.tls)
         if self.health_address:
             listen(server, self.health_address)
+        if self.token_address and self.tls is not None:
+            listen(server, self.token_address, credentials=server_credentials(replace(self.tls, ca=None)))
         return listen(server, address, credentials=credentials)
 
 
@@ -71,7 +82,12 @@ def is_private(address: str) -> bool:
 
 
 def coordinator_security(
-    security: Security, *, address: str, health_address: str = "", allow_anonymous: bool = False
+    security: Security,
+    *,
+    address: str,
+    health_address: str = "",
+    token_address: str = "",
+    allow_anonymous: bool = False,
 ) -> ServerSecurity:
     """Security of a coordinator.
 
@@ -93,7 +109,9 @@ def coordinator_security(
         )
     if security.tls is None and not is_private(address):
         log.warning(f"calls to {address} travel unencrypted: give --tls-cert-file and --tls-key-file")
-    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address)
+    return ServerSecurity(
+        tls=security.tls, authenticator=authenticator, health_address=health_address, token_address=token_address
+    )
 
 
 def worker_security(security: Security, *, address: str, health_address: str = "") -> ServerSecurity:
