@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s_cluster import NAMESPACE, ROOT, Cluster, host_of, port_of, rendered
+from k8s_cluster import EXTERNAL_SECRETS, NAMESPACE, ROOT, Cluster, host_of, port_of, rendered
 from k8s_pod_rules import built_images, known_variables
-from k8s_wiring_rules import EXTERNAL_SECRETS
 from slipway.errors import Category
 
 EXAMPLES = ROOT / "k8s" / "examples"

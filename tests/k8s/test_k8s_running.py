@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cli import SLIPWAY
 from coordinator_harness import process, wait_for
 from free_ports import free_port
-from k8s_cluster import Cluster, Workload, host_of, rendered
+from k8s_cluster import EXTERNAL_SECRETS, Cluster, Workload, host_of, rendered
 from slipway.registry import stage_names
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
@@ -57,13 +57,17 @@ class Here:
         """As rendered, with the mounted files where they are here."""
         home = self.folder / one.name
         home.mkdir()
-        found = {name: value for name, value in one.environment.items() if not value.startswith("secret:")}
+        found = one.environment
         for volume in one.pod["volumes"]:
             (path,) = (mount["mountPath"] for mount in one.container["volumeMounts"] if mount["name"] == volume["name"])
             place = home / volume["name"]
             place.mkdir()
-            if "secret" in volume:
-                self.write(place, self.certificate(volume["secret"]["secretName"].split("-")[1]))
+            name = volume.get("secret", {}).get("secretName", "")
+            if name in EXTERNAL_SECRETS:
+                for key in EXTERNAL_SECRETS[name]:
+                    (place / key).write_text("")  # of services that are not here
+            elif name:
+                self.write(place, self.certificate(name.split("-")[1]))
             if "configMap" in volume:
                 for name, text in self.cluster.named("ConfigMap", volume["configMap"]["name"])["data"].items():
                     (place / name).write_text(text)

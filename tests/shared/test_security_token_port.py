@@ -33,9 +33,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Authority, str, str, Secu
     workers = {"name": "workers", "role": "worker", "certificate": "worker.slipway"}
     access.write_text(yaml.safe_dump({"principals": [ci, workers]}))
     files = authority.files("server", "localhost")
-    own = Security(
-        tls_ca_file=files.ca, tls_cert_file=files.certificate, tls_key_file=files.key, access_file=access
-    )
+    own = Security(tls_ca_file=files.ca, tls_cert_file=files.certificate, tls_key_file=files.key, access_file=access)
     main, second = (f"127.0.0.1:{port}" for port in free_ports(2))
     security = coordinator_security(own, address=main, token_address=second)
     server = grpc.aio.server(interceptors=[security.interceptor()])
@@ -44,8 +42,11 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Authority, str, str, Secu
     await server.start()
     try:
         ports = [address.rpartition(":")[2] for address in (main, second)]
-        yield authority, f"localhost:{ports[0]}", f"localhost:{ports[1]}", Security(
-            tls_ca_file=authority.ca, token_file=held
+        yield (
+            authority,
+            f"localhost:{ports[0]}",
+            f"localhost:{ports[1]}",
+            Security(tls_ca_file=authority.ca, token_file=held),
         )
     finally:
         await server.stop(None)
