@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from slipway.preflight import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize, memory_bytes, task_bytes
+from slipway.worker.machine import MEMORY_SHARE
 
-MEMORY_SHARE = 0.8
-"""Of its container's memory that a worker gives to a task."""
 FREE_SHARE = 0.1
 """Of a volume that nothing is planned for."""
 COMPANION_BYTES = 20_000_000

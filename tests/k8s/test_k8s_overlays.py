@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 import k8s_pod_rules
 import k8s_store_rules
 import k8s_wiring_rules
-from k8s_cluster import OVERLAYS, ROOT, Cluster, Object, render, rendered
+from k8s_cluster import OVERLAYS, Cluster, Object, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -23,22 +21,7 @@ OWN = ("Certificate", "Issuer", "ScaledObject", "TriggerAuthentication")
 
 
 def test_the_overlays_are_there() -> None:
-    assert OVERLAYS == ["gpu", "production", "single-node"]
-
-
-def test_an_overlay_of_ones_own_sets_images_and_addresses(tmp_path: Path) -> None:
-    """The one that docs/kubernetes.md shows."""
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
-    (document,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "kustomization.yaml").write_text(document)
-    (tmp_path / "slipway").symlink_to(ROOT)
-    cluster = Cluster(render(tmp_path))
-    assert container(cluster)["image"] == "registry.example.org/slipway-merge:0.1.0"
-    environment = next(one for one in cluster.workers() if one.name == "slipway-merge").environment
-    assert environment["SLIPWAY_STORE"] == "s3://models/slipway"
-    assert environment["AWS_ENDPOINT_URL_S3"] == "https://s3.example.org"
-    assert environment["AWS_REGION"] == "us-east-1"
-    assert list(k8s_wiring_rules.references(cluster)) == []
+    assert OVERLAYS == ["gpu", "gpu-pools", "production", "single-node"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

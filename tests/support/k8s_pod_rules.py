@@ -192,7 +192,7 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
         if one.program == "worker":
             if one.name not in protected:
                 yield f"{one.name} has no budget"
-            if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 60:
+            if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 20:
                 yield f"{one.name} is killed before it has drained"
         elif one.name in protected:
             yield f"{one.name}: only the active pod is ready, so its budget stops every drain"

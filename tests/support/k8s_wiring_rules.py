@@ -114,7 +114,8 @@ def _let_in(cluster: Cluster, one: Workload) -> bool:
     (coordinator,) = (other for other in cluster.workloads() if other.name == "slipway-coordinator")
     policies = [p["spec"] for p in cluster.of("NetworkPolicy") if matches(p["spec"]["podSelector"], coordinator.labels)]
     peers = [peer for spec in policies for rule in spec.get("ingress", ()) for peer in rule["from"]]
-    return any(matches(peer["podSelector"], one.labels) for peer in peers if not peer.get("namespaceSelector"))
+    near = [peer for peer in peers if "podSelector" in peer and not peer.get("namespaceSelector")]
+    return any(matches(peer["podSelector"], one.labels) for peer in near)
 
 
 def _peer(peer: Object) -> str:
@@ -263,7 +264,7 @@ def scaling(cluster: Cluster) -> Iterator[str]:
 
 
 def _architecture(one: Workload) -> str:
-    if "nvidia.com/gpu" not in one.container["resources"]["limits"]:
+    if not any(name.startswith("nvidia.com/") for name in one.container["resources"]["limits"]):
         return NO_GPU
     selector = one.pod.get("nodeSelector", {})
     tolerated = any(toleration["key"] == "nvidia.com/gpu" for toleration in one.pod.get("tolerations", ()))
