@@ -126,18 +126,28 @@ def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCre
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
     """
-    port = "" if address.startswith("unix:") else address.rpartition(":")[2]
-    if port.isdigit() and int(port) > 65535:  # gRPC would listen on what is left above that
-        raise _cannot_listen(address, "the highest port is 65535")
+    check_port(address)
     try:
         if credentials is not None:
             return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise _cannot_listen(address, str(error)) from error
+        raise cannot_listen(address, str(error)) from error
 
 
-def _cannot_listen(address: str, why: str) -> ServiceError:
+def check_port(address: str) -> None:
+    """Refuse a port that does not exist: libraries would listen on what is left of it.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    port = "" if address.startswith("unix:") else address.rpartition(":")[2]
+    if port.isdigit() and int(port) > 65535:
+        raise cannot_listen(address, "the highest port is 65535")
+
+
+def cannot_listen(address: str, why: str) -> ServiceError:
+    """The error of an address that cannot be bound."""
     return ServiceError(
         f"cannot listen on {address}: {why}",
         reason="REQUEST_INVALID",

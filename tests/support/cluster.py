@@ -1,26 +1,26 @@
 """A whole cluster on this machine: two coordinators, workers, PostgreSQL and S3, each a process that may be killed.
 
-Processes that end are started again, as Kubernetes does, and the coordinators have one address, which leads to whichever says
-that it serves.
+Processes that end are started again, as Kubernetes does, and the coordinators have one address, which leads to each of them in
+turn.
 """
 
 from __future__ import annotations
 
-import contextlib
+import http.client
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import psutil
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator_harness import state, wait_for
 from free_ports import free_port
@@ -51,6 +51,7 @@ class Member:
         environment: Beside this process's own.
         folder: Where its log lies.
         port: Where it serves; 0 when nobody needs to know.
+        metrics: Port of its metrics; 0 for none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Member:
     environment: Mapping[str, str]
     folder: Path
     port: int = 0
+    metrics: int = 0
     wanted: bool = False
     starts: int = 0
     process: subprocess.Popen[bytes] | None = None
@@ -140,6 +142,7 @@ class Cluster:
     running: list[Member] = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
     _active: Member | None = None
+    _turns: Iterator[int] = field(default_factory=itertools.count)
     _manifests: dict[str, Manifest] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -210,7 +213,7 @@ class Cluster:
         return self._manifests[digest]
 
     def active(self) -> Member | None:
-        """The coordinator that serves."""
+        """The coordinator that is active."""
         return self._active
 
     def standby(self) -> Member:
@@ -271,38 +274,34 @@ class Cluster:
         return self.store().put_files({"text": source})
 
     def _coordinator(self, name: str) -> Member:
-        port = free_port()
+        port, metrics = free_port(), free_port()
         command = [sys.executable, "-m", "slipway_coordinator", "--listen", f"127.0.0.1:{port}"]
         command += ["--state", self.database, "--lease-seconds", str(self.lease_seconds)]
-        return Member(name, command, {}, self.folder, port=port)
+        command += ["--metrics", f"127.0.0.1:{metrics}"]
+        return Member(name, command, {}, self.folder, port=port, metrics=metrics)
 
-    def _target(self) -> Target | None:
-        return ("127.0.0.1", self._active.port) if self._active else None
+    def _target(self) -> Target:
+        """One of the coordinators in turn, as a Service of Kubernetes leads to every pod that is ready: a standby leads on."""
+        running = [m for m in self.coordinators if m.process is not None and m.process.poll() is None]
+        chosen = running or self.coordinators
+        return ("127.0.0.1", chosen[next(self._turns) % len(chosen)].port)
 
     def _look_after(self) -> None:
-        """Start again what ended, and find out which coordinator serves."""
+        """Start again what ended, and find out which coordinator is active."""
         ended: dict[str, float] = {}
-        with ExitStack() as stack:
-            checks = {}
-            for member in self.coordinators:
-                options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.use_local_subchannel_pool", 1)]
-                channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{member.port}", options=options))
-                checks[member.name] = health_pb2_grpc.HealthStub(channel)
-            while not self._ended.wait(0.05):
-                for member in [*self.coordinators, *self.running]:
-                    if member.wanted and member.process is not None and member.process.poll() is not None:
-                        since = ended.setdefault(member.name, time.monotonic())
-                        if time.monotonic() - since > _RESTART_SECONDS:
-                            del ended[member.name]
-                            member.start()
-                serving = next((m for m in self.coordinators if _serves(checks[m.name])), None)
-                if serving is not self._active:
-                    self._active = serving
-                    self.service.cut(unless=self._target())
+        while not self._ended.wait(0.05):
+            for member in [*self.coordinators, *self.running]:
+                if member.wanted and member.process is not None and member.process.poll() is not None:
+                    since = ended.setdefault(member.name, time.monotonic())
+                    if time.monotonic() - since > _RESTART_SECONDS:
+                        del ended[member.name]
+                        member.start()
+            self._active = next((member for member in self.coordinators if _is_active(member)), None)
 
 
-def _serves(stub: health_pb2_grpc.HealthStub) -> bool:
-    with contextlib.suppress(grpc.RpcError):
-        answer = stub.Check(health_pb2.HealthCheckRequest(service="slipway.v1.ExportService"), timeout=2)
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-    return False
+def _is_active(member: Member) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{member.metrics}/metrics", timeout=2) as page:
+            return b"slipway_coordinator_active 1.0" in page.read()
+    except (OSError, http.client.HTTPException):
+        return False

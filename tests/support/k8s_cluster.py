@@ -94,11 +94,16 @@ class Workload:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables; a reference to a secret is written ``secret:NAME/KEY``."""
+        """Variables; a reference to a secret is written ``secret:NAME/KEY``, to a field of the pod ``field:PATH``."""
         found = dict(self.settings)
         for variable in self.container.get("env", ()):
-            reference = variable.get("valueFrom", {}).get("secretKeyRef")
-            value = f"secret:{reference['name']}/{reference['key']}" if reference else variable["value"]
+            match variable.get("valueFrom", {}):
+                case {"secretKeyRef": secret}:
+                    value = f"secret:{secret['name']}/{secret['key']}"
+                case {"fieldRef": field}:
+                    value = f"field:{field['fieldPath']}"
+                case _:
+                    value = variable["value"]
             found[variable["name"]] = value
         return found
 

@@ -171,9 +171,10 @@ def flags(cluster: Cluster) -> Iterator[str]:
 
 
 def environment(cluster: Cluster) -> Iterator[str]:
-    """Every variable is one that something reads."""
+    """Every variable is one that something reads, or that an argument holds."""
     for one in cluster.workloads():
-        unknown = set(one.environment) - known_variables()
+        in_arguments = set(re.findall(r"\$\((\w+)\)", " ".join(one.container.get("args", ()))))
+        unknown = set(one.environment) - known_variables() - in_arguments
         yield from (f"{one.name}: nothing reads {name}" for name in sorted(unknown))
 
 
@@ -194,9 +195,9 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
                 yield f"{one.name} has no budget"
             if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 20:
                 yield f"{one.name} is killed before it has drained"
-        elif one.name in protected:
-            yield f"{one.name}: only the active pod is ready, so its budget stops every drain"
         replicas = one.object["spec"].get("replicas", 1)
+        if one.program == "coordinator" and one.kind == "Deployment" and (replicas > 1) != (one.name in protected):
+            yield f"{one.name}: a budget is for several pods, of which one may go"
         if replicas > 1 and not one.pod.get("topologySpreadConstraints"):
             yield f"{one.name}: its pods may all be on one node"
 

@@ -74,12 +74,7 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
     if _calls(one):
         needed.add(f"to coordinator {port_of(arguments.coordinator)}")
     else:
-        port = port_of(arguments.listen)
-        needed |= {f"from worker {port}", f"from client {port}"}
-        if arguments.token_listen:
-            needed.add(f"from client {port_of(arguments.token_listen)}")
-        if cluster.of("ScaledObject"):
-            needed.add(f"from keda/keda-operator {port}")
+        needed |= _needed_by_callers(cluster, one)
     if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
         needed.add(f"to {place_of(environment.get('AWS_ENDPOINT_URL_S3', 'https://s3.amazonaws.com'))}")
         if "AWS_SHARED_CREDENTIALS_FILE" not in environment:
@@ -88,6 +83,18 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
         needed.add(f"to {place_of(environment['OTEL_EXPORTER_OTLP_ENDPOINT'])}")
     if arguments.metrics:
         needed.add(f"from monitoring {port_of(arguments.metrics)}")
+    return needed
+
+
+def _needed_by_callers(cluster: Cluster, one: Workload) -> set[str]:
+    """Who has to reach a coordinator: at its main port, and those with a token at theirs; both by way of a standby, too."""
+    arguments = one.arguments()
+    main, *more = (port_of(address) for address in (arguments.listen, arguments.token_listen) if address)
+    needed = {f"from worker {main}", *(f"from client {port}" for port in (main, *more))}
+    if one.object["spec"]["replicas"] > 1:
+        needed |= {f"{way} coordinator {port}" for way in ("from", "to") for port in (main, *more)}
+    if cluster.of("ScaledObject"):
+        needed.add(f"from keda/keda-operator {main}")
     return needed
 
 
@@ -283,8 +290,12 @@ def state(cluster: Cluster) -> Iterator[str]:
     if [one.environment["SLIPWAY_STATE"] for one in migrations] != [place] * shared:
         yield f"{len(migrations)} migrations for {place}"
     rolling = spec["strategy"].get("rollingUpdate", {})
-    if shared and (rolling.get("maxUnavailable") != "100%" or spec.get("progressDeadlineSeconds", 0) < 2**31 - 1):
-        yield "a rollout waits for a standby to be ready, which it never is"
+    if shared and (rolling.get("maxUnavailable") != 0 or not rolling.get("maxSurge")):
+        yield "a rollout ends a coordinator before another one is ready"
+    pod = [name for name, value in coordinator.environment.items() if value == "field:status.podIP"]
+    advertised = f"$({pod[0]}):{port_of(coordinator.arguments().listen)}" if pod else ""
+    if shared and coordinator.arguments().advertise != advertised:
+        yield "a standby is not led to the pod of the active coordinator, at its port"
     if not shared and spec["strategy"]["type"] != "Recreate":
         yield "two coordinators would use one file while one replaces the other"
 

@@ -14,7 +14,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending")
+    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StageParameters
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StageParameters, _Mapping]] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +30,7 @@ class SynchronizeRequest(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     stages: _containers.RepeatedScalarFieldContainer[str]
     capabilities: Capabilities
@@ -31,7 +39,14 @@ class SynchronizeRequest(_message.Message):
     running: _containers.RepeatedCompositeFieldContainer[RunningTask]
     max_wait: _duration_pb2.Duration
     ending: bool
-    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ...) -> None: ...
+    parameters: _containers.MessageMap[str, StageParameters]
+    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ...) -> None: ...
+
+class StageParameters(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("gpu_architecture", "gpu_memory_bytes", "memory_bytes", "scratch_bytes", "versions")

@@ -59,7 +59,15 @@ def _run(arguments: argparse.Namespace) -> None:
         # What queued exports hold lives long; looking through all of it as often as usual stops every call meanwhile.
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
-        asyncio.run(serve(options, address=arguments.listen, store=lambda: open_store(settings), security=security))
+        asyncio.run(
+            serve(
+                options,
+                address=arguments.listen,
+                store=lambda: open_store(settings),
+                security=security,
+                advertise=arguments.advertise,
+            )
+        )
 
 
 if __name__ == "__main__":

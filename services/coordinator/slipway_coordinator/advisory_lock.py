@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import select
+import socket
 import threading
 from collections.abc import Callable
 
@@ -20,6 +21,16 @@ log = logging.getLogger("slipway.coordinator.lock")
 
 LOCK_KEY = 0x51_1B_3A_17  # one active coordinator per database; any constant of our own does
 _CHECK_MILLISECONDS = 1000
+_LONGEST_NAME = 63  # of a connection; PostgreSQL cuts the rest off
+
+_ANNOUNCEMENT = "slipway-leader "
+"""Begins the name of a lock's connection; its holder's address follows, which is gone with the lock."""
+
+_HOLDER = """
+    SELECT a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+    WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 0 AND l.objid = %s AND l.objsubid = 1
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
 # The client notices a dead network first (2 + 2 × 1 s), the server gives the lock away after that (3 + 3 × 1 s), so that
 # two coordinators are never active at the same time.
@@ -53,6 +64,11 @@ class AdvisoryLock:
     Args:
         address: The database; connected to directly, as a pooler would share the connection.
         on_lost: Called in a thread of its own when the connection ends while the lock is held.
+
+    Attributes:
+        answers: Whether the database answered last time.
+        leader: The address that the holder announced, when it was not ours; empty where it did not.
+        near_database: The address of this machine that the database sees.
     """
 
     def __init__(self, address: sa.URL, *, on_lost: Callable[[Exception], None] = end_process) -> None:
@@ -61,6 +77,9 @@ class AdvisoryLock:
         self._connection: psycopg.Connection | None = None
         self._released = threading.Event()
         self._problem = ""
+        self.answers = False
+        self.leader = ""
+        self.near_database = ""
 
     def acquire(self) -> bool:
         """Take it if nobody has it; whether it is ours now. A database that does not answer is no reason to give up."""
@@ -68,8 +87,11 @@ class AdvisoryLock:
             if self._connection is None:
                 self._connection = self._connect()
             found = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (LOCK_KEY,)).fetchone()
+            self.leader = "" if found is not None and found[0] else self._announced(self._connection)
+            self.answers = True
         except psycopg.OperationalError as error:
             self._note(f"{self} does not answer: {words(error)}")
+            self.answers = False
             self._close()
             return False
         if found is None or not found[0]:
@@ -78,6 +100,24 @@ class AdvisoryLock:
         self._released.clear()
         threading.Thread(target=self._watch, args=(self._connection,), name="slipway-lock", daemon=True).start()
         return True
+
+    def announce(self, address: str) -> None:
+        """Let standbys know where the active coordinator is reached. The caller holds the lock.
+
+        Raises:
+            ServiceError: reason ``REQUEST_INVALID`` for an address that is too long.
+        """
+        name = _ANNOUNCEMENT + address
+        if len(name.encode()) > _LONGEST_NAME:
+            raise ServiceError(
+                f"the address for standbys is {address!r}",
+                reason="REQUEST_INVALID",
+                remedy=f"give an --advertise of at most {_LONGEST_NAME - len(_ANNOUNCEMENT)} bytes, as an IP address is",
+                about={"address": address},
+            )
+        assert self._connection is not None
+        with contextlib.suppress(psycopg.OperationalError):  # the lock is lost, which ends this process
+            self._connection.execute("SELECT set_config('application_name', %s, false)", (name,))
 
     def release(self) -> None:
         """Give it back, if it is ours."""
@@ -96,7 +136,15 @@ class AdvisoryLock:
         connection = psycopg.connect(address, autocommit=True, **_CLIENT_OPTIONS)  # type: ignore[arg-type]
         for name, value in _SERVER_SETTINGS.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, str(value)))
+        with socket.socket(fileno=os.dup(connection.fileno())) as plain:
+            self.near_database = "" if plain.family == socket.AF_UNIX else str(plain.getsockname()[0])
         return connection
+
+    def _announced(self, connection: psycopg.Connection) -> str:
+        """The address of the lock's holder, if it announced one."""
+        found = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
+        name = str(found[0]) if found is not None else ""
+        return name.removeprefix(_ANNOUNCEMENT) if name.startswith(_ANNOUNCEMENT) else ""
 
     def _watch(self, connection: psycopg.Connection) -> None:
         """Return when the lock was released; a server that stops closes the connection, which is readable at once."""

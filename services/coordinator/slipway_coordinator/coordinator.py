@@ -211,7 +211,7 @@ class Coordinator:
 
     async def show(self, record: ExportRecord, changes: Sequence[Change]) -> None:
         """Store a new revision, tell those who watch, and offer what shall run; only spans for revisions that are replayed."""
-        before = changes[0].before
+        before = changes[0].before if changes else record
         news = await self.journal.do(lambda: self.database.save(record, before=before), later=True)
         # Before anybody hears of it: who does may end this process.
         for change in changes:
@@ -249,12 +249,27 @@ class Coordinator:
         """Start what was stored but never started, and settle what ended without saying so."""
         for record in await self.call(self.database.unended):
             self._unended.add(record.name)
-            began, problem = await self.call(lambda record=record: engine.began(record))  # type: ignore[misc]
-            if not began:
+            workflow = await self.call(lambda record=record: engine.stored(record))  # type: ignore[misc]
+            if workflow is None:
                 self._spawn(self._start_workflow(record))
-            elif problem:
-                reason = ServiceError(f"its workflow {problem}", reason="INTERNAL", remedy="retry it")
-                await self.stop_on_fault(record.name, reason.failure())
+            elif workflow.ended:
+                problem = ServiceError(
+                    f"its workflow ended as {workflow.state}", reason="INTERNAL", remedy="retry the export"
+                )
+                await self.stop_on_fault(record.name, problem.failure())
+            elif not workflow.fits:
+                self._spawn(self._take_over(record, workflow))
+
+    async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
+        """Start an export anew, from where it is, whose workflow another version began; harmless to repeat.
+
+        What finished stays finished, and what runs goes on under its lease: both are in the record, not in the steps.
+        """
+        taken = record.with_(events_read=begun.events_read(record), revision=record.revision + 1)
+        log.info(f"{record.name} was begun by {begun.version} and goes on as {engine.WORKFLOW_VERSION}")
+        await self.journal.do(lambda: self.database.save(taken, before=record), later=True)
+        await patiently(lambda: self.call(lambda: engine.forget_run(taken)))
+        await self._start_workflow(taken)
 
     async def _start_workflow(self, record: ExportRecord) -> None:
         """Begin an export that is stored; if this process ends before, the next one does it."""

@@ -6,11 +6,14 @@ All calls block for a few milliseconds; services run them in a thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import pydantic
 import sqlalchemy as sa
 
+from slipway.errors import ServiceError
 from slipway_coordinator import migrations, ownership, schema
 from slipway_coordinator.inbox import Events
 from slipway_coordinator.journal import Transactions
@@ -201,7 +204,7 @@ class Database:
     def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
         with self._engine.connect() as connection:
             texts = connection.execute(query).scalars().all()
-        return [ExportRecord.model_validate_json(text) for text in texts]
+        return [_record(text) for text in texts]
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -222,6 +225,23 @@ def _change_nothing(connection: sa.Connection, table: sa.Table) -> None:
     connection.execute(sa.insert(table).from_select(columns, sa.select(table).where(none)))
     connection.execute(sa.update(table).where(none).values({columns[0]: columns[0]}))
     connection.execute(sa.delete(table).where(none))
+
+
+def _record(text: str) -> ExportRecord:
+    """Read a stored export.
+
+    Raises:
+        ServiceError: reason ``STATE_SCHEMA`` when this program does not understand it.
+    """
+    try:
+        return ExportRecord.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        name = re.search(r'"name":\s*"([^"]{1,300})"', text)
+        raise ServiceError(
+            f"the stored export {name[1] if name else ''} is not one of this version: {error.errors()[0]['msg']}",
+            reason="STATE_SCHEMA",
+            remedy="run the newer program, which wrote it",
+        ) from error
 
 
 def _changing(record: ExportRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway_coordinator import migrations
 from slipway_coordinator.state import PostgresState, State
 
 _SECRETS = re.compile(r"(?<=:)[^:@/\s]+(?=@)|(?<=password=)('[^']*'|\S+)", re.IGNORECASE)
@@ -48,19 +49,19 @@ def faults_of(state: State) -> Iterator[None]:
 
 
 def enter(state: State) -> None:
-    """See that the server of a shared state lets this program in; one that does not answer is waited for later.
+    """See that the server of a shared state lets this program in and has its tables; one that does not answer is waited for later.
 
     Raises:
-        ServiceError: reason ``STATE_DENIED``.
+        ServiceError: reason ``STATE_DENIED`` or ``STATE_SCHEMA``.
     """
     if not isinstance(state, PostgresState):
         return
     engine = sa.create_engine(state.url, connect_args={"connect_timeout": 3})
     try:
-        with faults_of(state), engine.connect():
-            pass
+        with faults_of(state):
+            migrations.check(engine)
     except ServiceError as fault:
-        if fault.reason == "STATE_DENIED":
+        if fault.reason in {"STATE_DENIED", "STATE_SCHEMA"}:
             raise
     finally:
         engine.dispose()

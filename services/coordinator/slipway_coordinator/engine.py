@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
 from dbos import error as engine_errors
@@ -14,17 +15,20 @@ from slipway_coordinator.database import IDLE_SECONDS
 from slipway_coordinator.records import ExportRecord
 from slipway_coordinator.state import State
 
-# Fixed, so that whichever process holds the lock goes on with all workflows. The version changes only when a workflow's
-# steps change order, and stored workflows could not be replayed any more.
+# Fixed, so that whichever process holds the lock goes on with all workflows.
 EXECUTOR_ID = "coordinator"
-WORKFLOW_VERSION = "slipway-2"
+
+WORKFLOW_VERSION = "slipway-3"
+"""Changes when a workflow's steps change, so that stored ones could not be replayed: they are started anew (docs/adr/0017)."""
+
+_LAST_WITHOUT_POSITION = "slipway-2"
 
 # DBOS looks this often for messages between workflows. There are none here, but its end waits for the next look.
 _LOOK_SECONDS = 0.05
 
 
 def launch(state: State) -> None:
-    """Begin, and go on with the workflows that have not ended. The caller holds the state's lock.
+    """Begin, and go on with the workflows of this version that have not ended. The caller holds the state's lock.
 
     Raises:
         ServiceError: reason ``STATE_SCHEMA`` when the engine's tables are those of another version, or it may not see them.
@@ -59,24 +63,60 @@ def end() -> None:
 
 
 async def start(record: ExportRecord) -> None:
-    """Begin the workflow of a run; returns when that is stored."""
+    """Begin the workflow of a run from the export as it is; returns when that is stored."""
     with SetWorkflowID(record.workflow_id):
         await DBOS.start_workflow_async(workflow.export_workflow, record.to_json(), time.time())
 
 
-def began(record: ExportRecord) -> tuple[bool, str]:
-    """Whether the workflow of a run was begun, and what keeps it from going on, if anything does."""
+@dataclass(frozen=True, slots=True)
+class StoredWorkflow:
+    """The workflow of a run as the engine has stored it.
+
+    Attributes:
+        version: Which version of workflows began it.
+        state: The engine's word for where it is.
+        first_revision: Revision of the export that it was started with.
+    """
+
+    version: str
+    state: str
+    first_revision: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine does nothing more with it."""
+        return self.state not in {"PENDING", "ENQUEUED"}
+
+    @property
+    def fits(self) -> bool:
+        """Whether this program replays it."""
+        return self.version == WORKFLOW_VERSION
+
+    def events_read(self, record: ExportRecord) -> int:
+        """Return the number of the last event that the stored export follows from."""
+        if self.version != _LAST_WITHOUT_POSITION:
+            return record.events_read
+        # The first revision after the one it was started with is the beginning, and every event makes another.
+        return max(record.revision - self.first_revision - 1, 0)
+
+
+def stored(record: ExportRecord) -> StoredWorkflow | None:
+    """Return the workflow of an export's run; None when it was not begun."""
     status = DBOS.get_workflow_status(record.workflow_id)
     if status is None:
-        return False, ""
-    if status.status not in {"PENDING", "ENQUEUED"}:
-        return True, f"ended as {status.status}"
-    if status.app_version != WORKFLOW_VERSION:
-        return True, f"was begun by another version, {status.app_version}"
-    return True, ""
+        return None
+    first = record.revision
+    if status.input is not None:
+        first = ExportRecord.from_json(status.input["args"][0]).revision
+    return StoredWorkflow(status.app_version or "", status.status, first)
 
 
 def forget(record: ExportRecord) -> None:
     """Drop the workflows of all runs of an export."""
     for run in range(1, record.run + 1):
         DBOS.delete_workflow(f"{record.name}#{run}")
+
+
+def forget_run(record: ExportRecord) -> None:
+    """Drop the workflow of an export's run, which :func:`start` may then begin anew."""
+    DBOS.delete_workflow(record.workflow_id)

@@ -62,7 +62,20 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         "--token-listen",
         default="",
         metavar="HOST:PORT",
-        help="second TLS port for clients that have a token and no certificate",
+        help="second TLS port for clients that have a token and no certificate; the same port on all coordinators of a state",
+    )
+    parser.add_argument(
+        "--advertise",
+        type=_address,
+        metavar="HOST:PORT",
+        help="address at which standbys reach this process alone; by default that of --listen, or of this machine",
     )
     parser.add_argument("--allow-anonymous", action="store_true", help="let everybody in who reaches the address")
     return parser
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text

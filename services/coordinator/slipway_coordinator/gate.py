@@ -1,4 +1,4 @@
-"""A standby's answer to every call: unavailable, until it becomes the active coordinator."""
+"""What a coordinator says to every call while it starts: unavailable, until it has taken up what is stored."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
-    await abort(context, _standby())
+    await abort(context, _starting())
 
 
 async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    yield await abort(context, _standby())
+    yield await abort(context, _starting())
 
 
-def _standby() -> Failure:
+def _starting() -> Failure:
     metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
     error = ServiceError(
-        "this coordinator is a standby, another one is active",
+        "this coordinator is starting",
         reason="COORDINATOR_UNAVAILABLE",
-        remedy="call the active one, or try again",
+        remedy="try again",
     )
     return error.failure()

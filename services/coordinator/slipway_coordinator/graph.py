@@ -186,7 +186,7 @@ def restarted(record: ExportRecord) -> ExportRecord:
         if task.state is not TaskState.SUCCEEDED or stale:
             again.add(task.id)
             record = record.replacing(task.moved(TaskState.WAITING, outputs={}, facts={}))
-    return record.moved(ExportState.QUEUED, run=record.run + 1, failure=None, end_time=None)
+    return record.moved(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
 
 
 def advance(record: ExportRecord, *, now: float) -> ExportRecord:

@@ -13,7 +13,20 @@ from slipway.errors import ServiceError
 
 
 class StateLock(Protocol):
-    """The right to be the active coordinator."""
+    """The right to be the active coordinator.
+
+    Attributes:
+        answers: Whether the place that the lock is in answered last time.
+        leader: The address that its holder announced, when it was not ours; empty where it did not.
+        near_database: The address of this machine that the lock's server sees; empty where there is no server.
+    """
+
+    answers: bool
+    leader: str
+    near_database: str
+
+    def announce(self, address: str) -> None:
+        """Let those who wait know where the active coordinator is reached. The caller holds the lock."""
 
     def acquire(self) -> bool:
         """Take it if nobody has it; whether it is ours now. Blocks for some seconds at most."""
@@ -31,6 +44,9 @@ class FileLock:
     Args:
         state: The state file; the lock is ``{state}.lock``.
     """
+
+    answers = True
+    leader = near_database = ""
 
     def __init__(self, state: Path) -> None:
         self._path = state.with_name(state.name + ".lock")
@@ -52,6 +68,9 @@ class FileLock:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
         return True
+
+    def announce(self, address: str) -> None:
+        """Nobody waits for it: a second coordinator on a file ends."""
 
     def release(self) -> None:
         """Give it back, if it is ours."""

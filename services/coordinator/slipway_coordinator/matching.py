@@ -12,13 +12,27 @@ NO_GPU = "none"
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a worker says it has; ``libraries`` holds versions of distributions, ``memory_bytes`` is what one task may use."""
+    """What a worker says it has.
+
+    Attributes:
+        stages: Stages it runs.
+        gpu_architecture: Of its first GPU; empty without one.
+        gpu_memory_bytes: Of the same.
+        memory_bytes: What one task may use.
+        libraries: Versions of distributions.
+        parameters: Names of the parameters that its version of a stage takes, by stage; one that is missing takes any.
+    """
 
     stages: frozenset[str]
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0
     memory_bytes: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def unknown(self, stage: str, parameters: frozenset[str]) -> frozenset[str]:
+        """Return the parameters that this worker's version of a stage does not know."""
+        return parameters - self.parameters[stage] if stage in self.parameters else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +101,22 @@ ANY = Requirements()
 
 
 class Call(NamedTuple):
-    """For whom an offer is: its stage, what it asks for, and workers that take it only where there are no others."""
+    """For whom an offer is: its stage, what it asks for, workers that take it only where there are no others, and the
+    parameters that a worker has to know.
+    """
 
     stage: str
     requirements: Requirements = ANY
     avoid: tuple[str, ...] = ()
+    parameters: frozenset[str] = frozenset()
 
     def can(self, worker: Abilities) -> bool:
         """Whether a worker can take it at all."""
-        return self.stage in worker.stages and self.requirements.met_by(worker)
+        return (
+            self.stage in worker.stages
+            and self.requirements.met_by(worker)
+            and not worker.unknown(self.stage, self.parameters)
+        )
 
     def candidates(self, known: Mapping[str, Abilities]) -> set[str]:
         """Names of the workers it waits for: of those who can, the ones not to avoid, and of these the preferred ones."""
@@ -113,6 +134,13 @@ class Call(NamedTuple):
         able = sum(self.can(worker) for worker in serving)
         if able:
             return f"the workers that can run {self.stage} ({able}) take no new tasks: they are ending, or their disks are full"
+        fitting = [worker for worker in serving if self.requirements.met_by(worker)]
+        unknown = sorted(set[str]().union(*(worker.unknown(self.stage, self.parameters) for worker in fitting)))
+        if fitting:
+            names = ", ".join(unknown)
+            return (
+                f"the workers that run {self.stage} ({len(fitting)}) are of another version: they do not know {names}"
+            )
         needs = " or ".join(str(needs) for needs in self.requirements.any_of)
         have = "; ".join(sorted({self._has(worker) for worker in serving}))
         return f"{self.stage} needs {needs}; its workers ({len(serving)}) have {have}"

@@ -104,7 +104,11 @@ def _epochs(connection: sa.Connection) -> None:
     )
 
 
-MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events, _epochs)
+def _positions(connection: sa.Connection) -> None:
+    """Change no table: programs before this one would end the exports that later ones have begun, so they shall not start."""
+
+
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events, _epochs, _positions)
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:

@@ -43,6 +43,7 @@ def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> 
         not_before=attempt.not_before,
         avoid=attempt.avoid,
         requirements=Requirements() if alone else requirements_of(record, task),
+        checked=not alone,
     )
 
 

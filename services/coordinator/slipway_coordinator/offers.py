@@ -11,7 +11,8 @@ from slipway_coordinator.matching import ANY, Abilities, Call, Requirements
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well.
+    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well. Where it is
+    ``checked``, only workers that know its parameters take it.
 
     Nobody begins it before ``not_before``, in seconds since the epoch. Given workers to ``avoid``, the others need not wait, and
     those begin it only when there are no others.
@@ -33,11 +34,13 @@ class Offer:
     not_before: float = 0.0
     avoid: tuple[str, ...] = ()
     requirements: Requirements = ANY
+    checked: bool = True
 
     @property
     def call(self) -> Call:
         """Which workers it is for."""
-        return Call(self.stage, self.requirements, self.avoid)
+        parameters = frozenset(self.params) if self.checked else frozenset[str]()
+        return Call(self.stage, self.requirements, self.avoid, parameters)
 
     @property
     def project(self) -> str:
@@ -76,13 +79,19 @@ class WorkerReport:
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     running: tuple[Held, ...] = ()
 
     @property
     def abilities(self) -> Abilities:
         """What it can be given."""
         return Abilities(
-            self.stages, self.gpu_architecture, self.gpu_memory_bytes, self.memory_bytes, dict(self.libraries)
+            self.stages,
+            self.gpu_architecture,
+            self.gpu_memory_bytes,
+            self.memory_bytes,
+            dict(self.libraries),
+            dict(self.parameters),
         )
 
 

@@ -114,6 +114,7 @@ class TaskRecord(_Record):
 class ExportRecord(_Record):
     """One export. ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the
     client's name of the request that made it, empty without one; of several, that of the higher ``priority`` goes first.
+    ``events_read`` is the number of the run's last event that this revision follows from.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ExportRecord(_Record):
     traceparent: str = ""
     revision: int = 1
     run: int = 1
+    events_read: int = 0
     create_time: float
     begin_time: float | None = None
     end_time: float | None = None

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 
@@ -18,26 +19,29 @@ from slipway.security.server import ServerSecurity
 from slipway_coordinator.artifact_service import ArtifactService
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.database_faults import enter, faults_of
+from slipway_coordinator.forwarding import Forwarder
 from slipway_coordinator.gate import Gate
 from slipway_coordinator.lock import StateLock
 from slipway_coordinator.observation import Gauges
+from slipway_coordinator.probes import HealthPort
 from slipway_coordinator.scaler import SERVICE as SCALER
 from slipway_coordinator.scaler import ExternalScaler
 from slipway_coordinator.service import ExportService
+from slipway_coordinator.standby import advertised, stand_by
+from slipway_coordinator.state import State
 from slipway_coordinator.worker_service import WorkerService
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
 
 log = logging.getLogger("slipway.coordinator")
 
-STANDBY_SECONDS = 0.5
 SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService", "slipway.v1.WorkerService", SCALER)
 
 
 class CoordinatorServer:
     """A coordinator that serves at an address, from :meth:`start` to :meth:`stop`.
 
-    Between :meth:`listen` and :meth:`activate` it is a standby: its health is NOT_SERVING and it refuses calls.
+    Between :meth:`listen` and :meth:`activate` its health is NOT_SERVING and it refuses calls.
 
     Args:
         options: How the coordinator runs.
@@ -87,12 +91,16 @@ class CoordinatorServer:
         """Whether it takes calls."""
         return self._gate.is_open
 
-    async def listen(self) -> None:
+    async def listen(self, address: str = "") -> None:
         """Answer, but refuse calls.
+
+        Args:
+            address: In place of the one that was given.
 
         Raises:
             ServiceError: the address cannot be bound.
         """
+        self._address = address or self._address
         self.port = self._security.listen(self._server, self._address)
         await set_serving(self._checks, *SERVICES, serving=False)
         await self._server.start()
@@ -122,8 +130,16 @@ async def serve(
     address: str,
     store: Callable[[], ArtifactStore],
     security: ServerSecurity | None = None,
+    advertise: str = "",
 ) -> None:
-    """Serve until SIGTERM or SIGINT; on a shared state, wait as a standby while another coordinator is active.
+    """Serve until SIGTERM or SIGINT; on a shared state, lead to the coordinator that is active, until this one is.
+
+    Args:
+        options: How the coordinator runs.
+        address: ``HOST:PORT`` or ``unix:PATH``.
+        store: Opens the artifact store that clients reach through it.
+        security: Who may connect, and call what.
+        advertise: ``HOST:PORT`` at which standbys reach this process; by default what follows from ``address``.
 
     Raises:
         ServiceError: reason ``COORDINATOR_LOCKED`` on a state that is not shared; the address cannot be bound, or the state
@@ -133,34 +149,60 @@ async def serve(
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    security = security or ServerSecurity()
     lock = options.state.lock()
     held = lock.acquire()
     if not held and not options.state.shared:
         raise lock.refusal()
+    health = HealthPort(security.health_address, SERVICES, security.interceptor())
+    server = CoordinatorServer(options, address=address, store=store, security=replace(security, health_address=""))
     try:
-        server = CoordinatorServer(options, address=address, store=store, security=security)
-        await server.listen()
-        log.info(
-            f"coordinator on {address} (port {server.port}), state {options.state}{'' if held else ', standing by'}"
-        )
-        try:
-            with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
-                if held or await _acquired(lock, ended):
-                    with faults_of(options.state):
-                        await server.activate()
-                    log.info("active")
-                    await ended.wait()
-        finally:
-            await server.stop()
+        await health.start()
+        with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
+            if not held:
+                held, address = await _stand_by(
+                    lock, health, options.state, address, ended=ended, own=advertise, tokens=security.token_address
+                )
+            if held:
+                await _be_active(server, lock, health, options.state, address, advertise=advertise)
+                await ended.wait()
     finally:
+        await health.say(serving=False)
+        await server.stop()
+        await health.stop()
         lock.release()
 
 
-async def _acquired(lock: StateLock, ended: asyncio.Event) -> bool:
-    """Wait for the lock; False when this process shall end before."""
-    while not await asyncio.to_thread(lock.acquire):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), STANDBY_SECONDS)
-        if ended.is_set():
-            return False
-    return True
+async def _stand_by(
+    lock: StateLock, health: HealthPort, state: State, address: str, *, ended: asyncio.Event, own: str, tokens: str
+) -> tuple[bool, str]:
+    """Wait for the lock; whether it is ours, and the address that was listened on until then."""
+    forwarder = Forwarder(address)
+    second = Forwarder(tokens, same_port=True) if tokens else None
+    async with contextlib.AsyncExitStack() as closing:
+        for one in (forwarder, second):
+            if one is not None:
+                closing.push_async_callback(one.close)
+                await one.listen()
+        log.info(f"coordinator on {forwarder.address}, state {state}, standing by")
+        held = await stand_by(lock, forwarder, health, ended=ended, own=own, tokens=second)
+    return held, forwarder.address
+
+
+async def _be_active(
+    server: CoordinatorServer, lock: StateLock, health: HealthPort, state: State, address: str, *, advertise: str
+) -> None:
+    """Listen, say where, and go on with what is stored. The lock is held."""
+    await server.listen(address)
+    if not address.startswith("unix:"):
+        address = f"{address.rpartition(':')[0]}:{server.port}"
+    log.info(f"coordinator on {address}, state {state}")
+    own = advertised(advertise, address=address, near_database=lock.near_database)
+    if own:
+        await asyncio.to_thread(lock.announce, own)
+    elif state.shared:
+        log.warning("standbys cannot lead to this coordinator: give --advertise its address")
+    with faults_of(state):
+        await server.activate()
+    await health.say(serving=True)
+    log.info("active")

@@ -24,6 +24,7 @@ from slipway_coordinator.filters import in_project, page_start, page_token, pars
 from slipway_coordinator.messages import event_message, export_message
 from slipway_coordinator.plan import plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
+from slipway_coordinator.skew import check_understood
 from slipway_coordinator.states import ExportState
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
 
@@ -196,6 +197,7 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
     Raises:
         ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED`` or ``CONFIGURATION_INVALID``.
     """
+    check_understood(request)
     project = _project_of(request.parent)
     export_id = request.export_id or uuid.uuid4().hex
     if not re.fullmatch(_ID, export_id):

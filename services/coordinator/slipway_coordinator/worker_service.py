@@ -90,6 +90,7 @@ def _report(request: worker_pb2.SynchronizeRequest) -> WorkerReport:
         gpu_architecture=request.capabilities.gpu_architecture,
         gpu_memory_bytes=request.capabilities.gpu_memory_bytes,
         libraries=dict(request.capabilities.versions),
+        parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
         running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
     )
 

@@ -54,7 +54,7 @@ class Surroundings(Protocol):
 
         Args:
             record: The new revision.
-            changes: What led to it from the one shown before, in order.
+            changes: What led to it from the one shown before, in order; nothing when it was stored before.
         """
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
@@ -93,12 +93,17 @@ def _surroundings() -> Surroundings:
 
 @DBOS.workflow(name="slipway.export", max_recovery_attempts=None)
 async def export_workflow(record_json: dict[str, Any], now: float) -> str:
-    """Carry out one run of an export, which begins now; returns the state it ended in."""
+    """Carry out a run of an export: from its beginning, or from where another version left it; returns the state it ended in.
+
+    Args:
+        record_json: The export as it was stored when this workflow was started.
+        now: When that was, in seconds since the epoch.
+    """
     _surroundings().entered(asyncio.current_task())
     record = ExportRecord.from_json(record_json)
     try:
         with within(record.traceparent):
-            return await _carry_out(graph.begin(record, now=now), now)
+            return await _carry_out(record, now)
     except Exception as error:
         log.exception(f"{record.name} stopped on a fault of the coordinator")
         await _surroundings().stop_on_fault(record.name, fault(error))
@@ -106,20 +111,21 @@ async def export_workflow(record_json: dict[str, Any], now: float) -> str:
 
 
 async def _carry_out(record: ExportRecord, now: float) -> str:
-    read = 0
-    record = record.with_(revision=record.revision + 1)
-    changes = [Change(None, record, now)]
+    changes = []
+    if record.state is ExportState.QUEUED:
+        record = graph.begin(record, now=now).with_(revision=record.revision + 1)
+        changes.append(Change(None, record, now))
     while True:
         await _surroundings().show(record, changes)
         if record.state.ended:
             return record.state.value
         changes = []
-        for message in await _surroundings().events(record, after=read):
-            before, read = record, message.number
+        for message in await _surroundings().events(record, after=record.events_read):
+            before = record
             record = graph.apply(record, message.event)
             for task in graph.undecided(record):
                 record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
-            record = record.with_(revision=before.revision + 1)
+            record = record.with_(revision=before.revision + 1, events_read=message.number)
             changes.append(Change(before, record, message.event.time))
             if record.state.ended:
                 break

@@ -72,6 +72,17 @@ def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | No
     )
 
 
+def known_parameters(stages: Iterable[str]) -> dict[str, worker_pb2.StageParameters]:
+    """Return the names of the parameters that stages take, of those that do not take any."""
+    found: dict[str, worker_pb2.StageParameters] = {}
+    for name in stages:
+        with contextlib.suppress(ConfigurationError):  # a task for it says why
+            params = load_stage(name).params
+            if params.model_config.get("extra") != "allow":
+                found[name] = worker_pb2.StageParameters(names=sorted(params.model_fields))
+    return found
+
+
 def installed_libraries(stages: Iterable[str]) -> dict[str, str]:
     """Versions of the libraries that stages declare, of those that are installed."""
     found: dict[str, str] = {}

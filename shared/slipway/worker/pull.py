@@ -20,7 +20,7 @@ from slipway.security.channels import AsyncChannel
 from slipway.security.settings import Security
 from slipway.wire import failure_of_call
 from slipway.worker.leased import LeasedTask
-from slipway.worker.machine import Machine
+from slipway.worker.machine import Machine, known_parameters
 from slipway.worker.room import LOOK_SECONDS, Room
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
@@ -77,6 +77,7 @@ class Worker:
         self.machine = machine
         self.runner = runner
         self.room = Room(runner.scratch)
+        self._parameters = known_parameters(options.stages)
         self._running: dict[str, LeasedTask] = {}
         self._direct = 0
         self._stopping = asyncio.Event()
@@ -196,6 +197,7 @@ class Worker:
             ending=self._stopping.is_set(),
             max_wait=max_wait,
             running=[running.report() for running in self._running.values()],
+            parameters=self._parameters,
         )
 
     def _take_back(self, request: worker_pb2.SynchronizeRequest) -> None:

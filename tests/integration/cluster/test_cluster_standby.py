@@ -41,21 +41,20 @@ def cluster(tmp_path: Path, postgres: PostgresServer, s3: S3Server) -> Iterator[
         yield running
 
 
-def test_a_standby_answers_that_it_does_not_serve(cluster: Cluster) -> None:
+def test_a_standby_leads_to_the_active_coordinator(cluster: Cluster) -> None:
+    """Calls and health checks are answered as if they had gone there."""
     address = f"127.0.0.1:{cluster.standby().port}"
     wait_for(lambda: "standing by" in cluster.standby().log())
     with grpc.insecure_channel(address) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        request = health_pb2.HealthCheckRequest(service="slipway.v1.ExportService")
+        answer = health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True, timeout=60)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
     with Client(address) as client:
-        for call in (
-            lambda: client.get_export("x"),
-            lambda: list(client.list_exports()),
-            lambda: list(client.watch_export("x", patience_seconds=0)),
-        ):
-            with pytest.raises(ModelExportError, match="standby") as caught:
-                call()
-            assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
+        assert list(client.list_exports()) == []
+        with pytest.raises(ModelExportError) as caught:
+            client.get_export("x")
+        assert caught.value.reason == "EXPORT_NOT_FOUND"
+    assert f"on to 127.0.0.1:{cluster.active().port}" in cluster.standby().log()
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -114,6 +114,42 @@ def test_what_nobody_can_take_holds_nobody_up() -> None:
     assert first.task == "u"
 
 
+def test_a_worker_of_another_version_is_given_what_it_knows() -> None:
+    """One that says nothing of it takes whatever it is given, as the stage itself says best what is wrong."""
+    offered = replace(offer(Requirements()), params={"level": "int8", "calibrated": True})
+    older = replace(BARE, parameters={"x": frozenset({"level"})})
+    newer = replace(BARE, parameters={"x": frozenset({"level", "calibrated", "more"})})
+    assert takers(offered, older=older) == set()
+    assert takers(offered, older=older, newer=newer, silent=BARE) == {"newer", "silent"}
+    assert takers(replace(offered, checked=False), older=older) == {"older"}
+    avoiding = replace(offered, avoid=("newer",))
+    assert takers(avoiding, older=older, newer=newer) == {"newer"}
+    assert "they do not know calibrated" in offered.call.lacking([older, older])
+    assert "another version" in offered.call.lacking([older])
+    assert "take no new tasks" in offered.call.lacking([older, newer])
+
+
+def test_a_task_waits_for_a_worker_that_knows_its_parameters(tmp_path: Path) -> None:
+    """During an upgrade: the coordinator plans with a parameter that the worker there does not know yet."""
+    with (
+        Harness(tmp_path, options={"workers_gone": False}) as harness,
+        grpc.insecure_channel(harness.address) as channel,
+    ):
+        task = tiny_task("m", calibrated=True)
+        name = harness.submit(tiny_export("skew", task, base=harness.base()))
+        (waiting,) = wait_for(lambda: list(harness.server.coordinator.broker.board.waiting.values()))
+        time.sleep(1)
+        assert states(harness.client.get_export(name)) == {"m": "queued"}
+        assert "do not know calibrated" in harness.server.coordinator.broker.board.lacking(waiting)
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        known = worker_pb2.StageParameters(names=sorted(task.params))
+        newer = worker_pb2.SynchronizeRequest(
+            worker_id="newer", stages=[STAGE], free_slots=1, parameters={STAGE: known}
+        )
+        (lease,) = stub.Synchronize(newer).leases
+        assert lease.task == f"{name}:m:1"
+
+
 def planned(**settings: Any) -> ExportRecord:
     configuration = parse(settings)
     tasks = plan(configuration, {"base", "adapter"})

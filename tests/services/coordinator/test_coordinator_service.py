@@ -15,7 +15,7 @@ from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
 from slipway.wire import configuration_message
-from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 SOURCES = {"base": DIGEST, "adapter": DIGEST}
 DEFAULTS = ExportConfiguration()
@@ -75,6 +75,22 @@ def test_a_plan_can_be_had_without_an_export(client: Client) -> None:
 )
 def test_malformed_requests_are_refused(client: Client, wrong: dict[str, Any]) -> None:
     assert reason(client, client.create_export, DEFAULTS, **{"sources": SOURCES, **wrong}) == "REQUEST_INVALID"
+
+
+@pytest.mark.parametrize("part", ["", "configuration", "configuration.optimization", "configuration.formats.onnx"])
+def test_a_setting_of_a_newer_client_is_refused_and_not_left_out(harness: Harness, part: str) -> None:
+    request = export_pb2.CreateExportRequest(
+        parent="projects/default", sources=SOURCES, configuration=configuration_message(DEFAULTS), validate_only=True
+    )
+    message = request
+    for name in filter(None, part.split(".")):
+        message = getattr(message, name)
+    message.MergeFromString(b"\xc0\x3e\x01")  # field 1000 is true
+    with grpc.insecure_channel(harness.address) as channel, pytest.raises(grpc.RpcError) as caught:
+        export_pb2_grpc.ExportServiceStub(channel).CreateExport(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    where = ".".join(filter(None, ("CreateExportRequest", part)))
+    assert f"{where} has a field that this coordinator does not know (number 1000)" in caught.value.details()
 
 
 def test_a_configuration_that_cannot_be_honoured_is_refused_with_all_problems(harness: Harness) -> None:

@@ -87,6 +87,8 @@ def test_a_coordinator_with_a_wrong_password_ends_and_says_so(server: PostgresSe
 
 
 def test_the_right_password_is_let_in(server: PostgresServer) -> None:
+    with psycopg.connect(server.database("good")) as connection:
+        connection.execute("GRANT SELECT ON slipway_schema TO asked")
     enter(state_at(place(server, f"asked:{PASSWORD}", "good")))
 
 

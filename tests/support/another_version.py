@@ -1,0 +1,22 @@
+"""Run the coordinator's process as if its workflows were of another version, whose steps cannot replay those of this one.
+
+Usage: ``python another_version.py VERSION ARGUMENT…``. Only what a version changes by itself is changed: its name, and the name
+of its step.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dbos import DBOS
+
+from slipway_coordinator import engine, workflow
+from slipway_coordinator.__main__ import main
+from slipway_coordinator.flags import coordinator_parser
+
+if __name__ == "__main__":
+    version, *arguments = sys.argv[1:]
+    engine.WORKFLOW_VERSION = version
+    step = workflow._decide.__wrapped__  # type: ignore[attr-defined]
+    workflow._decide = DBOS.step(name=f"decide.{version}")(step)
+    raise SystemExit(main(coordinator_parser("another_version").parse_args(arguments)))
