@@ -3,7 +3,8 @@
     slipway export -c export.yaml
     python examples/mlflow_register.py exported_models/qwen3_20261121_020758 --format onnx-int8 --name qwen3-support
 
-Needs ``pip install mlflow``; the tracking server is the one MLFLOW_TRACKING_URI names.
+An artifact is registered once: another run finds the version by its digest, and prints it again. Needs ``pip install mlflow``; the
+tracking server is the one MLFLOW_TRACKING_URI names.
 """
 
 from __future__ import annotations
@@ -41,8 +42,36 @@ def tags(report: dict[str, Any], model: str) -> dict[str, str]:
     return found
 
 
-def register(folder: Path, *, model: str, name: str) -> str:
-    """Log the model's folder and the report in a run, and make the model a version; answers the version."""
+def find_version(client: Any, name: str, wanted: dict[str, str]) -> str | None:
+    """Return the version that holds the same artifact in the same format, or None.
+
+    Args:
+        client: Of the tracking server.
+        name: Registered model; it may not exist yet.
+        wanted: Tags of the version, from :func:`tags`.
+    """
+    quote = '"' if "'" in name else "'"
+    token: str | None = None
+    while True:
+        page = client.search_model_versions(f"name={quote}{name}{quote}", page_token=token)
+        for version in page:
+            if version.status == "READY" and all(
+                version.tags.get(key) == wanted[key] for key in ("slipway.digest", "slipway.format")
+            ):
+                return str(version.version)
+        token = page.token
+        if not token:
+            return None
+
+
+def register(folder: Path, *, model: str, name: str) -> tuple[str, bool]:
+    """Log the model's folder and the report in a run, and make the model a version, unless it is one already.
+
+    The version is made last, so whatever ends this before may be followed by another run.
+
+    Returns:
+        The version, and whether it is new.
+    """
     import mlflow  # noqa: PLC0415 - only this example needs it, and says so when it is absent
 
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -50,13 +79,16 @@ def register(folder: Path, *, model: str, name: str) -> str:
         raise ValueError(f"the export in {folder} is no success: {report['result']['error_message']}")
     if model not in report["result"]["formats"]:
         raise ValueError(f"{folder} has no {model}; it has {', '.join(sorted(report['result']['formats']))}")
+    client = mlflow.MlflowClient()
+    found = find_version(client, name, tags(report, model))
+    if found is not None:
+        return found, False
     with mlflow.start_run(run_name=report["result"]["export_id"]) as run:
         mlflow.set_tags(tags(report, model))
         mlflow.log_metrics(figures(report, model))
         mlflow.log_artifacts(str(folder / model), artifact_path=model)
         for document in ("report.html", "report.json", "lineage.json", "MANIFEST.sha256"):
             mlflow.log_artifact(str(folder / document))
-        client = mlflow.MlflowClient()
         try:
             client.create_registered_model(name)
         except mlflow.MlflowException as error:
@@ -66,7 +98,7 @@ def register(folder: Path, *, model: str, name: str) -> str:
         version = client.create_model_version(
             name, mlflow.get_artifact_uri(model), run_id=run.info.run_id, tags=tags(report, model)
         )
-    return str(version.version)
+    return str(version.version), True
 
 
 def main() -> int:
@@ -84,13 +116,15 @@ def main() -> int:
         print("mlflow is not installed: pip install mlflow", file=sys.stderr)
         return EXIT_UNSUPPORTED
     try:
-        version = register(arguments.folder, model=arguments.model, name=arguments.name)
+        version, new = register(arguments.folder, model=arguments.model, name=arguments.name)
     except MlflowException as error:
         print(f"MLflow does not take {arguments.folder}: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except (OSError, ValueError) as error:
         print(f"cannot register {arguments.folder}: {error}", file=sys.stderr)
         return EXIT_INVALID
+    if not new:
+        print("this artifact is registered already", file=sys.stderr)
     print(f"{arguments.name} version {version}")
     return 0
 

@@ -21,7 +21,7 @@ from slipway.checksums import MANIFEST, read_checksums, verify_directory, write_
 from slipway.disk_full import is_disk_full
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.outcome import delivered_formats, export_id
-from slipway.registry import load_stage
+from slipway.registry import IMPORT, load_stage
 from slipway.stage import installed_version
 from slipway.unfinished import publish, unfinished
 from slipway.wire import dict_of
@@ -92,10 +92,12 @@ def lineage(export: pb.Export) -> dict[str, Any]:
     done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
     outputs = {f"task:{task.id}/{name}": digest for task in done for name, digest in task.outputs.items()}
     known = outputs | {f"source:{name}": digest for name, digest in export.sources.items()}
+    imported = {name: url for task in done if task.stage == IMPORT for name, url in dict_of(task.facts)["urls"].items()}
     return {
         "export_id": export_id(export),
         "created": export.create_time.ToJsonString(),
         "sources": dict(sorted(export.sources.items())),
+        **({"imported_from": imported} if imported else {}),
         "labels": dict(sorted(export.labels.items())),
         "outputs": dict(sorted(export.outputs.items())),
         "tasks": [

@@ -170,6 +170,11 @@ REASONS: Mapping[str, Reason] = {
     "STORE_DENIED": Reason(_C.PRECONDITION, "the artifact store refuses these credentials, or they are missing"),
     "STORE_INVALID": Reason(_C.INVALID_INPUT, "the artifact store's address or bucket is not one that can be used"),
     "SOURCE_NOT_FOUND": Reason(_C.NOT_FOUND, "nothing is stored under the address of a source"),
+    "SOURCE_NOT_ALLOWED": Reason(
+        _C.FORBIDDEN,
+        "workers may not import a source from this address for this project: the operator's list does not have it",
+    ),
+    "SOURCE_CHANGED": Reason(_C.PRECONDITION, "an imported source has other content than when the export began"),
     "OUTPUT_EXISTS": Reason(_C.INVALID_INPUT, "the output folder holds something else already"),
     "FILE_ERROR": Reason(_C.INVALID_INPUT, "a file or folder cannot be read or written"),
     # Services

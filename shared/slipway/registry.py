@@ -10,6 +10,9 @@ from slipway.errors import ConfigurationError
 from slipway.stage import Stage
 
 GROUP = "slipway.stages"
+IMPORT = "import"
+"""What workers themselves do for exports that only name their sources; no distribution brings it."""
+_OWN = {IMPORT: "slipway.sources.stage:STAGE"}
 
 
 def stage_names() -> tuple[str, ...]:
@@ -23,7 +26,7 @@ def load_stage(reference: str) -> Stage[Any]:
     Raises:
         ConfigurationError: reason ``STAGE_UNKNOWN``.
     """
-    module, colon, attribute = reference.partition(":")
+    module, colon, attribute = _OWN.get(reference, reference).partition(":")
     try:
         if colon:
             stage = getattr(import_module(module), attribute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 import time
@@ -23,7 +24,7 @@ from slipway.executor.failures import failure_of
 from slipway.executor.process import Execution, OnLog, OnProgress, execute
 from slipway.executor.surroundings import with_surroundings
 from slipway.kept import UNUSED_SECONDS, kept_folder, remove_unused
-from slipway.registry import load_stage
+from slipway.registry import IMPORT, load_stage
 from slipway.stage import Progress, Stage, StageParams
 from slipway.telemetry import current_traceparent, span
 from slipway.unfinished import remove_abandoned, unfinished
@@ -34,7 +35,7 @@ _DOING = {"fetched": "fetching", "stored": "storing"}
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What to run: a stage, its parameters, and the digest of each input by name."""
+    """What to run: a stage, its parameters, and the digest of each input by name; ``project`` is that of the export."""
 
     stage: str
     params: Mapping[str, Any]
@@ -42,6 +43,7 @@ class TaskSpec:
     timeout_seconds: float | None = None
     max_memory_bytes: int = 4 << 30
     threads: int = 1
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class TaskRunner:
         try:
             stage = load_stage(spec.stage)
             params = check_call(stage, spec.params, spec.inputs)
+            if spec.stage == IMPORT:
+                return await self._import(spec, on_progress=on_progress, on_log=on_log)
             key = action_key(stage, spec.inputs, params, gpu_architecture=self._gpu_architecture)
             found = await asyncio.to_thread(self._store.action, key)
             metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
@@ -96,6 +100,28 @@ class TaskRunner:
                 return result
         except (ModelExportError, OSError) as error:
             return TaskResult(failure=with_surroundings(failure_of(error, stage=spec.stage), **self._folders()))
+
+    async def _import(self, spec: TaskSpec, *, on_progress: OnProgress, on_log: OnLog) -> TaskResult:
+        """Bring sources into the store. It knows itself what is there already: addresses do not tell of content."""
+        with unfinished(self.scratch / IMPORT) as folder:
+            execution = Execution(
+                stage=IMPORT,
+                params={**spec.params, "brought": sorted(spec.inputs.values()), "project": spec.project},
+                inputs={},
+                workdir=folder,
+                threads=spec.threads,
+                max_memory_bytes=spec.max_memory_bytes,
+                timeout_seconds=spec.timeout_seconds,
+                traceparent=current_traceparent(),
+                environment=_own_environment(),
+            )
+            outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
+        peak = outcome.peak_memory_bytes
+        if outcome.failure is not None:
+            return TaskResult(failure=with_surroundings(outcome.failure, **self._folders()), peak_memory_bytes=peak)
+        digests = {str(name): str(digest) for name, digest in outcome.facts.pop("digests", {}).items()}
+        reused = not outcome.facts.get("read_bytes")
+        return TaskResult(outputs=digests, facts=outcome.facts, reused=reused, peak_memory_bytes=peak)
 
     def _folders(self) -> dict[str, Path]:
         """Where a task takes space on this machine."""
@@ -142,6 +168,16 @@ class TaskRunner:
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's environment, for a child that is in another folder."""
+    environment = dict(os.environ)
+    for name in ("SLIPWAY_HOME", "SLIPWAY_STORE", "SLIPWAY_SCRATCH"):
+        place = environment.get(name, "")
+        if place and "://" not in place:
+            environment[name] = str(Path(place).expanduser().absolute())
+    return environment
 
 
 def _may_go_on(failure: Failure | None) -> bool:

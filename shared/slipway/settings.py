@@ -27,11 +27,17 @@ class Settings(BaseModel):
         store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home``, and for clients of a
             coordinator what it passes on (``SLIPWAY_STORE``).
         s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
-        cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB`` (``SLIPWAY_CACHE_SIZE``).
+        cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB``; less where a task needs the room
+            (``SLIPWAY_CACHE_SIZE``).
         upload_bytes: The largest file that a coordinator takes from a client, by default ``128GiB``; of one over 80 GiB it has more
             in memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
         open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait
             for their turn (``SLIPWAY_OPEN_UPLOADS``).
+        import_from: Addresses that clients may name for workers to import, with spaces or commas between: ``s3://bucket/prefix``,
+            ``hf://owner``, ``hf://owner/name``, each with all below it; ``{project}`` stands for the export's project. Empty is none
+            (``SLIPWAY_IMPORT_FROM``, the same for coordinator and workers).
+        import_bytes: The most that one import may bring, by default ``2TB`` (``SLIPWAY_IMPORT_SIZE``).
+        hub_endpoint: Address of the Hugging Face hub; empty for its own (``HF_ENDPOINT``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
@@ -51,6 +57,9 @@ class Settings(BaseModel):
     cache_bytes: int | None = 50_000_000_000
     upload_bytes: int = 128 << 30
     open_uploads: int = 64
+    import_from: str = ""
+    import_bytes: int = 2_000_000_000_000
+    hub_endpoint: str = ""
     coordinator: str = ""
     scratch: Path
     log_level: LogLevel = "info"
@@ -90,6 +99,9 @@ class Settings(BaseModel):
             cache_bytes=_size(environment, "SLIPWAY_CACHE_SIZE", 50_000_000_000),
             upload_bytes=_size(environment, "SLIPWAY_UPLOAD_SIZE", 128 << 30),
             open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
+            import_from=environment.get("SLIPWAY_IMPORT_FROM", ""),
+            import_bytes=_size(environment, "SLIPWAY_IMPORT_SIZE", 2_000_000_000_000),
+            hub_endpoint=environment.get("HF_ENDPOINT", "").rstrip("/"),
             coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=Path(scratch).expanduser().absolute() if scratch else home / "scratch",
             log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s_cluster import EXTERNAL_SECRETS, NAMESPACE, ROOT, Cluster, host_of, port_of, rendered
+from k8s_cluster import NAMESPACE, ROOT, Cluster, host_of, port_of, render, rendered
 from k8s_pod_rules import built_images, known_variables
 from slipway.errors import Category
+from slipway.registry import IMPORT
+from slipway.sources.allowed import Allowed
 
 EXAMPLES = ROOT / "k8s" / "examples"
 NAME = "projects/default/exports/e-0123"
@@ -80,13 +82,14 @@ HOSTILE = "s3://training/run 17/$(touch hacked);'"
 def test_argo_submits_and_hands_the_name_on(tmp_path: Path) -> None:
     container = template("submit")["container"]
     (script,) = container["args"]
-    given = {"CHECKPOINT": HOSTILE, "BASE_MODEL": "hf://Qwen/Qwen3-0.6B", "QUANTIZATION": "int8"}
+    given = {"CHECKPOINT": HOSTILE, "BASE_MODEL": "hf://Qwen/Qwen3-0.6B", "QUANTIZATION": "int8", "REQUEST_ID": "uid-1"}
     assert set(given) < {variable["name"] for variable in container["env"]}
     (call,) = run_script(script, [], tmp_path, **given)
     read = understood(call)
     assert (read["checkpoint"], read["base_model"]) == (HOSTILE, "hf://Qwen/Qwen3-0.6B")
     assert read["assignments"] == ["optimization.quantization=int8"]
-    assert read["as_json"] is True
+    assert (read["as_json"], read["request_id"]) == (True, "uid-1")
+    assert {"name": "REQUEST_ID", "value": "{{workflow.uid}}"} in container["env"], "the same for every try of a step"
     path = template("submit")["outputs"]["parameters"][0]["valueFrom"]["path"]
     assert (tmp_path / path.lstrip("/")).read_text() == NAME
 
@@ -121,6 +124,7 @@ def test_kubeflow_submits_watches_and_hands_the_name_on(tmp_path: Path) -> None:
     read = understood(submit)
     assert (read["checkpoint"], read["base_model"]) == (HOSTILE, HOSTILE)
     assert read["assignments"] == ["optimization.quantization=int8"]
+    assert read["request_id"] == HOSTILE
     assert understood(watch)["export"] == NAME == output.read_text()
 
 
@@ -157,7 +161,7 @@ def test_the_coordinator_is_reached_and_knows_the_certificate(number: int) -> No
         "/tls/tls.crt",
         "/tls/tls.key",
     }
-    own = {"CHECKPOINT", "BASE_MODEL", "QUANTIZATION", "EXPORT"}
+    own = {"CHECKPOINT", "BASE_MODEL", "QUANTIZATION", "EXPORT", "REQUEST_ID"}
     assert set(environment) - own <= known_variables()
 
 
@@ -170,8 +174,47 @@ def test_pods_of_the_examples_are_restricted_and_let_through() -> None:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert set(container["resources"]) == {"requests", "limits"}
-    secrets = {source["secretRef"]["name"] for source in template("submit")["container"]["envFrom"]}
-    assert secrets == {"slipway-s3"} <= set(EXTERNAL_SECRETS)
+
+
+def test_pods_that_only_name_sources_have_neither_room_nor_credentials_for_them() -> None:
+    for name in ("submit", "watch"):
+        container = template(name)["container"]
+        assert "envFrom" not in container
+        assert not [variable for variable in container["env"] if variable["name"].startswith("AWS_")]
+        assert container["resources"]["limits"]["ephemeral-storage"] == "128Mi"
+    assert [volume["emptyDir"] for volume in argo()["spec"]["volumes"] if "emptyDir" in volume] == [
+        {"sizeLimit": "64Mi"}
+    ]
+    assert not [name for name in constant("ENVIRONMENT") if name.startswith("AWS_")]
+    assert "s3" not in (EXAMPLES / "kubeflow" / "pipeline.py").read_text()
+
+
+@pytest.fixture
+def importing(tmp_path: Path) -> Cluster:
+    """``production`` with the component that turns imports on."""
+    (tmp_path / "slipway").symlink_to(ROOT)
+    lines = ["namespace: slipway", "resources: [slipway/k8s/overlays/production]"]
+    (tmp_path / "kustomization.yaml").write_text("\n".join([*lines, "components: [slipway/k8s/components/import]"]))
+    return Cluster(render(tmp_path))
+
+
+def test_the_component_gives_importing_workers_work_a_list_and_a_way(importing: Cluster) -> None:
+    worker = importing.named("Deployment", "slipway-merge")["spec"]["template"]["spec"]["containers"][0]
+    stages = worker["args"][0].removeprefix("--stage=")
+    assert set(stages.split(",")) == {"combine", "merge", IMPORT}
+    trigger = importing.named("ScaledObject", "slipway-merge")["spec"]["triggers"][0]
+    assert trigger["metadata"]["stage"] == stages
+    for name in ("slipway-merge", "slipway-coordinator"):
+        (workload,) = (one for one in importing.workloads() if one.name == name)
+        allowed = Allowed.parse(workload.settings["SLIPWAY_IMPORT_FROM"])
+        allowed.check("s3://training/default/run-17", project="default")
+    (policy,) = (
+        one for one in importing.objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "hub"
+    )
+    assert (
+        policy["spec"]["podSelector"]["matchLabels"].items()
+        <= dict(importing.named("Deployment", "slipway-merge")["spec"]["template"]["metadata"]["labels"]).items()
+    )
 
 
 def test_the_images_can_read_and_write_s3() -> None:

@@ -20,14 +20,15 @@ from slipway.artifacts.opening import open_store
 from slipway.artifacts.s3_client import S3Bucket, StoredObject
 from slipway.base_match import BaseMatchStatus
 from slipway.checkpoints import find_checkpoint, list_checkpoints
-from slipway.cli.sources import find_sources
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway.model_files import travelling_files
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
-from slipway.sources import mirror as mirrors
-from slipway.sources.mirror import BucketMirror
+from slipway.sources import bucket_origin as origins
+from slipway.sources.bucket_origin import BucketOrigin
+from slipway.sources.found import find_sources
+from slipway.sources.mirror import Mirror
 
 
 def safetensors(path: Path, size: int, *, cut: int = 0) -> None:
@@ -103,13 +104,13 @@ def test_what_is_stored_of_a_bucket_is_the_content_and_is_read_once(
     own = travelling_files(run / "checkpoint-20")
     expected = store.put_files({path.name: path for path in own})
     fetched: list[str] = []
-    plain = mirrors.download
+    plain = origins.download
 
     def counting(bucket: S3Bucket, name: str, *arguments: Any, **options: Any) -> str:
         fetched.append(name)
         return plain(bucket, name, *arguments, **options)
 
-    monkeypatch.setattr(mirrors, "download", counting)  # counts, and passes on
+    monkeypatch.setattr(origins, "download", counting)  # counts, and passes on
     for _ in range(2):
         with SourceFolders(settings) as folders:
             found = find_checkpoint(folders.find(bucket.url))
@@ -183,12 +184,12 @@ def test_keys_that_would_leave_the_folder_are_refused(bucket: S3Bucket, tmp_path
     class Listing(S3Bucket):
         """This server stores no such key; others do."""
 
-        def listing(self, below: str = "") -> list[StoredObject]:
+        def listing(self, below: str = "", *, most: int | None = None) -> list[StoredObject]:
             return [StoredObject(key, 1, "", 0.0)]
 
     bucket.__class__ = Listing
     with pytest.raises(ModelExportError) as raised:
-        BucketMirror(bucket, tmp_path / "mirror")
+        Mirror(BucketOrigin(bucket), tmp_path / "mirror")
     assert raised.value.reason == "ARTIFACT_INVALID"
     assert not (tmp_path / "mirror").exists()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from k8s_cluster import CERTIFICATE_KEYS, EXTERNAL_SECRETS, NAMESPACE, ROOT, Cluster, Workload, port_of, stages_of
+from slipway.registry import IMPORT
 
 Rule = Callable[[Cluster], Iterator[str]]
 
@@ -45,9 +46,7 @@ def images(cluster: Cluster) -> Iterator[str]:
         if image not in built_images():
             yield f"{one.name}: {image} is not one of {', '.join(sorted(built_images()))}"
         elif one.program == "worker":
-            lacking = [
-                stage for stage in stages_of(one) if _services_by_stage().get(stage) not in built_images()[image]
-            ]
+            lacking = [stage for stage in stages_of(one) if _extras_of_stages().get(stage) not in built_images()[image]]
             yield from (f"{one.name}: image {image} does not have the stage {stage}" for stage in lacking)
         if one.environment.get("SLIPWAY_STORE", "").startswith("s3://") and "s3" not in built_images().get(image, ""):
             yield f"{one.name}: {image} cannot reach the store"
@@ -160,7 +159,7 @@ def flags(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name}: {one.program} does not take {one.container['args']}"
             continue
         if one.program == "worker":
-            if not set(stages_of(one)) <= _services_by_stage().keys():
+            if not set(stages_of(one)) <= _extras_of_stages().keys():
                 yield f"{one.name}: there is no stage {arguments.stage}"
         elif arguments.command == "serve" and not (
             arguments.allow_anonymous or "SLIPWAY_ACCESS_FILE" in one.environment
@@ -234,6 +233,11 @@ def _services_by_stage() -> dict[str, str]:
     """Whose code each stage is, which is what an image is built of; a service may have several."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["slipway.stages"]
     return {stage: target.partition(".")[0].removeprefix("slipway_") for stage, target in points.items()}
+
+
+def _extras_of_stages() -> dict[str, str]:
+    """The extra that each stage needs; sources are imported by what reads buckets."""
+    return {**_services_by_stage(), IMPORT: "s3"}
 
 
 def _services(program: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from k8s_cluster import (
     stages_of,
     walk,
 )
+from slipway.registry import IMPORT
 from slipway_coordinator.matching import NO_GPU
 
 Rule = Callable[[Cluster], Iterator[str]]
@@ -79,6 +80,8 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
         needed.add(f"to {place_of(environment.get('AWS_ENDPOINT_URL_S3', 'https://s3.amazonaws.com'))}")
         if "AWS_SHARED_CREDENTIALS_FILE" not in environment:
             needed.add("to 169.254.170.23/32 80")  # EKS hands out credentials there
+    if one.program == "worker" and IMPORT in stages_of(one):
+        needed.add("to outside 443")
     if environment.get("SLIPWAY_TRACING") == "otlp" and arguments.listen:
         needed.add(f"to {place_of(environment['OTEL_EXPORTER_OTLP_ENDPOINT'])}")
     if arguments.metrics:

@@ -1,6 +1,6 @@
 """A pipeline that exports what was trained: ``python pipeline.py`` writes export.yaml, to upload to Kubeflow Pipelines.
 
-Needs ``pip install kfp kfp-kubernetes``. The namespace of the runs has the Secrets slipway-pipelines-tls and slipway-s3.
+Needs ``pip install kfp kfp-kubernetes``. The namespace of the runs has the Secret slipway-pipelines-tls.
 """
 
 from pathlib import Path
@@ -16,20 +16,22 @@ ENVIRONMENT = {
     "SLIPWAY_TLS_CA_FILE": "/tls/ca.crt",
     "SLIPWAY_TLS_CERT_FILE": "/tls/tls.crt",
     "SLIPWAY_TLS_KEY_FILE": "/tls/tls.key",
-    "AWS_ENDPOINT_URL_S3": "http://minio.minio.svc:9000",
 }
-S3_SECRET, TLS_SECRET = "slipway-s3", "slipway-pipelines-tls"
-CREDENTIALS = {name: name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+TLS_SECRET = "slipway-pipelines-tls"  # noqa: S105 - its name
 
 
 @dsl.pipeline(name="slipway-export")
 def export_pipeline(checkpoint: str, base_model: str, quantization: str = "int8") -> None:
     """One step; in a pipeline of your own it follows the training."""
-    task = export_component(checkpoint=checkpoint, base_model=base_model, quantization=quantization)
+    task = export_component(
+        checkpoint=checkpoint,
+        base_model=base_model,
+        quantization=quantization,
+        request_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+    )
     task.set_caching_options(enable_caching=False)  # Slipway's own store knows what was done before
     for name, value in ENVIRONMENT.items():
         task.set_env_variable(name, value)
-    kubernetes.use_secret_as_env(task, secret_name=S3_SECRET, secret_key_to_env=CREDENTIALS)
     kubernetes.use_secret_as_volume(task, secret_name=TLS_SECRET, mount_path="/tls")
     kubernetes.add_pod_label(task, label_key="slipway.dev/client", label_value="true")
 

@@ -15,6 +15,7 @@ from slipway.security.server import coordinator_security
 from slipway.security.settings import Security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
+from slipway.sources.allowed import Allowed
 from slipway.telemetry import tracing
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.flags import coordinator_parser
@@ -43,6 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
         max_unended=arguments.max_exports,
         upload_bytes=settings.upload_bytes,
         open_uploads=settings.open_uploads,
+        import_from=Allowed.parse(settings.import_from),
         retain_days=arguments.retain_days,
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )

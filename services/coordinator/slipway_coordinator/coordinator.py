@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
+from slipway.sources.allowed import NOWHERE, Allowed
 from slipway_coordinator import engine, graph, history, workflow
 from slipway_coordinator.broker import Broker
 from slipway_coordinator.database import Database
@@ -51,6 +52,7 @@ class CoordinatorOptions:
         max_unended: Exports that may be under way; more are refused.
         upload_bytes: The largest file that clients may bring.
         open_uploads: Files that clients of one project may bring at a time.
+        import_from: Addresses of sources that clients may name for workers to import.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
@@ -62,6 +64,7 @@ class CoordinatorOptions:
     max_unended: int = 10_000
     upload_bytes: int = 128 << 30
     open_uploads: int = 64
+    import_from: Allowed = NOWHERE
     retain_days: float | None = None
     rules: RuleTable = field(default_factory=default_rules)
 

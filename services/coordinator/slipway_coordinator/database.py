@@ -108,9 +108,7 @@ class Database:
         with self.transactions.begin() as connection:
             if not connection.execute(_INSERT, row).rowcount:
                 return False
-            if record.labels:
-                rows = [{"export": record.name, "name": k, "value": v} for k, v in record.labels.items()]
-                connection.execute(sa.insert(_labels), rows)
+            _note_labels(connection, record)
             ownership.note(connection, record.name, record.sources.values(), project=record.project)
         return True
 
@@ -125,6 +123,9 @@ class Database:
         with self.transactions.begin() as connection:
             if connection.execute(_SAVE, {"name": record.name, **_changing(record)}).rowcount:
                 ownership.note(connection, record.name, made, project=record.project)
+                if before is not None and before.labels != record.labels:
+                    connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
+                    _note_labels(connection, record)
                 return True
             stored = connection.execute(sa.select(_exports.c.revision).where(_exports.c.name == record.name)).scalar()
         return stored == record.revision
@@ -254,3 +255,9 @@ def _changing(record: ExportRecord) -> dict[str, Any]:
         "run": record.run,
         "record": record.model_dump_json(),
     }
+
+
+def _note_labels(connection: sa.Connection, record: ExportRecord) -> None:
+    if record.labels:
+        rows = [{"export": record.name, "name": name, "value": value} for name, value in record.labels.items()]
+        connection.execute(sa.insert(_labels), rows)

@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
+from slipway.registry import IMPORT
+from slipway_coordinator.importing import check_outputs, with_sources
 from slipway_coordinator.records import AttemptRecord, ExportRecord, Resources, TaskRecord
 from slipway_coordinator.recovery import NextAttempt
 from slipway_coordinator.states import ExportState, TaskState
@@ -68,6 +70,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     task = next((task for task in record.tasks if task.id == event.task), None)
     if task is None or not task.attempts or task.attempt.number != event.attempt or task.attempt.state.ended:
         return record
+    event = _checked(task, event)
     match event.kind:
         case EventKind.LEASED:
             last = task.attempt
@@ -84,8 +87,8 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
         case EventKind.LEASE_LOST:
             changed = _left(task, event)
         case EventKind.SUCCEEDED:
-            changed = _succeeded(task, event)
-            record = record.with_(warnings=_joined(record.warnings, event.facts.get("warnings", ())))
+            record = _succeeded(record, task, event)
+            changed = record.task(task.id)
         case EventKind.FAILED:
             changed = task.moved(TaskState.RUNNING).with_attempt(
                 state=TaskState.FAILED,
@@ -100,6 +103,14 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     if record.state is ExportState.CANCELLING and changed.state is TaskState.QUEUED:
         changed = changed.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
     return advance(record.replacing(changed), now=event.time)
+
+
+def _checked(task: TaskRecord, event: Event) -> Event:
+    """The event, or a failure in place of the success of an import that brought something else."""
+    if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:
+        return event
+    failure = check_outputs(task, event.outputs)
+    return event if failure is None else event.model_copy(update={"kind": EventKind.FAILED, "failure": failure})
 
 
 def _left(task: TaskRecord, event: Event) -> TaskRecord:
@@ -261,15 +272,16 @@ def _queued(
     return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
 
 
-def _succeeded(task: TaskRecord, event: Event) -> TaskRecord:
-    done = task.moved(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts)
-    return done.with_attempt(
+def _succeeded(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
+    done = task.moved(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts).with_attempt(
         state=TaskState.SUCCEEDED,
         end_time=event.time,
         start_time=task.attempt.start_time or event.time,
         reused=event.reused,
         peak_memory_bytes=event.peak_memory_bytes,
     )
+    record = record.with_(warnings=_joined(record.warnings, event.facts.get("warnings", ())))
+    return with_sources(record, done) if task.stage == IMPORT else record.replacing(done)
 
 
 def _cancelled(task: TaskRecord, now: float) -> TaskRecord:

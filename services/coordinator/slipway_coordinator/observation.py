@@ -48,7 +48,8 @@ def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news
     """
     _observe_export(before, after, news=news)
     for task in after.tasks:
-        old = before.task(task.id).attempts if before is not None else None
+        known = () if before is None else before.tasks  # those after an import are planned when it has succeeded
+        old = next((one.attempts for one in known if one.id == task.id), None)
         for attempt in task.attempts:
             if attempt.run == after.run:
                 earlier = next((one for one in old or () if one.number == attempt.number), None)

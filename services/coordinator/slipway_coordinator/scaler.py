@@ -18,7 +18,7 @@ from typing import Protocol
 import grpc
 
 from slipway.errors import ServiceError
-from slipway.registry import stage_names
+from slipway.registry import IMPORT, stage_names
 from slipway.rpc import stream, unary
 from slipway_coordinator.matching import NO_GPU
 from slipway_coordinator.offers import Load
@@ -143,7 +143,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     def _is_known(self, stage: str) -> bool:
         """Installed here, or asked for or served by others: a stage of another distribution need not be installed here."""
-        if not stage or stage in self._stages():
+        if not stage or stage == IMPORT or stage in self._stages():
             return bool(stage)
         load = self._board.load()
         return stage in load.served or stage in load.leased or any(stage == waiting for waiting, _ in load.waiting)

@@ -16,11 +16,14 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.rpc import stream, unary
 from slipway.security.limits import exceeded
+from slipway.sources.allowed import NOWHERE, Allowed
+from slipway.sources.naming import sources_to_import
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.filters import in_project, page_start, page_token, parse_filter
+from slipway_coordinator.importing import import_task
 from slipway_coordinator.messages import event_message, export_message
 from slipway_coordinator.plan import plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
@@ -54,7 +57,9 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self, request: export_pb2.CreateExportRequest, context: Context
     ) -> export_pb2.Export:
         """Create and start an export, or answer with the one the same request made before."""
-        record = new_record(request, traceparent=_traceparent(context))
+        record = new_record(
+            request, traceparent=_traceparent(context), import_from=self._coordinator.options.import_from
+        )
         await require(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
             return export_message(record)
@@ -191,11 +196,18 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return record
 
 
-def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = "") -> ExportRecord:
+def new_record(
+    request: export_pb2.CreateExportRequest, *, traceparent: str = "", import_from: Allowed = NOWHERE
+) -> ExportRecord:
     """The export a request asks for, planned but not stored.
 
+    Args:
+        request: What is asked for.
+        traceparent: Span that the export belongs to.
+        import_from: Addresses of sources that may be imported.
+
     Raises:
-        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED`` or ``CONFIGURATION_INVALID``.
+        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID`` or ``SOURCE_NOT_ALLOWED``.
     """
     check_understood(request)
     project = _project_of(request.parent)
@@ -214,7 +226,12 @@ def new_record(request: export_pb2.CreateExportRequest, *, traceparent: str = ""
     configuration = configuration_of(request.configuration)
     sources = dict(sorted(request.sources.items()))
     formats = {name: stored for name, stored in sorted(request.source_formats.items()) if stored}
-    tasks = plan(configuration, sources, source_formats=formats)
+    imports = sources_to_import(configuration, sources)
+    for url in filter(None, imports.values()):
+        import_from.check(url, project=project)
+    tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
+    if imports:  # the others are planned when these are there
+        tasks = (import_task(configuration, sources, imports),)
     return ExportRecord(
         name=f"projects/{project}/exports/{export_id}",
         configuration=configuration.model_dump(mode="json"),

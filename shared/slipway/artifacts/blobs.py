@@ -9,13 +9,14 @@ import hashlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from slipway.artifacts.faults import corrupt, disk_full, not_found
-from slipway.artifacts.files import write_all
+from slipway.artifacts.files import link_or_copy, write_all
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.store import ArtifactStore
+from slipway.artifacts.store import ArtifactStore, OnBytes
 from slipway.errors import ArtifactError
 
 CHUNK_BYTES = 1 << 20
@@ -104,6 +105,10 @@ class Blobs(Protocol):
         """Takes a file's content."""
         ...
 
+    def keep(self, file: ManifestFile, path: Path, *, on_bytes: OnBytes) -> None:
+        """Take a finished file whose digest is known; ``on_bytes`` may end that."""
+        ...
+
     def admit(self, manifest: Manifest) -> None:
         """Commit an artifact whose content is there."""
         ...
@@ -169,6 +174,18 @@ class LocalBlobs:
     def writer(self, file: ManifestFile) -> BlobWriter:
         """As :meth:`Blobs.writer`."""
         return _LocalWriter(self._store, file)
+
+    def keep(self, file: ManifestFile, path: Path, *, on_bytes: OnBytes) -> None:
+        """As :meth:`Blobs.keep`, by a hard link where that reaches."""
+        on_bytes(0)
+        arriving = self._store.root / "uploads" / uuid.uuid4().hex
+        try:
+            with disk_full("storing", file.path, at=self._store.root):
+                link_or_copy(path, arriving)
+                arriving.chmod(0o444)
+                self._store.admit_blob(file, arriving)
+        finally:
+            arriving.unlink(missing_ok=True)
 
 
 class _LocalWriter(BlobWriter):

@@ -68,7 +68,7 @@ class S3Store:
             def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
                 name, path = item
                 entry = describe_file(name, Path(path), known=known.get(Path(path)), on_bytes=count)
-                self.during(count)._put_blob(entry, partial(_opened, Path(path)), pool, count)
+                self.during(count).put_blob(entry, partial(_opened, Path(path)), pool, count)
                 return entry
 
             entries = in_threads(send, sorted(files.items()), on_bytes)
@@ -80,7 +80,7 @@ class S3Store:
         """Commit an artifact whose files have been hashed; ``open_from`` opens each where it lies, unbuffered."""
         with workers() as pool:
             in_threads(
-                lambda entry, count: self.during(count)._put_blob(entry, partial(open_from, entry), pool, count),
+                lambda entry, count: self.during(count).put_blob(entry, partial(open_from, entry), pool, count),
                 manifest.files,
                 on_bytes,
             )
@@ -228,10 +228,14 @@ class S3Store:
         found = self.bucket.find(blob_name(file.digest))
         return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
 
-    def _put_blob(
+    def put_blob(
         self, entry: ManifestFile, opened: Callable[[], BinaryIO], pool: ThreadPoolExecutor, on_bytes: OnBytes
     ) -> None:
-        """Store one file, unless the bucket has it."""
+        """Store one file, unless the bucket has it.
+
+        Raises:
+            ArtifactError: ``FILE_ERROR`` when it changes meanwhile, and as :meth:`S3Bucket.call`.
+        """
         if self.has_blob(entry):
             return
         name = blob_name(entry.digest)

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from minio.datatypes import Part
 from minio.error import S3Error
@@ -24,7 +25,8 @@ from slipway.artifacts.names import blob_name
 from slipway.artifacts.s3 import S3Store
 from slipway.artifacts.s3_client import S3Bucket
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, store_error
-from slipway.artifacts.s3_transfer import complete
+from slipway.artifacts.s3_transfer import complete, workers
+from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 
 PART_BYTES = 8 << 20
@@ -60,6 +62,12 @@ class S3Blobs:
     def writer(self, file: ManifestFile) -> BlobWriter:
         """As :meth:`~slipway.artifacts.blobs.Blobs.writer`."""
         return _S3Writer(self._store.bucket, file)
+
+    def keep(self, file: ManifestFile, path: Path, *, on_bytes: OnBytes) -> None:
+        """As :meth:`~slipway.artifacts.blobs.Blobs.keep`, by parts at the same time."""
+        store = self._store.during(on_bytes)
+        with workers() as pool:
+            store.put_blob(file, lambda: path.open("rb", buffering=0), pool, lambda _: on_bytes(0))
 
 
 def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:

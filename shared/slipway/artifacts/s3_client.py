@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import configparser
 import copy
 import io
+import itertools
 import logging
 import random
 import socket
@@ -19,11 +19,10 @@ import certifi
 import urllib3
 from minio import Minio
 from minio.commonconfig import REPLACE, CopySource
-from minio.credentials.credentials import Credentials
-from minio.credentials.providers import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
 from minio.deleteobjects import DeleteObject
 
 from slipway import metrics
+from slipway.artifacts.s3_credentials import connections, credentials
 from slipway.artifacts.s3_errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
 from slipway.artifacts.s3_options import S3Options
 from slipway.errors import ArtifactError
@@ -173,8 +172,8 @@ class S3Bucket:
 
         return self.call(f"looking for {name}", request)
 
-    def listing(self, below: str = "") -> list[StoredObject]:
-        """All objects whose name begins with ``below``, sorted by name."""
+    def listing(self, below: str = "", *, most: int | None = None) -> list[StoredObject]:
+        """All objects whose name begins with ``below``, sorted by name; the first ``most`` of them."""
         start = len(self.key(""))
 
         def request() -> list[StoredObject]:
@@ -185,7 +184,9 @@ class S3Bucket:
                     (entry.etag or "").strip('"'),
                     _seconds(entry.last_modified),
                 )
-                for entry in self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True)
+                for entry in itertools.islice(
+                    self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True), most
+                )
                 if entry.object_name and not entry.is_dir
             ]
 
@@ -239,22 +240,23 @@ def _connect(options: S3Options) -> Minio:
     parts = urlsplit(options.endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
         raise _no_address(repr(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()))  # no password
+    ca_file = options.ca_file or certifi.where()
     http = urllib3.PoolManager(
         timeout=urllib3.Timeout(connect=10, read=60),
         maxsize=2 * WORKERS,
         socket_options=_SOCKET_OPTIONS,
         retries=False,
         cert_reqs="CERT_REQUIRED",
-        ca_certs=options.ca_file or certifi.where(),
+        ca_certs=ca_file,
     )
-    credentials = _credentials(options)
+    provider = credentials(options, connections(ca_file))
     try:
         return Minio(
             parts.netloc,
             secure=parts.scheme == "https",
             region=options.region,
             http_client=http,
-            credentials=credentials,
+            credentials=provider,
         )
     except ValueError as error:
         raise _no_address(f"{options.endpoint} (region {options.region!r}): {error}") from error
@@ -265,39 +267,6 @@ def _no_address(what: str) -> ArtifactError:
         f"the S3 endpoint is not an address: {what}",
         reason="STORE_INVALID",
         remedy="set AWS_ENDPOINT_URL to http(s)://host[:port]",
-    )
-
-
-class _Credentials(Provider):
-    """Credentials that are found when they are needed; what is wrong with their file is an error of the store."""
-
-    def __init__(self, provider: Provider, source: str) -> None:
-        self._provider, self._source = provider, source
-
-    def retrieve(self) -> Credentials:
-        try:
-            return self._provider.retrieve()
-        except (ValueError, configparser.Error) as error:
-            raise ArtifactError(
-                f"there are no credentials in {self._source}: {str(error).splitlines()[0]}",
-                reason="STORE_DENIED",
-                remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or correct AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE",
-            ) from error
-
-
-def _credentials(options: S3Options) -> Provider:
-    access, secret = options.access_key.get_secret_value(), options.secret_key.get_secret_value()
-    if access and secret:
-        return StaticProvider(access, secret, options.session_token.get_secret_value() or None)
-    file = options.credentials_file.expanduser()
-    if file.is_file():
-        return _Credentials(AWSConfigProvider(str(file), options.profile), f"{file}, profile {options.profile}")
-    if options.role:
-        return _Credentials(IamAwsProvider(), "what the platform hands out")
-    raise ArtifactError(
-        f"there are no credentials for the store at {options.endpoint}",
-        reason="STORE_DENIED",
-        remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE",
     )
 
 

@@ -13,12 +13,13 @@ from slipway.errors import ArtifactError
 SCHEME = "s3://"
 _AWS = "https://s3.amazonaws.com"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
+_STS_ENDPOINTS = ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
 _ACCESS_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "MINIO_ROOT_USER")
 _SECRET_KEYS = ("AWS_SECRET_ACCESS_KEY", "MINIO_SECRET_KEY", "MINIO_ROOT_PASSWORD")
 _BUCKET = r"(?![^/]*(?:\.\.|\.-|-\.))(?!(?:\d+\.){3}\d+(?:/|$))[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]"
 _CREDENTIALS = re.compile(r"//[^/]*@")
 _URL = re.compile(rf"s3://(?P<bucket>{_BUCKET})(?:/(?P<prefix>[^?#]*))?")
-_ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_ECS_AGENT = "http://169.254.170.2"
 
 
 class S3Options(BaseModel):
@@ -32,7 +33,14 @@ class S3Options(BaseModel):
         session_token: ``AWS_SESSION_TOKEN``.
         credentials_file: ``AWS_SHARED_CREDENTIALS_FILE``, read again for every request, so that keys can be exchanged.
         profile: ``AWS_PROFILE`` in that file.
-        role: Whether the platform hands out credentials (a Kubernetes service account's, a container's).
+        web_identity_token_file: Token of a service account (``AWS_WEB_IDENTITY_TOKEN_FILE``), read again whenever credentials are renewed.
+        role_arn: Role that the token is exchanged for (``AWS_ROLE_ARN``).
+        role_session_name: ``AWS_ROLE_SESSION_NAME``.
+        sts_endpoint: Service that does it (``AWS_ENDPOINT_URL_STS``, ``AWS_ENDPOINT_URL``, or AWS's of the region).
+        container_url: Agent that hands out a container's credentials (``AWS_CONTAINER_CREDENTIALS_FULL_URI``, or
+            ``AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`` of the agent of ECS).
+        container_token: ``AWS_CONTAINER_AUTHORIZATION_TOKEN``.
+        container_token_file: ``AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE``, which goes before that, and is read again as well.
         ca_file: Certificates to trust (``AWS_CA_BUNDLE`` or ``SSL_CERT_FILE``).
     """
 
@@ -45,22 +53,34 @@ class S3Options(BaseModel):
     session_token: SecretStr = SecretStr("")
     credentials_file: Path = Path("~/.aws/credentials")
     profile: str = "default"
-    role: bool = False
+    web_identity_token_file: Path | None = None
+    role_arn: str = ""
+    role_session_name: str = "slipway"
+    sts_endpoint: str = ""
+    container_url: str = ""
+    container_token: SecretStr = SecretStr("")
+    container_token_file: Path | None = None
     ca_file: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> S3Options:
         """The options in standard variables."""
-        endpoint = _first(environment, _ENDPOINTS) or _AWS
+        region = _first(environment, ("AWS_REGION", "AWS_DEFAULT_REGION")) or "us-east-1"
         return cls(
-            endpoint=endpoint if "://" in endpoint else f"https://{endpoint}",
-            region=_first(environment, ("AWS_REGION", "AWS_DEFAULT_REGION")) or "us-east-1",
+            endpoint=_with_scheme(_first(environment, _ENDPOINTS) or _AWS),
+            region=region,
             access_key=SecretStr(_first(environment, _ACCESS_KEYS)),
             secret_key=SecretStr(_first(environment, _SECRET_KEYS)),
             session_token=SecretStr(environment.get("AWS_SESSION_TOKEN", "")),
             credentials_file=Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"),
             profile=environment.get("AWS_PROFILE") or "default",
-            role=bool(_first(environment, _ROLES)),
+            web_identity_token_file=_path(environment, "AWS_WEB_IDENTITY_TOKEN_FILE"),
+            role_arn=environment.get("AWS_ROLE_ARN", ""),
+            role_session_name=environment.get("AWS_ROLE_SESSION_NAME") or "slipway",
+            sts_endpoint=_with_scheme(_first(environment, _STS_ENDPOINTS) or _sts_of_region(region)),
+            container_url=_container_url(environment),
+            container_token=SecretStr(environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")),
+            container_token_file=_path(environment, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
             ca_file=_first(environment, ("AWS_CA_BUNDLE", "SSL_CERT_FILE")),
         )
 
@@ -85,3 +105,22 @@ def parse_s3_url(url: str) -> tuple[str, str]:
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((environment[name] for name in names if environment.get(name)), "")
+
+
+def _path(environment: Mapping[str, str], name: str) -> Path | None:
+    return Path(environment[name]) if environment.get(name) else None
+
+
+def _with_scheme(endpoint: str) -> str:
+    return endpoint if "://" in endpoint else f"https://{endpoint}"
+
+
+def _sts_of_region(region: str) -> str:
+    return f"https://sts.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
+
+
+def _container_url(environment: Mapping[str, str]) -> str:
+    relative = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "")
+    if relative:
+        return f"{_ECS_AGENT}/{relative.lstrip('/')}"
+    return environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")

@@ -29,11 +29,17 @@ class UsedBase:
         folder: Where it is.
         label: Its name for people, never a path of this machine.
         contents: Whether its files can be read; of a bucket, only headers and configurations are here.
+        repository: Repository of the hub that it was just read from; empty for any other base.
+        revisions: Names of the revision that was read: the commit, and the one that was asked for.
+        look: Whether the model that the adapter names is looked for on this machine.
     """
 
     folder: Path
     label: str
     contents: bool
+    repository: str = ""
+    revisions: tuple[str, ...] = ()
+    look: bool = True
 
 
 def match_base(base: UsedBase, checkpoints: Sequence[Path], *, trust: bool) -> BaseMatch:
@@ -54,9 +60,9 @@ def match_base(base: UsedBase, checkpoints: Sequence[Path], *, trust: bool) -> B
 
 def _match(base: UsedBase, checkpoint: Path, *, trust: bool) -> BaseMatch:
     config = read_adapter_config(checkpoint)
-    recorded = recorded_base(checkpoint, config)
+    recorded = recorded_base(checkpoint, config, look=base.look)
     reason, what = MISFIT, misfit(checkpoint, config, base.folder)
-    compared = None if what else _compared(base, recorded)
+    compared = None if what else _from_hub(base, recorded) or _compared(base, recorded)
     if compared is not None and compared.outcome is Outcome.SAME:
         return BaseMatch(status=BaseMatchStatus.CONFIRMED, reason=compared.what)
     if not what:
@@ -105,6 +111,13 @@ def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
             Outcome.UNKNOWN, "they are two revisions of one repository, and the adapter does not say which it needs"
         )
     return found
+
+
+def _from_hub(base: UsedBase, recorded: Recorded) -> Comparison | None:
+    """That the base was just read from the repository and revision that the adapter names."""
+    if not base.repository or base.repository != recorded.name or (recorded.revision or "main") not in base.revisions:
+        return None
+    return Comparison(Outcome.SAME, f"it is {base.repository} from the hub, which the adapter names")
 
 
 def _same_place(one: Path, other: Path) -> bool:

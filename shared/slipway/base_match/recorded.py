@@ -48,8 +48,10 @@ class Recorded:
         return repr(name[:_SHOWN])
 
 
-def recorded_base(checkpoint: Path, adapter_config: dict[str, Any]) -> Recorded:
+def recorded_base(checkpoint: Path, adapter_config: dict[str, Any], *, look: bool = True) -> Recorded:
     """The base model that ``adapter_config.json`` names, found if it is here. Nothing is downloaded.
+
+    Without ``look``, no folder is looked for: a worker's own have nothing to do with somebody's adapter.
 
     The first place that has a model counts: the absolute path; the Hugging Face cache; the folders above the checkpoint, nearest
     first, where relative paths of a training most often start; the current folder.
@@ -58,7 +60,8 @@ def recorded_base(checkpoint: Path, adapter_config: dict[str, Any]) -> Recorded:
     if not isinstance(name, str) or not name:
         return Recorded("")
     revision = revision if isinstance(revision, str) else ""
-    found = next((folder for folder in _places(name, revision, checkpoint) if _is_model(folder)), None)
+    places = _places(name, revision, checkpoint) if look else ()
+    found = next((folder for folder in places if _is_model(folder)), None)
     return Recorded(name, revision, found, guessed=found is not None and found == _here(name))
 
 

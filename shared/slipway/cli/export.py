@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.cli.connection import Connection, with_connection
-from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, Out, Progress, examples
+from slipway.cli.options import (
+    Assignments,
+    BaseModel,
+    BringSources,
+    Checkpoint,
+    Config,
+    Debug,
+    Json,
+    Out,
+    Progress,
+    RequestId,
+    examples,
+)
 from slipway.cli.progress_form import ProgressForm
 
 if TYPE_CHECKING:
@@ -50,6 +62,8 @@ def export(  # noqa: PLR0917 - typer calls it by name
     checkpoint: Checkpoint = None,
     out: Out = None,
     assignments: Assignments = None,
+    bring_sources: BringSources = False,
+    request_id: RequestId = "",
     plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
     connection: Connection = Connection(),  # noqa: B008 - frozen
     progress: Progress = ProgressForm.AUTO,
@@ -69,5 +83,13 @@ def export(  # noqa: PLR0917 - typer calls it by name
     else:
         from slipway.cli.exporting import run_export
 
-        code = run_export(loaded, settings, coordinator=settings.coordinator, as_json=as_json, progress=progress)
+        code = run_export(
+            loaded,
+            settings,
+            coordinator=settings.coordinator,
+            as_json=as_json,
+            progress=progress,
+            bring_sources=bring_sources,
+            request_id=request_id,
+        )
     raise typer.Exit(code)

@@ -15,12 +15,26 @@ from slipway.telemetry import tracing
 
 
 def run_export(
-    loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool, progress: ProgressForm
+    loaded: LoadedConfiguration,
+    settings: Settings,
+    *,
+    coordinator: str,
+    as_json: bool,
+    progress: ProgressForm,
+    bring_sources: bool = False,
+    request_id: str = "",
 ) -> int:
     """Carry the export out and print its result; answers the exit code."""
     level = loaded.configuration.log.level
     with tracing(settings), showing(progress, level=level, resuming=True) as display:
-        result = ExportJob(loaded, settings, coordinator=coordinator, display=display).run()
+        result = ExportJob(
+            loaded,
+            settings,
+            coordinator=coordinator,
+            display=display,
+            bring_sources=bring_sources,
+            request_id=request_id,
+        ).run()
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:

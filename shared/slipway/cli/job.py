@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
 
@@ -16,18 +16,19 @@ import pydantic
 from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.display import Display
-from slipway.cli.identity import export_identity
-from slipway.cli.sources import Sources, find_sources, store_sources
+from slipway.cli.preparing import Prepared, name_sources, store_found
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.delivery import check_target, deliver, lineage
 from slipway.errors import ArtifactError, ModelExportError
-from slipway.outcome import VALIDATION, delivered_formats, export_result
+from slipway.outcome import VALIDATION, delivered_formats, export_id, export_result
 from slipway.preflight import Verdict, preflight
 from slipway.report import write_report
 from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
+from slipway.sources.found import Sources, find_sources
+from slipway.sources.naming import sources_to_import
 from slipway.telemetry import span
 from slipway.validation import FILE_NAME, ValidationReport
 from slipway_coordinator.plan import plan
@@ -47,12 +48,16 @@ class ExportJob:
         settings: Of this machine.
         coordinator: ``HOST:PORT``; empty runs everything inside this process.
         display: Where progress goes; entered already.
+        bring_sources: Send sources from buckets and the hub, too, instead of having a worker import them.
+        request_id: Name of the request to the coordinator.
     """
 
     loaded: LoadedConfiguration
     settings: Settings
     coordinator: str
     display: Display
+    bring_sources: bool = False
+    request_id: str = ""
 
     def run(self) -> ExportResult:
         """Do it.
@@ -66,16 +71,11 @@ class ExportJob:
             stack.enter_context(span("export", attributes=attributes))
             store = stack.enter_context(artifacts_at(self.coordinator, self.settings))
             folders = stack.enter_context(SourceFolders(self.settings, store))
-            sources = find_sources(configuration, folders, origins=self.loaded.origins)
-            self.display.title(sources.title)
-            warnings = tuple(dict.fromkeys((*self.loaded.warnings, *sources.warnings, *self._preflight(sources))))
-            for warning in warnings:
-                _log.warning(warning)
-            digests = store_sources(sources, store, on_bytes=self._reading)
+            prepared = self._prepare(folders, store)
+            warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
             self.display.note("starting")
-            identity = export_identity(configuration, digests, base_match=sources.base_match)
-            client = stack.enter_context(self._client(identity))
-            export = self._carry_out(client, identity, sources, digests)
+            client = stack.enter_context(self._client(prepared.identity))
+            export = self._carry_out(client, prepared)
             try:
                 return self._deliver(export, store, warnings)
             except ModelExportError as error:
@@ -83,7 +83,27 @@ class ExportJob:
                     raise
                 _log.warning(f"{error.message}: making it again")
             client.delete_export(export.name)
-            return self._deliver(self._carry_out(client, identity, sources, digests), store, warnings)
+            return self._deliver(self._carry_out(client, prepared), store, warnings)
+
+    def _prepare(self, folders: SourceFolders, store: Artifacts) -> Prepared:
+        """Put the sources into the store, or leave those to a worker that it can import."""
+        configuration, request_id = self.configuration, self.request_id
+        imports = sources_to_import(configuration) if self.coordinator and not self.bring_sources else {}
+        if imports:
+            named = name_sources(configuration, imports, folders, store, request_id=request_id, on_bytes=self._reading)
+            self.display.title(named.title)
+            self._warn(named.warnings)
+            return named
+        sources = find_sources(configuration, folders, origins=self.loaded.origins)
+        self.display.title(sources.title)
+        warnings = (*sources.warnings, *self._preflight(sources))
+        self._warn(warnings)
+        stored = store_found(configuration, sources, store, request_id=request_id, on_bytes=self._reading)
+        return replace(stored, warnings=warnings)
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for warning in dict.fromkeys((*self.loaded.warnings, *warnings)):
+            _log.warning(warning)
 
     def _preflight(self, sources: Sources) -> list[str]:
         """What speaks against the export before it starts, as warnings.
@@ -121,16 +141,17 @@ class ExportJob:
         with Embedded(self.settings, identity) as embedded:
             yield embedded.client
 
-    def _carry_out(self, client: Client, identity: str, sources: Sources, digests: Mapping[str, str]) -> pb.Export:
+    def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
         """Create the export, or go on with the one that is there, and watch it to its end."""
         export = client.create_export(
             self.configuration,
-            sources=digests,
-            labels=sources.labels(),
-            export_id=identity,
-            source_formats=sources.formats,
+            sources=prepared.digests,
+            labels=prepared.labels,
+            export_id=prepared.identity,
+            source_formats=prepared.formats,
+            request_id=prepared.request_id,
         )
-        check_target(self._target(export), identity)
+        self._check_target(export)
         if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
             export = client.retry_export(export.name)
         self.display.note("")
@@ -149,7 +170,9 @@ class ExportJob:
         for event in client.watch_export(export.name):
             self.display.event(event)
             if event.WhichOneof("event") == "export":
-                export = event.export
+                named, export = bool(export.labels.get("model_name")), event.export
+                if not named:
+                    self._check_target(export)
                 if export.state in _ENDED:
                     break
         return export if export.state in _ENDED else client.get_export(export.name)
@@ -167,6 +190,11 @@ class ExportJob:
 
         deliver(export, target, store=store, describe=describe)
         return result
+
+    def _check_target(self, export: pb.Export) -> None:
+        """See that the output may be written as soon as its name is known: a worker may have to find out."""
+        if export.labels.get("model_name"):
+            check_target(self._target(export), export_id(export))
 
     def _target(self, export: pb.Export) -> Path:
         """The output directory. Its timestamp is the export's creation, so that a resumed export finds it again."""

@@ -36,6 +36,21 @@ Checkpoint = Annotated[
     str | None,
     typer.Option("--checkpoint", metavar="DIR|URL", help="Training run or one checkpoint: folder, s3://…, or digest."),
 ]
+BringSources = Annotated[
+    bool,
+    typer.Option(
+        "--bring-sources",
+        help="With a coordinator: read s3://… and hf://… here and send them, instead of having a worker import them.",
+    ),
+]
+RequestId = Annotated[
+    str,
+    typer.Option(
+        "--request-id",
+        metavar="TEXT",
+        help="With a coordinator: name of this request; the same one again is the export it made before.",
+    ),
+]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder that receives the export's own folder.")]
 Assignments = Annotated[
     list[str] | None,

@@ -16,12 +16,12 @@ from slipway.base_match import BaseMatchStatus
 from slipway.cli.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.connection import artifacts_at
 from slipway.cli.console import print_json, show, size, unbroken
-from slipway.cli.sources import Sources, find_sources
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
 from slipway.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
+from slipway.sources.found import Sources, find_sources
 from slipway_coordinator.plan import PlannedTask, more_adapters, plan
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}

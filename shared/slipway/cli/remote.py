@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import Connection, artifacts_at, with_connection
-from slipway.cli.options import Assignments, BaseModel, Checkpoint, Config, Debug, Json, Progress
+from slipway.cli.options import (
+    Assignments,
+    BaseModel,
+    BringSources,
+    Checkpoint,
+    Config,
+    Debug,
+    Json,
+    Progress,
+    RequestId,
+)
 from slipway.cli.progress_form import ProgressForm
 
 _EXPORT = "e-0123456789abcdef01"
@@ -36,6 +46,8 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     checkpoint: Checkpoint = None,
     assignments: Assignments = None,
     priority: Priority = 0,
+    request_id: RequestId = "",
+    bring_sources: BringSources = False,
     connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -44,11 +56,12 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.columns import Prose
     from slipway.cli.console import errors
     from slipway.cli.export import load_configuration
-    from slipway.cli.identity import export_identity
     from slipway.cli.next_commands import submitted_commands
+    from slipway.cli.preparing import name_sources, store_found
     from slipway.cli.remote_view import answer_export
-    from slipway.cli.sources import find_sources, store_sources
     from slipway.sources import SourceFolders
+    from slipway.sources.found import find_sources
+    from slipway.sources.naming import sources_to_import
 
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
     settings = connection.settings()
@@ -56,22 +69,32 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         client = stack.enter_context(connection.client())
         store = stack.enter_context(artifacts_at(connection.coordinator, settings))
         folders = stack.enter_context(SourceFolders(settings, store))
-        sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
-        digests = store_sources(sources, store, on_bytes=lambda name, done, total: None)  # noqa: ARG005
-        identity = export_identity(loaded.configuration, digests, base_match=sources.base_match)
+        imports = {} if bring_sources else sources_to_import(loaded.configuration)
+        if imports:
+            prepared = name_sources(
+                loaded.configuration, imports, folders, store, request_id=request_id, on_bytes=_unseen
+            )
+        else:
+            sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
+            prepared = store_found(loaded.configuration, sources, store, request_id=request_id, on_bytes=_unseen)
         export = client.create_export(
             loaded.configuration,
-            sources=digests,
-            labels=sources.labels(),
-            export_id=identity,
+            sources=prepared.digests,
+            labels=prepared.labels,
+            export_id=prepared.identity,
             priority=priority,
-            source_formats=sources.formats,
+            source_formats=prepared.formats,
+            request_id=prepared.request_id,
         )
-    for warning in dict.fromkeys((*loaded.warnings, *sources.warnings)):
+    for warning in dict.fromkeys((*loaded.warnings, *prepared.warnings)):
         errors.print(Prose("warning ", "yellow", warning))
-    given = {"--base-model": base_model, "--checkpoint": checkpoint}
+    given = {"--base-model": base_model, "--checkpoint": checkpoint, "--request-id": prepared.request_id or None}
     commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
     answer_export(export, as_json=as_json, commands=commands)
+
+
+def _unseen(name: str, done: int, total: int) -> None:
+    """Nobody watches while a command only submits."""
 
 
 @with_connection

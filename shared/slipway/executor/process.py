@@ -48,6 +48,7 @@ class Execution:
         timeout_seconds: Longest run, or None.
         kept: Folder that outlasts the attempt, or None.
         traceparent: Span that the child's spans belong to; empty without a trace.
+        environment: What the child gets instead of a stage's environment, which has neither secrets nor the network.
     """
 
     stage: str
@@ -59,6 +60,7 @@ class Execution:
     timeout_seconds: float | None = None
     kept: Path | None = None
     traceparent: str = ""
+    environment: Mapping[str, str] | None = None
 
 
 @dataclass
@@ -253,6 +255,8 @@ class _Child:
 
 def _environment(execution: Execution) -> dict[str, str]:
     """The child's environment: the parent's without secrets, threads limited and asleep while they wait, libraries kept from the network."""
+    if execution.environment is not None:
+        return {**execution.environment, "PYTHONUNBUFFERED": "1"}
     environment = {key: value for key, value in os.environ.items() if not SECRET_NAMES.search(key)}
     environment |= thread_variables(execution.threads, environment=environment)
     environment |= {

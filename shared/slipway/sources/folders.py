@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
@@ -18,9 +18,12 @@ from slipway.artifacts.store import OnBytes
 from slipway.errors import ModelExportError
 from slipway.settings import Settings
 from slipway.sources import hub
+from slipway.sources.origins import Origin
 
 if TYPE_CHECKING:
-    from slipway.sources.mirror import BucketMirror
+    from slipway.sources.mirror import Mirror
+
+_Origin = TypeVar("_Origin", bound=Origin)
 
 
 class SourceFolders:
@@ -35,7 +38,7 @@ class SourceFolders:
         self._settings, self._store = settings, store
         self._scratch = settings.scratch / f"sources-{uuid.uuid4().hex}"
         self._stack = ExitStack()
-        self._mirrors: dict[str, BucketMirror] = {}
+        self._mirrors: dict[str, Mirror] = {}
         self._names: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -56,7 +59,7 @@ class SourceFolders:
         if source.startswith(hub.SCHEME):
             return hub.hub_folder(source)
         if source.startswith(SCHEME):
-            return self._mirror(source)
+            return self._bucket(source)
         if source.startswith("sha256:"):
             folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
             self._names[str(folder)] = source
@@ -71,8 +74,12 @@ class SourceFolders:
         some = next(iter(files.values()))
         for mirror in self._mirrors.values():
             if some.is_relative_to(mirror.folder):
-                return mirror.put(files, store, scratch=self._new(), on_bytes=on_bytes)
+                return self._put(mirror, files, store, on_bytes)
         return store.put_files(files, on_bytes=on_bytes)
+
+    def snapshot(self, folder: Path) -> tuple[str, tuple[str, ...]]:  # noqa: ARG002
+        """Repository of the hub that a folder was just read from, and names of its revision; empty for any other folder."""
+        return "", ()
 
     def has_contents(self, folder: Path) -> bool:
         """Whether files of a folder that :meth:`find` gave can be read; of a bucket, only what describes them is here."""
@@ -105,18 +112,32 @@ class SourceFolders:
             retryable=error.retryable,
         )
 
-    def _mirror(self, url: str) -> Path:
+    def _bucket(self, url: str) -> Path:
         from slipway.artifacts.s3_client import S3Bucket
-        from slipway.sources.mirror import BucketMirror
+        from slipway.sources.bucket_origin import BucketOrigin
+
+        name, prefix = parse_s3_url(url)
+        # The folder ends as the address does: a run's name is that of its folder.
+        return self._mirror(
+            url, lambda: BucketOrigin(S3Bucket(self._settings.s3, name, prefix=prefix)), lambda _: Path(name, prefix)
+        )
+
+    def _mirror(self, url: str, open_origin: Callable[[], _Origin], place: Callable[[_Origin], Path]) -> Path:
+        """The folder that shows an origin, below a new one; the same for the same address."""
+        from slipway.sources.mirror import Mirror
 
         if url not in self._mirrors:
-            name, prefix = parse_s3_url(url)
-            # The folder ends as the address does: a run's name is that of its folder.
-            folder = self._new() / name / prefix
-            mirror = BucketMirror(S3Bucket(self._settings.s3, name, prefix=prefix), folder)
+            origin = open_origin()
+            mirror = Mirror(origin, self._new() / place(origin), on_wait=self._on_wait)
             self._mirrors[url] = mirror
-            self._names[str(folder)] = url.rstrip("/")
+            self._names[str(mirror.folder)] = url.rstrip("/")
         return self._mirrors[url].folder
+
+    def _put(self, mirror: Mirror, files: Mapping[str, Path], store: Artifacts, on_bytes: OnBytes) -> str:
+        return mirror.put(files, store, scratch=self._new(), on_bytes=on_bytes)
+
+    def _on_wait(self) -> None:
+        """Called while an origin is looked at."""
 
     def _new(self) -> Path:
         """A new folder, gone with the context; after a crash, the next process removes it by its lock."""

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 
 SCHEME = "hf://"
-#: Pickles, other frameworks' weights and code of the repository are never downloaded.
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
+_NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
+_REVISION = re.compile(r"(?!.*\.\.)[\w.][\w./+-]{0,199}", re.ASCII)
+WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
+"""Pickles, other frameworks\' weights and code of the repository are never downloaded."""
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name can be that of a repository."""
+    return bool(_NAME.fullmatch(name))
+
+
+def parse_hub_url(url: str) -> tuple[str, str]:
+    """Repository and revision of ``hf://owner/name@revision``; the revision is empty where none is given.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
+    """
+    name, at, revision = url.removeprefix(SCHEME).partition("@")
+    if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
+        raise CheckpointValidationError(
+            f"{url!r} is no repository's name",
+            reason="BASE_MODEL_NOT_FOUND",
+            remedy="write hf://owner/name@revision",
+            about={"source": url},
+        )
+    return name, revision
 
 
 def hub_folder(url: str) -> Path:
@@ -30,7 +55,7 @@ def hub_folder(url: str) -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_WANTED)))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(WANTED)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         what = f"it is not in the local cache, and it cannot be downloaded ({type(error).__name__})"
         remedy = f"on a machine with access: hf download {name}" + (f" --revision {revision}" if revision else "")

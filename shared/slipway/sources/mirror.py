@@ -1,4 +1,4 @@
-"""A prefix of a bucket as a folder to look at: every file has its name and size, but only what describes it has content.
+"""An origin as a folder to look at: every file has its name and size, but only what describes it has content.
 
 Configurations, trainer states and indexes are read, of safetensors the headers. Everything else is a hole of the right
 size, so that a run with a hundred checkpoints is listed and checked in seconds, with the code that checks folders.
@@ -8,102 +8,190 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.artifacts import ActionResult, Artifacts
+from slipway.artifacts.blobs import Blobs
 from slipway.artifacts.files import in_threads
-from slipway.artifacts.manifest import check_path
-from slipway.artifacts.s3_client import S3Bucket, StoredObject
-from slipway.artifacts.s3_transfer import download, workers
+from slipway.artifacts.manifest import Manifest, ManifestFile, check_path, media_type
+from slipway.artifacts.s3_transfer import workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
+from slipway.sources.origins import OnWait, Origin, OriginFile
 
 _READ = ("config.json", "generation_config.json", "adapter_config.json", "trainer_state.json", ".index.json")
 _LARGEST_READ = 64 << 20
 _FIRST_BYTES = 64 << 10  # holds the header of most adapters, so that one request is enough
+_REMEMBERED_BYTES = 64 << 20
+"""Files from this size are remembered one by one, so that an interrupted import goes on after those it has finished."""
+MOST_FILES = 20_000
 
 
-class BucketMirror:
-    """What lies below a prefix, looked at in a local folder.
+class Mirror:
+    """What an origin holds, looked at in a local folder.
 
     Args:
-        bucket: Bucket and prefix.
+        origin: Where the files are.
         folder: New folder for the mirror.
+        on_wait: Called now and then while it is looked at; what it raises ends that.
 
     Raises:
-        ArtifactError: ``SOURCE_NOT_FOUND`` when nothing is there; ``ARTIFACT_INVALID`` for a key that could leave the folder; and as
-            :meth:`S3Bucket.call`.
+        ArtifactError: ``SOURCE_NOT_FOUND`` when nothing is there; ``LIMIT_EXCEEDED`` for more than 20,000 files; ``ARTIFACT_INVALID`` for
+            a name that could leave the folder; and what the origin raises.
     """
 
-    def __init__(self, bucket: S3Bucket, folder: Path) -> None:
-        self._bucket, self.folder = bucket, folder
-        self._objects = {entry.key: entry for entry in bucket.listing() if not entry.key.endswith("/")}
-        if not self._objects:
+    def __init__(self, origin: Origin, folder: Path, *, on_wait: OnWait = lambda: None) -> None:
+        self.origin, self.folder = origin, folder
+        self.read_bytes = 0
+        listed = origin.listing(most=MOST_FILES)
+        if not listed:
             raise ArtifactError(
-                f"nothing lies below {bucket.url}",
+                f"nothing lies below {origin.url}",
                 reason="SOURCE_NOT_FOUND",
                 remedy="check bucket and prefix, and AWS_ENDPOINT_URL",
-                about={"source": bucket.url},
+                about={"source": origin.url},
             )
-        for key in self._objects:
+        if len(listed) > MOST_FILES:
+            raise ArtifactError(
+                f"{len(listed)} files lie below {origin.url}, {MOST_FILES} are allowed",
+                reason="LIMIT_EXCEEDED",
+                remedy="name the folder of one training run or model",
+                about={"source": origin.url},
+            )
+        self._files = {file.key: file for file in listed}
+        for key in self._files:
             check_path(key)
-        for key in self._objects:
+        for key in self._files:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        in_threads(self._look, self._objects.values(), None)
+        in_threads(self._look, self._files.values(), lambda _: on_wait())
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, scratch: Path, on_bytes: OnBytes) -> str:
         """Store files of the mirror with their content; answers the digest.
 
-        The same objects are not read again: the store knows by their entity tags what they became.
+        The same files are not read again: the store knows by their versions what they became.
 
         Raises:
-            ArtifactError: ``FILE_ERROR`` when an object was replaced since it was listed; as :meth:`S3Bucket.call` and the store's ``put``.
+            ArtifactError: ``FILE_ERROR`` when a file was replaced since it was listed; what the origin and the store's ``put`` raise.
         """
-        objects = {name: self._objects[path.relative_to(self.folder).as_posix()] for name, path in files.items()}
-        described = [[name, entry.key, entry.etag, entry.size_bytes] for name, entry in sorted(objects.items())]
-        document = {"source": self._bucket.where, "objects": described}
-        key = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-        known = store.action(key)
+        chosen = self._chosen(files)
+        known = store.action(self._key(chosen))
         if known is not None and "source" in known.outputs:
             return known.outputs["source"]
         with workers() as pool:
 
-            def fetch(item: tuple[str, StoredObject], count: OnBytes) -> None:
-                name, entry = item
+            def fetch(item: tuple[str, OriginFile], count: OnBytes) -> None:
+                name, file = item
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                bucket = self._bucket.during(lambda: count(0))
-                download(bucket, entry.key, entry.size_bytes, path, pool=pool, on_bytes=count)
-                found = bucket.find(entry.key)
-                if found is None or (found.etag, found.size_bytes) != (entry.etag, entry.size_bytes):
-                    raise _changed(f"{bucket.url}/{entry.key}")
+                origin = self.origin.during(lambda: count(0))
+                origin.download(file, path, pool=pool, on_bytes=count)
+                _check_same(origin, file)
 
-            in_threads(fetch, objects.items(), on_bytes)
+            in_threads(fetch, chosen.items(), on_bytes)
         digest = store.put(scratch)
-        store.record_action(key, ActionResult({"source": digest}))
+        store.record_action(self._key(chosen), ActionResult({"source": digest}))
         return digest
 
-    def _look(self, entry: StoredObject, count: OnBytes) -> None:
-        bucket = self._bucket.during(lambda: count(0))
-        path = self.folder / entry.key
+    def bring(
+        self, files: Mapping[str, Path], store: Artifacts, blobs: Blobs, *, scratch: Path, on_bytes: OnBytes
+    ) -> str:
+        """As :meth:`put`, one file after the other, so that only those under way take space in ``scratch``.
+
+        Large files that were read before are not read again. That an origin tells the digest of a file that the store has is not enough: it
+        has to have given the file once, or a digest that somebody learned would be as good as the file.
+
+        Args:
+            files: Files of the mirror by their path inside the artifact.
+            store: Remembers what they became.
+            blobs: The same store, file by file.
+            scratch: Folder for files under way.
+            on_bytes: Gets the bytes that are done, read or not.
+        """
+        chosen = self._chosen(files)
+        known = store.action(self._key(chosen))
+        if known is not None and "source" in known.outputs:
+            on_bytes(sum(file.size_bytes for file in chosen.values()))
+            return known.outputs["source"]
+        with workers() as pool:
+
+            def bring(item: tuple[str, OriginFile], count: OnBytes) -> ManifestFile:
+                name, file = item
+                digest = self._remembered(file, store)
+                found = ManifestFile(name, file.size_bytes, digest, media_type(name))
+                if digest and blobs.has_blob(found):
+                    count(file.size_bytes)
+                    return found
+                origin, path = self.origin.during(lambda: count(0)), scratch / uuid.uuid4().hex
+                try:
+                    digest = origin.download(file, path, pool=pool, on_bytes=count)
+                    _check_same(origin, file)
+                    found = ManifestFile(name, file.size_bytes, digest, media_type(name))
+                    blobs.keep(found, path, on_bytes=count)
+                    self.read_bytes += file.size_bytes  # of any that were read; a lost update changes only how many
+                finally:
+                    path.unlink(missing_ok=True)
+                self._remember(file, digest, store, blobs)
+                return found
+
+            entries = in_threads(bring, chosen.items(), on_bytes)
+        manifest = Manifest.of(entries)
+        blobs.admit(manifest)
+        store.record_action(self._key(chosen), ActionResult({"source": manifest.digest}))
+        return manifest.digest
+
+    def _chosen(self, files: Mapping[str, Path]) -> dict[str, OriginFile]:
+        return {name: self._files[path.relative_to(self.folder).as_posix()] for name, path in sorted(files.items())}
+
+    def _key(self, chosen: Mapping[str, OriginFile]) -> str:
+        described = [[name, file.key, file.version, file.size_bytes] for name, file in sorted(chosen.items())]
+        document = {"source": self.origin.where, "objects": described}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+    def _file_key(self, file: OriginFile) -> str:
+        """Key of a single file: its place and version, or its digest, under which it may be in later commits too."""
+        if not file.digest:
+            return self._key({"": file})
+        return hashlib.sha256(json.dumps({"service": self.origin.service, "digest": file.digest}).encode()).hexdigest()
+
+    def _remembered(self, file: OriginFile, store: Artifacts) -> str:
+        """Digest of a large file that was read before; empty if it is not known, or collected."""
+        if file.size_bytes < _REMEMBERED_BYTES:
+            return ""
+        known = store.action(self._file_key(file))
+        return store.manifest(known.outputs["file"]).files[0].digest if known is not None else ""
+
+    def _remember(self, file: OriginFile, digest: str, store: Artifacts, blobs: Blobs) -> None:
+        """Note what a large file became, by an artifact of its own, which keeps it from being collected meanwhile."""
+        if file.size_bytes >= _REMEMBERED_BYTES:
+            single = Manifest.of([ManifestFile("file", file.size_bytes, digest, media_type(file.key))])
+            blobs.admit(single)
+            store.record_action(self._file_key(file), ActionResult({"file": single.digest}))
+
+    def _look(self, file: OriginFile, count: OnBytes) -> None:
+        count(0)
+        origin = self.origin.during(lambda: count(0))
+        path = self.folder / file.key
         head = b""
-        if path.name.endswith(_READ) and entry.size_bytes <= _LARGEST_READ:
-            head = bucket.get(entry.key) if entry.size_bytes else b""
-        elif path.suffix == ".safetensors" and entry.size_bytes:
-            head = bucket.get_range(entry.key, 0, _FIRST_BYTES)
-            needed = min(8 + int.from_bytes(head[:8], "little"), entry.size_bytes, _LARGEST_READ)
+        if path.name.endswith(_READ) and file.size_bytes <= _LARGEST_READ:
+            head = origin.read(file, 0, 0) if file.size_bytes else b""
+        elif path.suffix == ".safetensors" and file.size_bytes:
+            head = origin.read(file, 0, min(_FIRST_BYTES, file.size_bytes))
+            needed = min(8 + int.from_bytes(head[:8], "little"), file.size_bytes, _LARGEST_READ)
             if needed > len(head):
-                head += bucket.get_range(entry.key, len(head), needed - len(head))
-        with path.open("xb") as file:
-            file.write(head)
-            file.truncate(entry.size_bytes)
+                head += origin.read(file, len(head), needed - len(head))
+        with path.open("xb") as target:
+            target.write(head)
+            target.truncate(file.size_bytes)
 
 
-def _changed(url: str) -> ArtifactError:
-    return ArtifactError(
-        f"{url} was replaced or removed while it was being read",
-        reason="FILE_ERROR",
-        remedy="try again when nothing writes there any more",
-        about={"source": url},
-    )
+def _check_same(origin: Origin, file: OriginFile) -> None:
+    if not origin.still_has(file):
+        url = f"{origin.url}/{file.key}"
+        raise ArtifactError(
+            f"{url} was replaced or removed while it was being read",
+            reason="FILE_ERROR",
+            remedy="try again when nothing writes there any more",
+            about={"source": url},
+        )

@@ -13,13 +13,14 @@ import grpc
 from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError
 from slipway.metrics import reading, serving
-from slipway.registry import load_stage, stage_names
+from slipway.registry import IMPORT, load_stage, stage_names
 from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection, set_serving
 from slipway.runner import TaskRunner
 from slipway.security.flags import given
 from slipway.security.server import worker_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
+from slipway.sources.allowed import Allowed
 from slipway.telemetry import tracing
 from slipway.worker.flags import worker_parser
 from slipway.worker.machine import probe
@@ -40,7 +41,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     settings = Settings.from_environment(os.environ)
-    stages = tuple(arguments.stage.split(",")) if arguments.stage else stage_names()
+    imports = Allowed.parse(settings.import_from)
+    stages = tuple(arguments.stage.split(",")) if arguments.stage else (*stage_names(), *([IMPORT] if imports else ()))
+    if IMPORT in stages and not imports:
+        raise ConfigurationError(
+            "this worker shall import sources, and may do so from nowhere",
+            remedy="set SLIPWAY_IMPORT_FROM, for the coordinator too, or leave import out of --stage",
+            about={"key": "SLIPWAY_IMPORT_FROM"},
+        )
     for name in stages:
         load_stage(name)
     if not (arguments.coordinator or settings.coordinator):

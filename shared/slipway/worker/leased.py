@@ -104,6 +104,7 @@ class LeasedTask:
             timeout_seconds=lease.timeout.ToTimedelta().total_seconds() or None,
             max_memory_bytes=lease.max_memory_bytes or self.memory_bytes,
             threads=self.threads,
+            project=lease.task.split("/")[1] if lease.task.startswith("projects/") else "",
         )
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf import struct_pb2
 
 from slipway.errors import ConfigurationError, ServiceError
-from slipway.registry import load_stage
+from slipway.registry import IMPORT, load_stage
 from slipway.rpc import stream, unary
 from slipway.runner import TaskResult, TaskSpec, check_call
 from slipway.stage import Progress
@@ -79,7 +79,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     def _check(self, request: stage_pb2.RunRequest) -> None:
         """Refuse what can be refused before any work."""
         options = self._worker.options
-        if request.stage not in options.stages:
+        if request.stage not in options.stages or request.stage == IMPORT:  # whose sources it would be, no caller says
             raise ConfigurationError(
                 f"this worker does not run {request.stage!r}",
                 reason="STAGE_UNKNOWN",

@@ -14,11 +14,13 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
-from slipway.cli.titles import title
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
+from slipway.sources.hub import SCHEME as HUB
+from slipway.sources.hub import is_repository
+from slipway.sources.titles import title
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,19 @@ class Sources:
     def files(self) -> dict[str, dict[str, Path]]:
         """Files that travel, by source and path inside the artifact; training leftovers are not among them."""
         found = {
-            "base": _named(self.base, model_files(self.base)),
-            "adapter": _named(self.checkpoint.path, travelling_files(self.checkpoint.path)),
+            "base": files_by_name(self.base, model_files(self.base)),
+            "adapter": files_by_name(self.checkpoint.path, travelling_files(self.checkpoint.path)),
         }
         for number, checkpoint in enumerate(self.more, 2):
-            found[f"adapter-{number:02}"] = _named(checkpoint.path, travelling_files(checkpoint.path))
+            found[f"adapter-{number:02}"] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
-            found["heldout"] = _named(self.heldout, sorted(self.heldout.rglob("*.txt")))
+            found["heldout"] = files_by_name(self.heldout, sorted(self.heldout.rglob("*.txt")))
         return found
 
     @property
     def model_name(self) -> str:
         """Name of the fine-tuned model: the training run's folder."""
-        path = self.checkpoint.path.resolve()
-        return path.parent.name if path.name.startswith("checkpoint-") else path.name
+        return model_name(self.checkpoint.path)
 
     @property
     def title(self) -> str:
@@ -74,7 +75,7 @@ class Sources:
     @property
     def base_label(self) -> str:
         """Name of the base model for people."""
-        return _label(self.base, self.base_name)
+        return base_label(self.base, self.base_name)
 
     def labels(self) -> dict[str, str]:
         """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
@@ -89,7 +90,11 @@ class Sources:
 
 
 def find_sources(
-    configuration: ExportConfiguration, folders: SourceFolders, *, origins: Mapping[str, str] = MappingProxyType({})
+    configuration: ExportConfiguration,
+    folders: SourceFolders,
+    *,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    here: bool = True,
 ) -> Sources:
     """Find what the configuration names; it can be used while ``folders`` is open.
 
@@ -97,6 +102,7 @@ def find_sources(
         configuration: What to export.
         folders: Knows folders, buckets and digests.
         origins: Source of each setting, for errors about what it names.
+        here: Whether the base that an adapter names may be a folder of this machine; else it is one of the hub.
 
     Raises:
         ArtifactError: An address in a bucket, or a digest, under which there is nothing.
@@ -104,13 +110,15 @@ def find_sources(
         ConfigurationError: No base model is named anywhere, or the held-out text is not there.
     """
     try:
-        found = _find(configuration, folders, origins)
+        found = _find(configuration, folders, origins, here=here)
     except ModelExportError as error:
         raise folders.named(error) from error
     return replace(found, warnings=tuple(folders.show(warning) for warning in found.warnings))
 
 
-def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str]) -> Sources:
+def _find(
+    configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str], *, here: bool
+) -> Sources:
     wanted = configuration.checkpoint
     with _named_by(_setting("checkpoint.path", origins)):
         checkpoint = find_checkpoint(
@@ -120,7 +128,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: M
         find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
         for path in configuration.combination.adapters
     )
-    name = configuration.base_model.name or _adapters_base(checkpoint)
+    name = configuration.base_model.name or adapters_base(checkpoint, here=here)
     if not name:
         raise ConfigurationError(
             f"base_model.name is not set, and {checkpoint.path / 'adapter_config.json'} names no base model",
@@ -139,7 +147,15 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, origins: M
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
         base = resolve_base_model(str(folders.find(name)))
     stored_as = base_format(base)
-    used = UsedBase(base, _label(base, name), contents=folders.has_contents(base))
+    repository, revisions = folders.snapshot(base)
+    used = UsedBase(
+        base,
+        base_label(base, name),
+        contents=folders.has_contents(base),
+        repository=repository,
+        revisions=revisions,
+        look=here,
+    )
     adapters = (checkpoint, *more)
     base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
     trusted = (base_match.reason,) if base_match.status is BaseMatchStatus.TRUSTED else ()
@@ -178,7 +194,7 @@ def _named_by(where: str, instead: str = "") -> Iterator[None]:
         ) from error
 
 
-def _label(base: Path, name: str) -> str:
+def base_label(base: Path, name: str) -> str:
     """A base model's name for people: a repository's id, or its folder's name; never a path of this machine."""
     repository = repository_of(base)
     if repository:
@@ -186,25 +202,47 @@ def _label(base: Path, name: str) -> str:
     return base.name if Path(name).is_absolute() or not name else name
 
 
-def _adapters_base(checkpoint: Checkpoint) -> str:
+def adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
     """The base model that the adapter's configuration names, where it is found; empty when it names none."""
-    recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path))
-    return recorded.name if recorded.folder is None else str(recorded.folder)
+    recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path), look=here)
+    if here:
+        return recorded.name if recorded.folder is None else str(recorded.folder)
+    if is_repository(recorded.name):
+        return f"{HUB}{recorded.name}" + (f"@{recorded.revision}" if recorded.revision else "")
+    if recorded.name:
+        raise ConfigurationError(
+            f"base_model.name is not set, and the adapter names {recorded.label}, a folder of the machine it was trained on",
+            remedy="set base_model.name to s3://bucket/prefix or hf://owner/name",
+            about={"key": "base_model.name"},
+        )
+    return ""
 
 
 def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:
-    """Put the sources into the store; answers their digests by name.
+    """Put the sources into the store; answers their digests by name. As :func:`store_files`."""
+    return store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
+
+
+def store_files(
+    sources: Mapping[str, Mapping[str, Path]],
+    folders: SourceFolders,
+    store: Artifacts,
+    *,
+    on_bytes: Callable[[str, int, int], None],
+) -> dict[str, str]:
+    """Put files into the store; answers the digests of the sources by name.
 
     Args:
-        sources: What was found.
+        sources: Files by source and path inside the artifact.
+        folders: Where they were found.
         store: The store.
         on_bytes: Called with a source's name, the bytes read so far and its size.
     """
     digests = {}
-    for name, files in sources.files().items():
+    for name, files in sources.items():
         total = sum(path.stat().st_size for path in files.values())
         counter = _Counter(name, total, on_bytes)
-        digests[name] = sources.folders.put(files, store, on_bytes=counter.add)
+        digests[name] = folders.put(files, store, on_bytes=counter.add)
     return digests
 
 
@@ -220,7 +258,19 @@ class _Counter:
         self._report(self._name, self._done, self._total)
 
 
-def _named(folder: Path, files: list[Path]) -> dict[str, Path]:
+def model_name(checkpoint: Path) -> str:
+    """Name of a fine-tuned model: the training run's folder, or the repository it was read from."""
+    path = checkpoint.resolve()
+    run = path.parent if path.name.startswith("checkpoint-") else path
+    return repository_of(run).rpartition("/")[2] or run.name
+
+
+def files_by_name(folder: Path, files: list[Path]) -> dict[str, Path]:
+    """Files of a folder by their path in it.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR``: there are none.
+    """
     if not files:
         raise ArtifactError(f"{folder} holds nothing to export", reason="FILE_ERROR", about={"folder": folder})
     return {path.relative_to(folder).as_posix(): path for path in files}

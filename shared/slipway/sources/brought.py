@@ -1,0 +1,62 @@
+"""What a client brings to an export whose other sources are only named: looked at by itself, as the rest is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.checkpoints import Checkpoint, find_checkpoint
+from slipway.configuration import ExportConfiguration
+from slipway.errors import ModelExportError
+from slipway.model_files import model_files, resolve_base_model, travelling_files
+from slipway.sources.folders import SourceFolders
+from slipway.sources.found import adapters_base, base_label, files_by_name, model_name
+from slipway.sources.naming import source_settings
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Files that travel, by source and path inside the artifact; names for people; and what was odd."""
+
+    files: Mapping[str, Mapping[str, Path]]
+    labels: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Brought:
+    """Find the sources that are not imported. Whether base and adapter belong together is seen where both are.
+
+    Raises:
+        ModelExportError: As :func:`slipway.sources.found.find_sources`.
+    """
+    try:
+        return _find(configuration, folders, imports)
+    except ModelExportError as error:
+        raise folders.named(error) from error
+
+
+def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Brought:
+    settings = source_settings(configuration)
+    wanted, checkpoints = configuration.checkpoint, dict[str, Checkpoint]()
+    for name, path in settings.items():
+        if name.startswith("adapter") and name not in imports:
+            checkpoints[name] = find_checkpoint(
+                folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
+            )
+    files = {name: files_by_name(each.path, travelling_files(each.path)) for name, each in checkpoints.items()}
+    labels: dict[str, str] = {}
+    if "adapter" in checkpoints:
+        found = checkpoints["adapter"]
+        step = "" if found.step is None else str(found.step)
+        labels |= {"checkpoint": found.path.name, "checkpoint_step": step, "model_name": model_name(found.path)}
+    if "base" not in imports:
+        named = settings["base"] or adapters_base(checkpoints["adapter"], here=True)
+        base = resolve_base_model(str(folders.find(named)))
+        files["base"] = files_by_name(base, model_files(base))
+        labels["base_model"] = base_label(base, named)
+    if "heldout" in settings and "heldout" not in imports:
+        folder = folders.find(settings["heldout"])
+        files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
+    warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
+    return Brought(files, labels, warnings)

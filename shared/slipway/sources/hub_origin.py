@@ -1,0 +1,215 @@
+"""A repository of the Hugging Face hub at one commit, over the hub's plain HTTP: nothing of it touches the local cache."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from slipway.artifacts.store import OnBytes
+from slipway.disk_full import is_disk_full
+from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
+from slipway.sources.hub import SCHEME, WANTED, parse_hub_url
+from slipway.sources.origins import OnWait, OriginFile
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TRIES = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_TIMEOUT_SECONDS = 30.0
+
+
+class HubOrigin:
+    """A repository at the commit that its revision is now.
+
+    Args:
+        url: ``hf://owner/name@revision``; without a revision, the main branch.
+        endpoint: Address of the hub; empty for the library's own.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``: there is none, or these credentials do not open it.
+        ArtifactError: ``STORE_UNAVAILABLE`` while the hub is away.
+    """
+
+    def __init__(self, url: str, *, endpoint: str = "") -> None:
+        from huggingface_hub import HfApi
+
+        self.repository, self.revision = parse_hub_url(url)
+        self._endpoint = endpoint or None
+        self._on_wait: OnWait = lambda: None
+        self.url = url
+        with _translated(url):
+            found = HfApi(endpoint=self._endpoint).model_info(
+                self.repository, revision=self.revision or None, files_metadata=True, timeout=_TIMEOUT_SECONDS
+            )
+        self.commit = str(found.sha or "")
+        if not _COMMIT.fullmatch(self.commit):
+            raise _not_found(url, "the hub names no commit of it")
+        self.pinned = f"{SCHEME}{self.repository}@{self.commit}"
+        self.service = endpoint or SCHEME
+        self.where = self.pinned if self._endpoint is None else f"{self.pinned} at {self._endpoint}"
+        self._files = [_file(entry) for entry in found.siblings or () if _is_wanted(entry.rfilename)]
+
+    def during(self, on_wait: OnWait) -> Self:
+        """As :meth:`~slipway.sources.origins.Origin.during`."""
+        watched = copy.copy(self)
+        watched._on_wait = on_wait
+        return watched
+
+    def listing(self, *, most: int) -> list[OriginFile]:  # noqa: ARG002 - one answer has them all
+        """As :meth:`~slipway.sources.origins.Origin.listing`; pickles and code are left out."""
+        return sorted(self._files, key=lambda file: file.key)
+
+    def read(self, file: OriginFile, offset: int, length: int) -> bytes:
+        """As :meth:`~slipway.sources.origins.Origin.read`."""
+        end = min(offset + length, file.size_bytes) if length else file.size_bytes
+        return b"".join(self._chunks(file, range(offset, end)))
+
+    def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:  # noqa: ARG002
+        """As :meth:`~slipway.sources.origins.Origin.download`; goes on where a connection broke off.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_CORRUPT`` when what came is not what the hub says; ``DISK_FULL``.
+        """
+        sha = hashlib.sha256()
+        try:
+            with target.open("xb") as out:
+                for data in self._chunks(file, range(file.size_bytes)):
+                    out.write(data)
+                    sha.update(data)
+                    on_bytes(len(data))
+        except OSError as error:
+            if isinstance(error, ModelExportError) or not is_disk_full(error):
+                raise
+            raise ArtifactError(f"no space left for {file.key} of {self.pinned}", reason="DISK_FULL") from error
+        digest = f"sha256:{sha.hexdigest()}"
+        if file.digest and digest != file.digest:
+            raise ArtifactError(
+                f"{file.key} of {self.pinned} came with the digest {digest}, the hub says {file.digest}",
+                reason="ARTIFACT_CORRUPT",
+                retryable=True,
+                about={"source": self.pinned, "file": file.key},
+            )
+        return digest
+
+    def still_has(self, file: OriginFile) -> bool:  # noqa: ARG002
+        """True: a commit does not change."""
+        return True
+
+    def _chunks(self, file: OriginFile, span: range) -> Iterator[bytes]:
+        """Exactly the bytes of a span."""
+        position, fruitless = span.start, 0
+        while position < span.stop:
+            self._on_wait()
+            begin, fault = position, _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
+            try:
+                with _translated(self.url), closing(self._answer(file, range(position, span.stop))) as answer:
+                    for data in answer:
+                        self._on_wait()
+                        taken = data[: span.stop - position]
+                        position += len(taken)
+                        yield taken
+                        if position == span.stop:
+                            break
+            except ArtifactError as error:
+                if error.reason != "STORE_UNAVAILABLE":
+                    raise
+                fault = error
+            fruitless = fruitless + 1 if position == begin else 0
+            if fruitless == _TRIES:
+                raise fault
+            if position < span.stop:
+                self._pause(min(_FIRST_PAUSE * 2**fruitless, _LONGEST_PAUSE))
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep in short pieces, so that a cancelled import ends soon."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._on_wait()
+            time.sleep(min(left, 0.25))
+
+    def _answer(self, file: OriginFile, span: range) -> Generator[bytes]:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            hf_raise_for_status,
+            http_stream_backoff,
+        )
+
+        url = hf_hub_url(self.repository, file.key, revision=self.commit, endpoint=self._endpoint)
+        whole = span == range(file.size_bytes)
+        headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+        headers |= {} if whole else {"Range": f"bytes={span.start}-{span.stop - 1}"}
+        # Not repeated by the library: its context swallows what is raised while the answer is read.
+        options: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "follow_redirects": True, "max_retries": 0}
+        with http_stream_backoff("GET", url, headers=headers, **options) as found:
+            hf_raise_for_status(found)
+            if not whole and found.status_code != 206:
+                raise _away(self.url, "the hub does not send parts of files")
+            yield from found.iter_raw()
+
+
+def _is_wanted(name: str) -> bool:
+    from fnmatch import fnmatchcase
+
+    return any(fnmatchcase(name, pattern) for pattern in WANTED)
+
+
+def _file(entry: Any) -> OriginFile:
+    digest = f"sha256:{entry.lfs.sha256}" if entry.lfs is not None else ""
+    size = int(entry.lfs.size if entry.lfs is not None else entry.size or 0)
+    return OriginFile(str(entry.rfilename), size, str(entry.blob_id or digest), digest)
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Translate the library's errors."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except ModelExportError:
+        raise
+    except HFValidationError as error:
+        raise _not_found(url, "this is no repository's name") from error
+    except OfflineModeIsEnabled as error:
+        raise _not_found(url, "HF_HUB_OFFLINE keeps this worker from the hub") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status < 500 and status not in {408, 429}:
+            raise _not_found(url, f"the hub answers {status} ({type(error).__name__})") from error
+        raise _away(url, f"the hub answers {status}") from error
+    except Exception as error:
+        if not _is_connection_error(error):
+            raise
+        raise _away(url, type(error).__name__) from error
+
+
+def _is_connection_error(error: Exception) -> bool:
+    """Whether the HTTP library lost or never had a connection; which library that is changes with huggingface_hub's version."""
+    if isinstance(error, OSError):
+        return not is_disk_full(error)
+    return type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2", "requests"}
+
+
+def _not_found(url: str, what: str) -> CheckpointValidationError:
+    return CheckpointValidationError(
+        f"{url}: {what}",
+        reason="BASE_MODEL_NOT_FOUND",
+        remedy="check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN",
+        about={"source": url},
+    )
+
+
+def _away(url: str, what: str) -> ArtifactError:
+    return ArtifactError(
+        f"{url} cannot be read now: {what}",
+        reason="STORE_UNAVAILABLE",
+        remedy="see whether the workers reach the hub (HF_ENDPOINT), then try again",
+        about={"source": url},
+    )

@@ -1,0 +1,156 @@
+"""An export whose sources are only named: the client has neither their content nor credentials, workers import them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from cli import Done, slipway
+from coordinator_harness import process, wait_for
+from free_ports import free_port
+from hub_server import HubServer
+from s3_server import BUCKET, S3Server
+from slipway.client import Client
+from slipway.errors import ModelExportError
+
+pytestmark = [pytest.mark.slow]
+ONLY_MERGE = ("--set", "formats.onnx.enabled=false", "--set", "validation.enabled=false")
+
+
+@dataclass
+class Site:
+    """A coordinator and a worker that may import; runs in a bucket, bases on a hub."""
+
+    folder: Path
+    port: int
+    hub: HubServer
+    prefix: str
+
+    @property
+    def checkpoint(self) -> str:
+        return f"s3://{BUCKET}/{self.prefix}/default/run-17"
+
+    def run(self, *words: str | Path, home: Path) -> Done:
+        """A client that has no credentials of any store, nor a way to one."""
+        nowhere = {"AWS_SHARED_CREDENTIALS_FILE": "/nonexistent", "HF_ENDPOINT": "http://127.0.0.1:9"}
+        return slipway(*words, "--coordinator", f"127.0.0.1:{self.port}", "--json", home=home, **nowhere)
+
+    def answers(self) -> bool:
+        with Client(f"127.0.0.1:{self.port}") as client:
+            try:
+                return list(client.list_exports()) == []
+            except ModelExportError:
+                return False
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    models = tmp_path_factory.mktemp("models")
+    tiny_models.make_base(models / "base")
+    config = tiny_models.make_checkpoint(models / "base", models / "run") / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(models / "base"), "org/tiny"))
+    with ExitStack() as stack:
+        hub = stack.enter_context(HubServer(token="hf_of-the-workers"))
+        hub.push("org/tiny", models / "base")
+        site = Site(folder, free_port(), hub, uuid.uuid4().hex)
+        for path in sorted((models / "run" / "checkpoint-10").iterdir()):
+            name = f"{site.prefix}/default/run-17/checkpoint-10/{path.name}"
+            s3.client().fput_object(BUCKET, name, str(path))
+        server = {
+            **s3.environment(),
+            "SLIPWAY_HOME": str(folder / "server"),
+            "SLIPWAY_STORE": f"s3://{BUCKET}/{site.prefix}-store",
+            "SLIPWAY_IMPORT_FROM": f"s3://{BUCKET}/{site.prefix}/{{project}} hf://org",
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "hf_of-the-workers",
+        }
+        address = f"127.0.0.1:{site.port}"
+        coordinator = ["-m", "slipway_coordinator", "--listen", address, "--state", str(folder / "state.db")]
+        worker = ["-m", "slipway.worker", "--coordinator", address, "--stage", "import,merge", "--drain-seconds", "0"]
+        for name, words in (("coordinator", coordinator), ("worker", worker)):
+            stack.enter_context(process([sys.executable, *words], folder / f"{name}.log", **server))
+        wait_for(site.answers)
+        yield site
+
+
+def test_a_pipeline_names_addresses_and_gets_models(site: Site, tmp_path: Path) -> None:
+    home = tmp_path / "client"
+    out = ("--set", f"output.directory={tmp_path / 'out'}")
+    named = ("--checkpoint", site.checkpoint, "--base-model", "hf://org/tiny", *ONLY_MERGE, *out)
+    submitted = site.run("submit", "--request-id", "run-of-a-pipeline", *named, home=home)
+    assert submitted.code == 0, submitted.err
+    again = site.run("submit", "--request-id", "run-of-a-pipeline", *named, home=home)
+    assert again.json["name"] == submitted.json["name"], "the step of a pipeline may be repeated"
+    done = site.run("watch", submitted.json["name"], home=home)
+    assert done.code == 0, (site.folder / "worker.log").read_text()[-3000:]
+    assert sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) < 100_000, "nothing passed through it"
+    tasks = {task["id"]: task for task in done.json["tasks"]}
+    assert list(tasks) == ["import", "merge"]
+    assert tasks["merge"]["inputs"] == {"adapter": "task:import/adapter", "base": "task:import/base"}
+    assert done.json["sources"] == tasks["import"]["outputs"]
+    labels = done.json["labels"]
+    assert (labels["model_name"], labels["base_model"], labels["base_match"]) == ("run-17", "org/tiny", "confirmed")
+    listed = site.run("list", "--filter", 'label.model_name = "run-17"', home=home)
+    assert [export["name"] for export in listed.json["exports"]] == [submitted.json["name"]]
+    fetched = site.run("export", "--request-id", "run-of-a-pipeline", *named, home=home)
+    assert fetched.code == 0, fetched.err
+    (lineage,) = (json.loads(path.read_text()) for path in (tmp_path / "out").glob("run-17_*/lineage.json"))
+    commit = site.hub.branches["org/tiny", "main"]
+    assert lineage["imported_from"] == {
+        "adapter": f"{site.checkpoint}/checkpoint-10",
+        "base": f"hf://org/tiny@{commit}",
+    }
+    assert lineage["sources"] == done.json["sources"]
+    secrets = "hf_of-the-workers"
+    assert secrets not in json.dumps([done.json, lineage])
+
+
+def test_a_second_export_imports_nothing_twice(site: Site, tmp_path: Path) -> None:
+    named = ("--checkpoint", site.checkpoint, "--base-model", "hf://org/tiny@main", *ONLY_MERGE)
+    first = site.run("export", *named, "--out", tmp_path / "a", home=tmp_path / "home")
+    assert first.code == 0, first.err
+    second = site.run("export", *named, "--out", tmp_path / "b", home=tmp_path / "home")
+    assert second.code == 0, second.err
+    assert second.json["export_id"] != first.json["export_id"], "what an address holds may have changed"
+    assert [attempt["reused"] for attempt in second.json["attempts"]] == [True, True]
+
+
+def test_an_adapter_of_this_machine_goes_with_a_base_that_is_named(site: Site, tmp_path: Path) -> None:
+    base = tiny_models.make_base(tmp_path / "base")
+    tiny_models.make_checkpoint(base, tmp_path / "mine")
+    site.hub.push("org/mine", base)
+    words = ("--checkpoint", tmp_path / "mine", "--base-model", "hf://org/mine", *ONLY_MERGE)
+    done = site.run("export", *words, "--out", tmp_path / "out", home=tmp_path / "home")
+    assert done.code == 0, done.err
+    assert done.json["base_match"]["status"] == "unproven", "its files say where the base was, not what"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "base", "reason"),
+    [
+        ("{bucket}/{prefix}/other-project/run", "hf://org/tiny", "SOURCE_NOT_ALLOWED"),
+        ("{bucket}/{prefix}-store/blobs", "hf://org/tiny", "SOURCE_NOT_ALLOWED"),
+        ("{bucket}/{prefix}/default/run-17", "hf://others/model", "SOURCE_NOT_ALLOWED"),
+        ("{bucket}/{prefix}/default/nothing", "hf://org/tiny", "SOURCE_NOT_FOUND"),
+        ("{bucket}/{prefix}/default/run-17", "hf://org/nothing", "BASE_MODEL_NOT_FOUND"),
+    ],
+)
+def test_what_may_not_or_cannot_be_imported_is_said(
+    site: Site, tmp_path: Path, checkpoint: str, base: str, reason: str
+) -> None:
+    where = checkpoint.format(bucket=f"s3://{BUCKET}", prefix=site.prefix)
+    words = ("export", "--checkpoint", where, "--base-model", base, *ONLY_MERGE, "--out", tmp_path / "out")
+    done = site.run(*words, home=tmp_path / "home")
+    assert (done.code, done.json["reason"]) == (3, reason), done.err
+    assert not (tmp_path / "out").exists()
+    assert not list((site.folder / "server" / "scratch").glob(".import*"))
