@@ -132,16 +132,20 @@ def test_certificates_and_streams_go_through_a_standby_which_takes_over_in_its_p
 @pytest.mark.slow
 def test_a_token_goes_through_a_standby_too(pair: Pair) -> None:
     """At the port for tokens, which both have; the hosts are two addresses of loopback."""
-    tokens, found = free_port(), []
+    tokens, found, running = free_port(), [], {}
     for name, host in (("a", "127.0.0.1"), ("b", "127.0.0.2")):
-        pair.start(name, "--token-listen", f"{host}:{tokens}", host=host)
+        running[name] = pair.start(name, "--token-listen", f"{host}:{tokens}", host=host)
         wait_for(lambda name=name: pair.ready(name))
     security = Security(tls_ca_file=pair.authority.ca, tls_server_name="localhost", token=SecretStr(TOKEN))
     for host in ("127.0.0.1", "127.0.0.2"):
         with Client(f"{host}:{tokens}", security=security) as client:
             found.append(list(client.list_exports()))
     assert any("standing by" in text for text in pair.said("b"))
-    assert found == [[], []]
+    running["a"].kill()
+    wait_for(lambda: "active" in pair.said("b"))
+    with Client(f"127.0.0.2:{tokens}", security=security) as client:  # in the standby's place
+        found.append(list(client.list_exports()))
+    assert found == [[], [], []]
 
 
 def cancelled(client: Client, name: str) -> bool:
