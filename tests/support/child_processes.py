@@ -16,6 +16,10 @@ _PERMANENT = {"multiprocessing.resource_tracker": "Python's own, one for each pr
 """Words of command lines whose processes last as long as the one that started them, and why."""
 
 
+owned: set[int] = set()
+"""Processes that a harness started again during a test, and that the wider fixture it belongs to will end."""
+
+
 def mark() -> None:
     """Let every process started from now on inherit a mark, which finds it even after its parent is gone."""
     os.environ[_MARK] = str(os.getpid())
@@ -51,15 +55,17 @@ class Children:
         own = os.getpid()
         direct = Children.now().alive - self.alive
         for pid, (parent, started) in running.items():
-            if started < self.moment or pid in self.alive:
+            if started < self.moment or pid in self.alive or pid in owned:
                 continue  # a list of children can lack one while another ends
             if pid in direct:
                 yield from () if _is_permanent(pid) else (pid,)
             elif _started_by(pid, own, test):
                 ancestor = parent
-                while ancestor in running and running[ancestor][1] >= self.moment:
+                while ancestor not in owned and ancestor in running and running[ancestor][1] >= self.moment:
                     ancestor = running[ancestor][0]
-                if ancestor not in self.alive:  # such as the server of a fixture, which starts processes as it likes
+                if (
+                    ancestor not in self.alive and ancestor not in owned
+                ):  # such as the server of a fixture, which starts processes as it likes
                     yield pid
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from child_processes import owned
 from coordinator_harness import state, wait_for
 from free_ports import free_port
 from postgres_server import PostgresServer
@@ -65,10 +66,12 @@ class Member:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        self._disown()
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, env={**os.environ, **self.environment}, cwd=self.folder, stdout=log, stderr=log
             )
+        owned.add(self.process.pid)
         self.wanted = True
         self.starts += 1
 
@@ -94,6 +97,11 @@ class Member:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        self._disown()
+
+    def _disown(self) -> None:
+        if self.process is not None:
+            owned.discard(self.process.pid)
 
     @property
     def home(self) -> Path:

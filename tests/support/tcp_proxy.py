@@ -7,10 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 Target = tuple[str, int]
+
+_MOST_THREADS = 256
 
 
 class TcpProxy:
@@ -30,6 +33,8 @@ class TcpProxy:
         self._flowing = threading.Event()
         self._flowing.set()
         self._ended = False
+        # A pool: the threads of one that a wider fixture opened are not a test's.
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tcp-proxy")
 
     def hold(self) -> None:
         """Let nothing through from now on, without a word to either side."""
@@ -49,7 +54,7 @@ class TcpProxy:
                     each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads.submit(self._accept)
         return self
 
     def __exit__(
@@ -61,6 +66,7 @@ class TcpProxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        self._threads.shutdown()
 
     def _accept(self) -> None:
         while not self._ended:
@@ -68,7 +74,7 @@ class TcpProxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+            self._threads.submit(self._serve, near)
 
     def _serve(self, near: socket.socket) -> None:
         self._flowing.wait()
@@ -85,10 +91,11 @@ class TcpProxy:
                 far.settimeout(None)
                 with self._lock:
                     self._pairs[id(near)] = (target, near, far)
-                back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
-                back.start()
+                if self._ended:
+                    self.cut()
+                back = self._threads.submit(self._pump, far, near)
                 self._pump(near, far)
-                back.join()
+                back.result()
                 with self._lock:
                     del self._pairs[id(near)]
 

@@ -105,10 +105,8 @@ def stored(record: ExportRecord) -> StoredWorkflow | None:
     status = DBOS.get_workflow_status(record.workflow_id)
     if status is None:
         return None
-    first = record.revision
-    if status.input is not None:
-        first = ExportRecord.from_json(status.input["args"][0]).revision
-    return StoredWorkflow(status.app_version or "", status.status, first)
+    given = status.input["args"][0] if status.input is not None else {}
+    return StoredWorkflow(status.app_version or "", status.status, int(given.get("revision", record.revision)))
 
 
 def forget(record: ExportRecord) -> None:
