@@ -34,8 +34,8 @@ class Settings(BaseModel):
         open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait
             for their turn (``SLIPWAY_OPEN_UPLOADS``).
         import_from: Addresses that clients may name for workers to import, with spaces or commas between: ``s3://bucket/prefix``,
-            ``hf://owner``, ``hf://owner/name``, each with all below it; ``{project}`` stands for the export's project. Empty is none
-            (``SLIPWAY_IMPORT_FROM``, the same for coordinator and workers).
+            ``hf://owner``, ``hf://owner/name``, each with all below it; ``{project}`` stands for the export's project. Empty is none.
+            Coordinator and workers need the same (``SLIPWAY_IMPORT_FROM``).
         import_bytes: The most that one import may bring, by default ``2TB`` (``SLIPWAY_IMPORT_SIZE``).
         hub_endpoint: Address of the Hugging Face hub; empty for its own (``HF_ENDPOINT``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).

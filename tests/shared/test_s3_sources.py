@@ -22,12 +22,12 @@ from slipway.base_match import BaseMatchStatus
 from slipway.checkpoints import find_checkpoint, list_checkpoints
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
+from slipway.export_sources.found import find_sources
 from slipway.model_files import travelling_files
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources import bucket_origin as origins
 from slipway.sources.bucket_origin import BucketOrigin
-from slipway.sources.found import find_sources
 from slipway.sources.mirror import Mirror
 
 

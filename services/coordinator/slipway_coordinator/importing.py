@@ -11,8 +11,8 @@ from typing import Any
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, StageError
+from slipway.export_sources.naming import source_settings
 from slipway.registry import IMPORT
-from slipway.sources.naming import source_settings
 from slipway_coordinator.plan import PlannedTask, plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
 

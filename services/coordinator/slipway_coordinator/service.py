@@ -14,10 +14,10 @@ import grpc
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
+from slipway.export_sources.naming import sources_to_import
 from slipway.rpc import stream, unary
 from slipway.security.limits import exceeded
 from slipway.sources.allowed import NOWHERE, Allowed
-from slipway.sources.naming import sources_to_import
 from slipway.telemetry import is_traceparent, new_trace
 from slipway.wire import RETRY_AFTER, configuration_of
 from slipway_coordinator.artifact_service import require

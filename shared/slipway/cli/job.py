@@ -21,14 +21,14 @@ from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.delivery import check_target, deliver, lineage
 from slipway.errors import ArtifactError, ModelExportError
+from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.naming import sources_to_import
 from slipway.outcome import VALIDATION, delivered_formats, export_id, export_result
 from slipway.preflight import Verdict, preflight
 from slipway.report import write_report
 from slipway.result import ExportResult
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
-from slipway.sources.found import Sources, find_sources
-from slipway.sources.naming import sources_to_import
 from slipway.telemetry import span
 from slipway.validation import FILE_NAME, ValidationReport
 from slipway_coordinator.plan import plan

@@ -18,10 +18,10 @@ from slipway.cli.connection import artifacts_at
 from slipway.cli.console import print_json, show, size, unbroken
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
+from slipway.export_sources.found import Sources, find_sources
 from slipway.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
-from slipway.sources.found import Sources, find_sources
 from slipway_coordinator.plan import PlannedTask, more_adapters, plan
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from slipway.artifacts import Artifacts
 from slipway.cli.identity import export_identity
 from slipway.configuration import ExportConfiguration
+from slipway.export_sources.brought import find_brought
+from slipway.export_sources.found import Sources, store_files, store_sources
+from slipway.export_sources.titles import title
 from slipway.sources import SourceFolders
-from slipway.sources.brought import find_brought
-from slipway.sources.found import Sources, store_files, store_sources
-from slipway.sources.titles import title
 
 OnBytes = Callable[[str, int, int], None]
 

@@ -59,9 +59,9 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.next_commands import submitted_commands
     from slipway.cli.preparing import name_sources, store_found
     from slipway.cli.remote_view import answer_export
+    from slipway.export_sources.found import find_sources
+    from slipway.export_sources.naming import sources_to_import
     from slipway.sources import SourceFolders
-    from slipway.sources.found import find_sources
-    from slipway.sources.naming import sources_to_import
 
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
     settings = connection.settings()

@@ -17,7 +17,7 @@ from slipway.cli.progress_form import ProgressForm
 from slipway.cli.rows import EXPORT_STATES, Rows
 from slipway.cli.table import progress_table
 from slipway.client import Client
-from slipway.sources.titles import title
+from slipway.export_sources.titles import title
 from slipway.wire import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 

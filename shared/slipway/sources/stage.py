@@ -21,10 +21,10 @@ from slipway.artifacts.opening import open_store
 from slipway.artifacts.store import ArtifactStore
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError
+from slipway.export_sources.found import find_sources
 from slipway.registry import IMPORT
 from slipway.settings import Settings
 from slipway.sources.allowed import Allowed
-from slipway.sources.found import find_sources
 from slipway.sources.importing import ImportFolders
 from slipway.stage import Context, Stage, StageParams
 

@@ -16,11 +16,11 @@ from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
+from slipway.export_sources.titles import title
 from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
-from slipway.sources.titles import title
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
+from slipway.export_sources.found import adapters_base, base_label, files_by_name, model_name
+from slipway.export_sources.naming import source_settings
 from slipway.model_files import model_files, resolve_base_model, travelling_files
 from slipway.sources.folders import SourceFolders
-from slipway.sources.found import adapters_base, base_label, files_by_name, model_name
-from slipway.sources.naming import source_settings
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imp
     """Find the sources that are not imported. Whether base and adapter belong together is seen where both are.
 
     Raises:
-        ModelExportError: As :func:`slipway.sources.found.find_sources`.
+        ModelExportError: As :func:`slipway.export_sources.found.find_sources`.
     """
     try:
         return _find(configuration, folders, imports)
