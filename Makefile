@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster lint format protos bench bench-merge images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format protos bench bench-merge images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-all: $(INSTALLED) test-cluster ## Run all tests, the slow ones and those of
 
 test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are killed; CLUSTER_FAULT_RUNS=50 for more kills
 	$(PYTEST) -m cluster
+
+test-k8s: $(INSTALLED) ## Install the checkers of manifests that npm and checkov have, and run all tests of k8s/ with them
+	tests/k8s/tools/tools.sh
+	$(PYTEST) tests/k8s tests/deploy/test_deploy_alerts.py
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 # A CI job: export a finished training run at a coordinator, fail the job when a model is not as good as it should be,
 # keep the report. Works in any CI that runs a shell.
 #
-#   SLIPWAY_COORDINATOR  HOST:PORT
+#   SLIPWAY_COORDINATOR  HOST:PORT; of the production overlay of k8s/ the Service slipway-clients, which takes tokens
 #   SLIPWAY_PROJECT      project of this repository
 #   SLIPWAY_TOKEN        token of a submitter, from the CI's secrets; SLIPWAY_TOKEN_FILE where it can mount files
 #   SLIPWAY_TLS_CA_FILE  authority of the coordinator's certificate

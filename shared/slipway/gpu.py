@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 
-_QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
+_PROGRAM = "nvidia-smi"
+_QUERY = (_PROGRAM, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
+_LIST = (_PROGRAM, "--list-gpus")
+_GPU = re.compile(r"GPU (\d+): ")
+_SLICE = re.compile(r"\s+MIG (?P<profile>(?:\d+c\.)?\d+g\.(?P<gigabytes>\d+)gb\S*)\s.*\(UUID: (?P<id>MIG-[^)]+)\)")
 _SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: its name, architecture (such as ``sm89``) and memory."""
+    """A GPU, or a slice of one (MIG): its name, architecture (such as ``sm89``) and memory."""
 
     name: str
     architecture: str
     memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A slice that this process may use, and the number of its GPU."""
+
+    gpu: str
+    profile: str
+    memory_bytes: int
+    id: str
 
 
 def first_gpu() -> Gpu | None:
@@ -27,12 +42,36 @@ def first_gpu() -> Gpu | None:
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``, which matters on machines with GPUs of several kinds.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shutil.which(_QUERY[0]) is None or visible in {"", "-1", "NoDevFiles"}:
+    if shutil.which(_PROGRAM) is None or visible in {"", "-1", "NoDevFiles"}:
         return None
-    which = () if visible is None else (f"--id={visible.split(',')[0].strip()}",)
+    wanted = "" if visible is None else visible.split(",")[0].strip()
     try:
-        answer = subprocess.run([*_QUERY, *which], capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
-        name, capability, mebibytes = (part.strip() for part in answer.splitlines()[0].rsplit(",", 2))
-        return Gpu(name, f"sm{capability.replace('.', '')}", int(float(mebibytes)) << 20)
+        found = _slice(wanted)
+        which = found.gpu if found is not None else wanted
+        name, capability, total = _ask(*_QUERY, *((f"--id={which}",) if which else ())).splitlines()[0].rsplit(",", 2)
+        # Of a GPU in slices, the memory is that of all of it, or not for everybody to know.
+        memory_bytes = int(float(total)) << 20 if found is None else found.memory_bytes
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
+    shown = name.strip() if found is None else f"{name.strip()} MIG {found.profile}"
+    return Gpu(shown, f"sm{capability.strip().replace('.', '')}", memory_bytes)
+
+
+def _slice(wanted: str) -> _Slice | None:
+    """The slice that CUDA will use: the one that is wanted, or the first of the GPU that is wanted, or of the first GPU."""
+    slices: list[_Slice] = []
+    gpus: list[str] = []
+    for line in _ask(*_LIST).splitlines():
+        if gpu := _GPU.match(line):
+            gpus.append(gpu[1])
+        elif gpus and (part := _SLICE.match(line)):
+            size = int(part["gigabytes"]) * 10**9  # its name's, which is a little less than it has
+            slices.append(_Slice(gpus[-1], part["profile"], size, part["id"]))
+    if wanted.startswith("MIG-"):
+        return [one for one in slices if one.id.startswith(wanted)][0]  # noqa: RUF015 - one that is not there is an IndexError
+    usual = wanted or (gpus[0] if gpus else "")
+    return next((one for one in slices if one.gpu == usual), None)
+
+
+def _ask(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout

@@ -32,7 +32,8 @@ class Settings(BaseModel):
         store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home``, and for clients of a
             coordinator what it passes on (``SLIPWAY_STORE``).
         s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
-        cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB`` (``SLIPWAY_CACHE_SIZE``).
+        cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB``; less where a task needs the room
+            (``SLIPWAY_CACHE_SIZE``).
         upload_bytes: The largest file that a coordinator takes from a client, by default ``128GiB``; of one over 80 GiB it has more
             in memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
         open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait

@@ -34,6 +34,8 @@ STATUS_KEY = "grpc-status-details-bin"
 
 _NO_TLS = re.compile(r"CERTIFICATE_VERIFY_FAILED: [^:]+|WRONG_VERSION_NUMBER|Hostname Verification Check failed")
 _HUNG_UP = re.compile(r"Socket closed|Failed parsing HTTP/2")
+# TLS stood, and the server hung up before its first frame: what gRPC's servers do to a certificate they do not take.
+_REFUSED_CERTIFICATE = re.compile(r"failed to connect to all addresses; last error: [A-Z]+: \S+ Socket closed")
 
 # Names of the parts of a failure within ErrorInfo.metadata; everything else there is ``about``.
 _PARTS = ("error_type", "remedy", "retryable")
@@ -124,8 +126,8 @@ def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
     return code, short.message, status.SerializeToString()
 
 
-def failure_of_call(error: grpc.RpcError, *, address: str) -> Failure:
-    """The failure that a gRPC call ended with."""
+def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = False) -> Failure:
+    """The failure that a gRPC call ended with; ``encrypted`` says whether the channel speaks TLS."""
     call = cast("grpc.Call", error)
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_KEY:
@@ -139,6 +141,14 @@ def failure_of_call(error: grpc.RpcError, *, address: str) -> Failure:
             reason="TLS_INVALID",
             remedy="check that it speaks TLS, and its certificate: the authority (--tls-ca-file), the dates, the names "
             "(SLIPWAY_TLS_SERVER_NAME)",
+            about={"address": address},
+        ).failure()
+    if code is grpc.StatusCode.UNAVAILABLE and encrypted and _REFUSED_CERTIFICATE.search(details):
+        return ServiceError(
+            f"{address} takes no connection without a certificate of its authority, and was shown none that it takes",
+            reason="TLS_INVALID",
+            remedy="give one (--tls-cert-file, --tls-key-file) that has not expired, or call the port for those who have "
+            "a token (the coordinator's --token-listen)",
             about={"address": address},
         ).failure()
     if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:

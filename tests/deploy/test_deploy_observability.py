@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from prometheus_rules import ALERTS, DEPLOY, alerts, dashboard, dashboard_queries, needs_promtool
 from slipway import metrics
 from slipway.errors import REASONS
 
 ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
 METRICS = {metric.name: metric for metric in metrics.METRICS}
 OTHERS = {"process_resident_memory_bytes", "up"}
-
-
-def dashboard_queries() -> list[str]:
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "slipway.json").read_text())
-    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-
-
-def alerts() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
 
 
 QUERIES = [*dashboard_queries(), *(alert["expr"] for alert in alerts())]
@@ -47,7 +34,7 @@ def family(name: str) -> metrics.Metric:
 def test_every_query_asks_for_metrics_and_labels_that_exist(query: str) -> None:
     names = set(re.findall(r"\b(?:slipway|process)_[a-z_]+|\bup\b", query))
     assert names
-    known = {"job", "instance", "le"}
+    known = {"cluster", "namespace", "job", "instance", "le"}
     for name in names - OTHERS:
         known |= set(family(name).labels)
     assert all(name in OTHERS or family(name) for name in names)
@@ -57,7 +44,7 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(query: str) -> None:
         assert set(re.findall(r"(\w+)[=!]", selector)) <= known, query
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@needs_promtool
 def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
@@ -66,55 +53,42 @@ def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
     assert f"{len(QUERIES)} rules found" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-@pytest.mark.parametrize(
-    ("job", "ever_up", "ours", "alerted"),
-    [
-        ("slipway-coordinator", False, "slipway_coordinator_active", True),
-        ("kubernetes-pods", True, "slipway_coordinator_active", True),
-        ("kubernetes-pods", True, "slipway_worker_slots", True),
-        ("kubernetes-pods", True, "somebody_else_s_metric", False),
-    ],
-)
-def test_a_part_that_is_down_is_one_of_ours_whatever_its_job(
-    tmp_path: Path, job: str, ever_up: bool, ours: str, alerted: bool
-) -> None:
-    """Up for ten minutes, if ever, then down; Prometheus evaluates the alert and the panel itself."""
-    labels = {"job": job, "instance": "10.0.0.7:9464"}
-    shown = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    names = ("process_resident_memory_bytes", ours)
-    series = [{"series": f"up{{{shown}}}", "values": f"{int(ever_up)}x10 0x20"}]
-    series += [{"series": f"{name}{{{shown}}}", "values": "5x10 stale"} for name in names if ever_up]
-    alert = next(one for one in alerts() if one["alert"] == "SlipwayPartDown")
-    text = {"summary": alert["annotations"]["summary"].replace("{{ $labels.instance }}", labels["instance"])}
-    fired = [{"exp_labels": {**labels, **alert["labels"]}, "exp_annotations": text}] if alerted else []
-    panel = next(query for query in dashboard_queries() if "process_resident_memory_bytes" in query)
-    memory = [{"labels": f"process_resident_memory_bytes{{{shown}}}", "value": 5}] if alerted and ever_up else []
-    case = {
-        "interval": "1m",
-        "input_series": series,
-        "alert_rule_test": [{"eval_time": "25m", "alertname": "SlipwayPartDown", "exp_alerts": fired}],
-        "promql_expr_test": [{"expr": panel, "eval_time": "5m", "exp_samples": memory}],
-    }
-    rules = str(DEPLOY / "prometheus" / "alerts.yaml")
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": [rules], "tests": [case]}))
-    done = subprocess.run(["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_dashboard_asks_the_data_source_and_the_installation_that_are_chosen() -> None:
+    variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
+    assert set(variables) == {"datasource", "cluster", "namespace"}
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    targets = [target for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    asked = {(one["datasource"]["type"], one["datasource"]["uid"]) for one in targets}
+    asked |= {(one["datasource"]["type"], one["datasource"]["uid"]) for one in list(variables.values())[1:]}
+    assert asked == {("prometheus", "${datasource}")}
+    for target in targets:
+        names = re.findall(r"\b(?:slipway|process)_[a-z_]+", target["expr"])
+        chosen = re.findall(
+            r'\b(?:slipway|process)_[a-z_]+\{cluster="\$cluster", namespace="\$namespace"', target["expr"]
+        )
+        assert len(chosen) == len(names) > 0, target["expr"]
 
 
-def test_the_dashboard_asks_the_data_source_that_grafana_is_given() -> None:
+def test_grafana_is_given_a_data_source_of_that_kind() -> None:
     given = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "datasources.yaml").read_text())
-    known = {(source["type"], source["uid"]) for source in given["datasources"]}
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "slipway.json").read_text())
-    asked = {
-        (t["datasource"]["type"], t["datasource"]["uid"]) for p in dashboard["panels"] for t in p.get("targets", ())
-    }
-    assert asked == {("prometheus", "prometheus")} <= known
+    assert [source["type"] for source in given["datasources"] if source.get("isDefault")] == ["prometheus"]
 
 
 def test_every_metric_is_on_the_dashboard() -> None:
     shown = {family(name).name for query in dashboard_queries() for name in re.findall(r"\bslipway_[a-z_]+", query)}
     assert shown == set(METRICS)
+
+
+def test_every_aggregation_keeps_the_installation() -> None:
+    for alert in alerts():
+        for aggregation in ("sum", "max", "min", "group"):
+            assert f"{aggregation}(" not in alert["expr"], alert["alert"]
+        assert alert["expr"].count(" by (") == alert["expr"].count(" by (cluster, namespace"), alert["alert"]
+        assert alert["expr"].count(" on (") == alert["expr"].count(" on (cluster, namespace"), alert["alert"]
+
+
+def test_the_rules_are_those_that_compose_is_given() -> None:
+    assert ALERTS.name in (ALERTS.parent / "prometheus.yaml").read_text()
 
 
 def test_reasons_in_alerts_exist() -> None:

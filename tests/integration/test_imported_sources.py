@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tiny_models
-from cli import Done, slipway
+from cli import SLIPWAY, Done, slipway
 from coordinator_harness import process, wait_for
 from free_ports import free_port
 from hub_server import HubServer
@@ -75,10 +74,10 @@ def site(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Sit
             "HF_TOKEN": "hf_of-the-workers",
         }
         address = f"127.0.0.1:{site.port}"
-        coordinator = ["-m", "slipway_coordinator", "--listen", address, "--state", str(folder / "state.db")]
-        worker = ["-m", "slipway.worker", "--coordinator", address, "--stage", "import,merge", "--drain-seconds", "0"]
+        coordinator = ["coordinator", "--listen", address, "--state", str(folder / "state.db")]
+        worker = ["worker", "--coordinator", address, "--stage", "import,merge", "--drain-seconds", "0"]
         for name, words in (("coordinator", coordinator), ("worker", worker)):
-            stack.enter_context(process([sys.executable, *words], folder / f"{name}.log", **server))
+            stack.enter_context(process([SLIPWAY, *words], folder / f"{name}.log", **server))
         wait_for(site.answers)
         yield site
 

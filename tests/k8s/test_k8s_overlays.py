@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 import k8s_pod_rules
 import k8s_store_rules
 import k8s_wiring_rules
-from k8s_cluster import OVERLAYS, ROOT, Cluster, Object, render, rendered
+from k8s_cluster import OVERLAYS, Cluster, Object, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -23,22 +21,7 @@ OWN = ("Certificate", "Issuer", "ScaledObject", "TriggerAuthentication")
 
 
 def test_the_overlays_are_there() -> None:
-    assert OVERLAYS == ["gpu", "production", "single-node"]
-
-
-def test_an_overlay_of_ones_own_sets_images_and_addresses(tmp_path: Path) -> None:
-    """The one that docs/kubernetes.md shows."""
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
-    (document,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "kustomization.yaml").write_text(document)
-    (tmp_path / "slipway").symlink_to(ROOT)
-    cluster = Cluster(render(tmp_path))
-    assert container(cluster)["image"] == "registry.example.org/slipway-merge:0.1.0"
-    environment = next(one for one in cluster.workers() if one.name == "slipway-merge").environment
-    assert environment["SLIPWAY_STORE"] == "s3://models/slipway"
-    assert environment["AWS_ENDPOINT_URL_S3"] == "https://s3.example.org"
-    assert environment["AWS_REGION"] == "us-east-1"
-    assert list(k8s_wiring_rules.references(cluster)) == []
+    assert OVERLAYS == ["gpu", "gpu-pools", "production", "single-node"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -74,6 +57,11 @@ def pod(cluster: Cluster, name: str = "slipway-merge") -> Any:
 
 def container(cluster: Cluster, name: str = "slipway-merge") -> Any:
     return pod(cluster, name)["containers"][0]
+
+
+def from_secret(name: str, secret: str, key: str) -> Object:
+    """A variable with the value of a Secret, as it was when the pod began."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def jobs(cluster: Cluster) -> Any:
@@ -164,6 +152,9 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("edges", lambda c: remove(c, "NetworkPolicy", "to-coordinator")),
     ("edges", lambda c: policy(c, "to-coordinator").update(podSelector={})),
     ("edges", lambda c: policy(c, "state").update(podSelector={})),
+    ("edges", lambda c: remove(c, "NetworkPolicy", "clients")),
+    ("edges", lambda c: policy(c, "clients")["egress"].clear()),
+    ("edges", lambda c: settings(c).update(AWS_ENDPOINT_URL_S3="https://s3.example.org")),
     ("edges", lambda c: policy(c, "artifacts").update(egress=EVERYWHERE)),
     ("edges", lambda c: policy(c, "artifacts")["egress"][0]["ports"].append({"port": 443, "protocol": "TCP"})),
     ("edges", lambda c: policy(c, "to-coordinator")["podSelector"].update(matchLabels={"nobody": "here"})),
@@ -196,7 +187,8 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("references", lambda c: remove(c, "TriggerAuthentication", "slipway-scaler")),
     ("references", lambda c: c.named("ScaledObject", "slipway-merge")["spec"]["scaleTargetRef"].update(name="merge")),
     ("references", lambda c: container(c)["envFrom"][0]["configMapRef"].update(name="slipway-settings")),
-    ("references", lambda c: container(c)["env"][3]["valueFrom"]["secretKeyRef"].update(key="user")),
+    ("references", lambda c: pod(c)["volumes"][-1]["secret"].update(secretName="slipway-s4")),
+    ("references", lambda c: container(c)["env"].append(from_secret("PGPASSWORD", "slipway-state", "password"))),
     ("references", lambda c: c.objects.remove(next(o for o in c.of("ConfigMap") if "access.yaml" in o["data"]))),
     (
         "references",
@@ -208,9 +200,11 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ),
     ("secrets_by_reference", lambda c: c.objects.append({"kind": "Secret", "metadata": {"name": "s"}})),
     ("secrets_by_reference", lambda c: container(c)["env"].append({"name": "SLIPWAY_TOKEN", "value": "abc"})),
+    ("secrets_by_reference", lambda c: container(c)["env"].append(from_secret("PGUSER", "slipway-state", "user"))),
     ("secrets_by_reference", lambda c: settings(c).update(SLIPWAY_STATE="postgresql://a:b@c/d")),
     ("secrets_by_reference", lambda c: container(c, COORDINATOR)["args"].append("--state=postgresql://a:b@c/d")),
     ("mounts", lambda c: pod(c)["volumes"].pop()),
+    ("mounts", lambda c: container(c)["env"].append({"name": "AWS_SHARED_CREDENTIALS_FILE", "value": "/s3/keys"})),
     ("mounts", lambda c: container(c)["env"].append({"name": "SLIPWAY_HOME", "value": "/var/slipway"})),
     ("mounts", lambda c: container(c)["env"].append({"name": "SLIPWAY_TLS_CA_FILE", "value": "/tls/ca.pem"})),
     ("flags", lambda c: container(c)["args"].append("--stages=merge")),
@@ -230,6 +224,9 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
         lambda c: argument(c, "--coordinator=slipway-coordinator:7070", "--coordinator=slipway-coordinator:7071"),
     ),
     ("ports", lambda c: argument(c, "--coordinator=slipway-coordinator:7070", "--coordinator=coordinator:7070")),
+    ("ports", lambda c: argument(c, "--token-listen=0.0.0.0:7072", "--token-listen=0.0.0.0:7073", name=COORDINATOR)),
+    ("ports", lambda c: c.named("Service", "slipway-clients")["spec"]["ports"][0].update(port=443)),
+    ("ports", lambda c: c.named("Certificate", COORDINATOR)["spec"]["dnsNames"].remove("slipway-clients.slipway.svc")),
     ("ports", lambda c: c.named("Service", COORDINATOR)["spec"]["ports"][0].update(targetPort="http")),
     ("ports", lambda c: c.named("Service", COORDINATOR)["spec"]["selector"].update(nobody="here")),
     ("ports", lambda c: trigger(c)["metadata"].update(scalerAddress="slipway-coordinator.default.svc:7070")),
@@ -237,6 +234,7 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("access", lambda c: c.named("Certificate", "slipway-worker")["spec"].update(dnsNames=["workers.slipway"])),
     ("access", lambda c: c.named("Certificate", "slipway-keda")["spec"].update(usages=["server auth"])),
     ("access", lambda c: access_file(c).update({"access.yaml": "principals: []"})),
+    ("access", lambda c: c.named("ConfigMap", "slipway-access")["metadata"].update(name="slipway-access-k5h9t")),
     ("scaling", lambda c: remove(c, "ScaledObject", "slipway-merge")),
     ("scaling", lambda c: trigger(c)["metadata"].update(stage="quantize")),
     ("scaling", lambda c: trigger(c)["metadata"].update(stage="merge")),
@@ -259,6 +257,9 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ),
     ("disruptions", lambda c: pod(c).update(terminationGracePeriodSeconds=30)),
     ("disruptions", lambda c: pod(c, COORDINATOR).pop("topologySpreadConstraints")),
+    ("rollouts", lambda c: deployment(c)["spec"].pop("progressDeadlineSeconds")),
+    ("scratch", lambda c: container(c)["env"].append({"name": "SLIPWAY_CACHE_SIZE", "value": "33GiB"})),
+    ("scratch", lambda c: container(c).update(env=container(c)["env"][:3])),
     ("state", lambda c: deployment(c, COORDINATOR)["spec"].update(replicas=1)),
     ("state", lambda c: deployment(c, COORDINATOR)["spec"].update(replicas=3)),
     ("state", lambda c: remove(c, "Job", "slipway-migrate")),

@@ -16,13 +16,19 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import SecretStr
 
 from cli import SLIPWAY
 from coordinator_harness import process, wait_for
 from free_ports import free_port
-from k8s_cluster import Cluster, Workload, host_of, rendered
+from k8s_cluster import EXTERNAL_SECRETS, Cluster, Workload, host_of, rendered
+from slipway.client import Client
+from slipway.errors import ModelExportError
 from slipway.registry import stage_names
+from slipway.security.settings import Security
+from slipway.security.tokens import new_token, token_hash
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
@@ -57,13 +63,17 @@ class Here:
         """As rendered, with the mounted files where they are here."""
         home = self.folder / one.name
         home.mkdir()
-        found = {name: value for name, value in one.environment.items() if not value.startswith(("secret:", "field:"))}
+        found = {name: value for name, value in one.environment.items() if not value.startswith("field:")}
         for volume in one.pod["volumes"]:
             (path,) = (mount["mountPath"] for mount in one.container["volumeMounts"] if mount["name"] == volume["name"])
             place = home / volume["name"]
             place.mkdir()
-            if "secret" in volume:
-                self.write(place, self.certificate(volume["secret"]["secretName"].split("-")[1]))
+            name = volume.get("secret", {}).get("secretName", "")
+            if name in EXTERNAL_SECRETS:
+                for key in EXTERNAL_SECRETS[name]:
+                    (place / key).write_text("")  # of services that are not here
+            elif name:
+                self.write(place, self.certificate(name.split("-")[1]))
             if "configMap" in volume:
                 for name, text in self.cluster.named("ConfigMap", volume["configMap"]["name"])["data"].items():
                     (place / name).write_text(text)
@@ -170,6 +180,27 @@ def test_certificates_open_what_they_are_for(here: Here, name: str, code: grpc.S
         except grpc.RpcError as error:
             found = error.code()
     assert found is code
+
+
+def test_a_new_principal_with_a_token_is_let_in_at_the_port_for_tokens_without_a_restart(here: Here) -> None:
+    """Its entry is added to the mounted file; it has no certificate, so the main port refuses it."""
+    access, token = here.folder / "slipway-coordinator" / "access" / "access.yaml", new_token()
+    entry = {"name": "ci", "role": "submitter", "projects": ["default"], "token_sha256": token_hash(token)}
+    principals = [*yaml.safe_load(access.read_text())["principals"], entry]
+    new = access.with_suffix(".new")
+    new.write_text(yaml.safe_dump({"principals": principals}))
+    new.replace(access)
+    authority = here.folder / "slipway-coordinator" / "tls" / "ca.crt"
+    found = []
+    for port, name in ((7072, "slipway-clients.slipway.svc"), (7070, "slipway-coordinator.slipway.svc")):
+        security = Security(tls_ca_file=authority, tls_server_name=name, token=SecretStr(token))
+        address = f"127.0.0.1:{here.ports['slipway-coordinator', port]}"
+        try:
+            with Client(address, security=security) as client:
+                found.append(len(list(client.list_exports())))
+        except ModelExportError as error:
+            found.append((error.reason, error.failure().exit_code))
+    assert found == [0, ("TLS_INVALID", 3)]
 
 
 @pytest.mark.parametrize(("certificate", "code"), [("cleanup", 0), ("keda", 3)])

@@ -22,6 +22,8 @@ OVERLAYS = sorted(path.parent.name for path in (ROOT / "k8s" / "overlays").glob(
 
 NAMESPACE = "slipway"
 CERTIFICATE_KEYS = {"ca.crt", "tls.crt", "tls.key"}
+EXTERNAL_SECRETS = {"slipway-state": {"pg_service.conf"}, "slipway-s3": {"credentials"}}
+"""What an administrator brings; named in docs/kubernetes.md."""
 
 Object = dict[str, Any]
 
@@ -202,11 +204,19 @@ def walk(value: Any) -> Iterator[Object]:
 
 def port_of(address: str) -> int:
     """Port of ``HOST:PORT`` or a URL."""
-    return int(address.rpartition(":")[2].partition("/")[0])
+    port = address.rpartition(":")[2].partition("/")[0]
+    return int(port) if port else {"http": 80, "https": 443}[address.partition(":")[0]]
 
 
 def host_of(address: str) -> str:
-    return address.rpartition(":")[0].rpartition("/")[2]
+    _, separator, rest = address.rpartition("://")
+    return rest.rpartition(":")[0] or rest if separator else address.rpartition(":")[0]
+
+
+def place_of(url: str) -> str:
+    """The namespace that a URL leads to, or ``outside``, and the port: as in a rule of a network policy."""
+    host = host_of(url)
+    return f"{host.split('.')[1] if host.endswith('.svc') else 'outside'} {port_of(url)}"
 
 
 def stages_of(one: Workload) -> list[str]:

@@ -7,7 +7,8 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from k8s_cluster import CERTIFICATE_KEYS, NAMESPACE, ROOT, Cluster, Workload, port_of, stages_of
+from k8s_cluster import CERTIFICATE_KEYS, EXTERNAL_SECRETS, NAMESPACE, ROOT, Cluster, Workload, port_of, stages_of
+from slipway.registry import IMPORT
 
 Rule = Callable[[Cluster], Iterator[str]]
 
@@ -45,9 +46,7 @@ def images(cluster: Cluster) -> Iterator[str]:
         if image not in built_images():
             yield f"{one.name}: {image} is not one of {', '.join(sorted(built_images()))}"
         elif one.program == "worker":
-            lacking = [
-                stage for stage in stages_of(one) if _services_by_stage().get(stage) not in built_images()[image]
-            ]
+            lacking = [stage for stage in stages_of(one) if _extras_of_stages().get(stage) not in built_images()[image]]
             yield from (f"{one.name}: image {image} does not have the stage {stage}" for stage in lacking)
         if one.environment.get("SLIPWAY_STORE", "").startswith("s3://") and "s3" not in built_images().get(image, ""):
             yield f"{one.name}: {image} cannot reach the store"
@@ -140,7 +139,7 @@ def mounts(cluster: Cluster) -> Iterator[str]:
 def _mounted_files(cluster: Cluster, one: Workload, mounted: dict[str, str]) -> Iterator[str]:
     for volume in one.pod.get("volumes", ()):
         if "secret" in volume:
-            keys = CERTIFICATE_KEYS
+            keys = EXTERNAL_SECRETS.get(volume["secret"]["secretName"], CERTIFICATE_KEYS)
         elif "configMap" in volume and volume["configMap"]["name"] in cluster.names("ConfigMap"):
             keys = set(cluster.named("ConfigMap", volume["configMap"]["name"])["data"])
         else:
@@ -160,7 +159,7 @@ def flags(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name}: {one.program} does not take {one.container['args']}"
             continue
         if one.program == "worker":
-            if not set(stages_of(one)) <= _services_by_stage().keys():
+            if not set(stages_of(one)) <= _extras_of_stages().keys():
                 yield f"{one.name}: there is no stage {arguments.stage}"
         elif arguments.command == "serve" and not (
             arguments.allow_anonymous or "SLIPWAY_ACCESS_FILE" in one.environment
@@ -193,7 +192,7 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
         if one.program == "worker":
             if one.name not in protected:
                 yield f"{one.name} has no budget"
-            if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 60:
+            if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 20:
                 yield f"{one.name} is killed before it has drained"
         replicas = one.object["spec"].get("replicas", 1)
         if one.program == "coordinator" and one.kind == "Deployment" and (replicas > 1) != (one.name in protected):
@@ -202,11 +201,30 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name}: its pods may all be on one node"
 
 
+def rollouts(cluster: Cluster) -> Iterator[str]:
+    """A worker that finds room only when its predecessor has drained has not failed before."""
+    for one in cluster.workers():
+        deadline = one.object["spec"].get("progressDeadlineSeconds", 600)
+        if deadline < one.pod["terminationGracePeriodSeconds"] + 600:
+            yield f"{one.name}: a rollout has failed after {deadline} s, while its old pod still drains"
+
+
+def scratch(cluster: Cluster) -> Iterator[str]:
+    """What a worker keeps of the bucket leaves half of its volume to the task that runs."""
+    for one in cluster.workers():
+        claims = [volume["ephemeral"]["volumeClaimTemplate"] for volume in one.pod["volumes"] if "ephemeral" in volume]
+        for claim in claims:
+            room = quantity(claim["spec"]["resources"]["requests"]["storage"])
+            kept = one.environment.get("SLIPWAY_CACHE_SIZE", "50GB").removesuffix("B")
+            if not 0 < quantity(kept) <= room / 2:
+                yield f"{one.name} keeps {kept}B on a volume of {room / 2**30:g} GiB"
+
+
 def quantity(value: str | int) -> float:
     """A Kubernetes quantity in units."""
-    found = re.fullmatch(r"(\d+)(m|Ki|Mi|Gi|Ti)?", str(value))
+    found = re.fullmatch(r"(\d+)(m|Ki|Mi|Gi|Ti|G)?", str(value))
     assert found is not None, value
-    scale = {"m": 1e-3, None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    scale = {"m": 1e-3, None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "G": 1e9}
     return int(found[1]) * scale[found[2]]
 
 
@@ -215,6 +233,11 @@ def _services_by_stage() -> dict[str, str]:
     """Whose code each stage is, which is what an image is built of; a service may have several."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["slipway.stages"]
     return {stage: target.partition(".")[0].removeprefix("slipway_") for stage, target in points.items()}
+
+
+def _extras_of_stages() -> dict[str, str]:
+    """The extra that each stage needs; sources are imported by what reads buckets."""
+    return {**_services_by_stage(), IMPORT: "s3"}
 
 
 def _services(program: str) -> tuple[str, ...]:
@@ -229,12 +252,12 @@ def _services(program: str) -> tuple[str, ...]:
 
 @cache
 def known_variables() -> frozenset[str]:
-    """Every variable that the sources name, and HOME, which libraries read."""
+    """Every variable that the sources name, and those that libraries read."""
     from slipway.security.settings import Security
 
     sources = [path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py")]
     words = {word for path in sources for word in re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", path.read_text())}
-    return frozenset({"HOME", *(f"SLIPWAY_{name.upper()}" for name in Security.model_fields), *words})
+    return frozenset({"HOME", "PGSERVICEFILE", *(f"SLIPWAY_{name.upper()}" for name in Security.model_fields), *words})
 
 
 RULES: tuple[Rule, ...] = (
@@ -248,4 +271,6 @@ RULES: tuple[Rule, ...] = (
     flags,
     environment,
     disruptions,
+    rollouts,
+    scratch,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,22 +10,23 @@ from pathlib import Path
 
 from k8s_cluster import (
     CERTIFICATE_KEYS,
+    EXTERNAL_SECRETS,
     NAMESPACE,
     Cluster,
     Object,
     Workload,
     host_of,
     matches,
+    place_of,
     port_of,
     stages_of,
     walk,
 )
+from slipway.registry import IMPORT
 from slipway_coordinator.matching import NO_GPU
 
 Rule = Callable[[Cluster], Iterator[str]]
 
-# What an administrator brings; named in docs/kubernetes.md.
-EXTERNAL_SECRETS = {"slipway-state": {"url"}, "slipway-s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}}
 REFERENCES = {
     "configMapRef": "ConfigMap",
     "configMap": "ConfigMap",
@@ -66,27 +68,36 @@ def edges(cluster: Cluster) -> Iterator[str]:
 def _needed(cluster: Cluster, one: Workload) -> set[str]:
     needed = {"to kube-system/kube-dns 53"}
     environment, arguments = one.environment, one.arguments()
-    if environment.get("SLIPWAY_STATE", "").startswith("secret:"):
+    if environment.get("SLIPWAY_STATE", "").startswith("postgresql:"):
         needed.add("to */postgresql 5432")
     if one.kind == "Job":
         return needed
     if _calls(one):
         needed.add(f"to coordinator {port_of(arguments.coordinator)}")
     else:
-        port = port_of(arguments.listen)
-        needed |= {f"from worker {port}", f"from client {port}"}
-        if one.object["spec"]["replicas"] > 1:
-            needed |= {f"from coordinator {port}", f"to coordinator {port}"}
-        if cluster.of("ScaledObject"):
-            needed.add(f"from keda/keda-operator {port}")
+        needed |= _needed_by_callers(cluster, one)
     if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
-        url = environment["AWS_ENDPOINT_URL_S3"]
-        needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")
+        needed.add(f"to {place_of(environment.get('AWS_ENDPOINT_URL_S3', 'https://s3.amazonaws.com'))}")
+        if "AWS_SHARED_CREDENTIALS_FILE" not in environment:
+            needed.add("to 169.254.170.23/32 80")  # EKS hands out credentials there
+    if one.program == "worker" and IMPORT in stages_of(one):
+        needed.add("to outside 443")
     if environment.get("SLIPWAY_TRACING") == "otlp" and arguments.listen:
-        url = environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
-        needed.add(f"to {host_of(url).split('.')[1]} {port_of(url)}")
+        needed.add(f"to {place_of(environment['OTEL_EXPORTER_OTLP_ENDPOINT'])}")
     if arguments.metrics:
         needed.add(f"from monitoring {port_of(arguments.metrics)}")
+    return needed
+
+
+def _needed_by_callers(cluster: Cluster, one: Workload) -> set[str]:
+    """Who has to reach a coordinator: at its main port, and those with a token at theirs; both by way of a standby, too."""
+    arguments = one.arguments()
+    main, *more = (port_of(address) for address in (arguments.listen, arguments.token_listen) if address)
+    needed = {f"from worker {main}", *(f"from client {port}" for port in (main, *more))}
+    if one.object["spec"]["replicas"] > 1:
+        needed |= {f"{way} coordinator {port}" for way in ("from", "to") for port in (main, *more)}
+    if cluster.of("ScaledObject"):
+        needed.add(f"from keda/keda-operator {main}")
     return needed
 
 
@@ -113,11 +124,15 @@ def _let_in(cluster: Cluster, one: Workload) -> bool:
     (coordinator,) = (other for other in cluster.workloads() if other.name == "slipway-coordinator")
     policies = [p["spec"] for p in cluster.of("NetworkPolicy") if matches(p["spec"]["podSelector"], coordinator.labels)]
     peers = [peer for spec in policies for rule in spec.get("ingress", ()) for peer in rule["from"]]
-    return any(matches(peer["podSelector"], one.labels) for peer in peers if not peer.get("namespaceSelector"))
+    near = [peer for peer in peers if "podSelector" in peer and not peer.get("namespaceSelector")]
+    return any(matches(peer["podSelector"], one.labels) for peer in near)
 
 
 def _peer(peer: Object) -> str:
-    """``NAMESPACE/APPLICATION``, or the component of this namespace."""
+    """``NAMESPACE/APPLICATION``, the component of this namespace, a single address, or ``outside``."""
+    if "ipBlock" in peer:
+        cidr = str(peer["ipBlock"]["cidr"])
+        return cidr if cidr.endswith("/32") else "outside"
     pods = peer.get("podSelector", {}).get("matchLabels", {})
     if pods.get("slipway.dev/client") == "true":
         return "client"
@@ -156,22 +171,22 @@ def secrets_by_reference(cluster: Cluster) -> Iterator[str]:
     telling = re.compile(r"(SECRET|PASSWORD|TOKEN|ACCESS_KEY|CREDENTIAL)", re.IGNORECASE)
     for one in cluster.workloads():
         for name, value in one.environment.items():
-            if telling.search(name) and not name.endswith("_FILE") and not value.startswith("secret:"):
+            if value.startswith("secret:"):
+                yield f"{one.name}: a new value of {name} needs a restart; mount {value} as a file"
+            elif telling.search(name) and not name.endswith("_FILE"):
                 yield f"{one.name}: {name} is written out"
             if re.search(r"://[^/@]*:[^/@]*@", value):
                 yield f"{one.name}: {name} has a password in it"
-        if any("://" in argument or telling.search(argument) for argument in one.container.get("args", ())):
+        named = re.compile(r"--[a-z-]+-(file|listen)=")  # what a file or an address is for
+        given = [argument for argument in one.container.get("args", ()) if not named.match(argument)]
+        if any("://" in argument or telling.search(argument) for argument in given):
             yield f"{one.name}: ps would show a secret"
 
 
 def ports(cluster: Cluster) -> Iterator[str]:
     for one in cluster.workloads():
         arguments = one.arguments()
-        listening = {
-            port_of(address)
-            for address in (arguments.listen, arguments.metrics, getattr(arguments, "health_listen", ""))
-            if address and one.kind == "Deployment"
-        }
+        listening = {port_of(address) for address in _listened(arguments) if one.kind == "Deployment"}
         if set(one.ports.values()) != listening:
             yield f"{one.name} declares {sorted(one.ports.values())} and listens on {sorted(listening)}"
         scrape = one.template["metadata"].get("annotations", {}).get("prometheus.io/port")
@@ -179,6 +194,11 @@ def ports(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name}: Prometheus is sent to {scrape}"
     addresses = {one.arguments().coordinator for one in cluster.workloads() if _calls(one)}
     addresses |= {trigger["metadata"]["scalerAddress"] for trigger in _triggers(cluster)}
+    addresses |= {
+        f"{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
+        for service in cluster.of("Service")
+        for port in service["spec"]["ports"]
+    }
     certified = {name for one in cluster.of("Certificate") for name in one["spec"].get("dnsNames", ())}
     for address in sorted(addresses):
         host, _, domain = host_of(address).partition(".")
@@ -187,6 +207,12 @@ def ports(cluster: Cluster) -> Iterator[str]:
             yield f"no service answers at {address}"
         if certified and host_of(address) not in certified:
             yield f"no certificate is for {host_of(address)}"
+
+
+def _listened(arguments: argparse.Namespace) -> list[str]:
+    """Addresses at which a program listens."""
+    named = [getattr(arguments, name, "") for name in ("listen", "metrics", "health_listen", "token_listen")]
+    return [address for address in named if address]
 
 
 def _service_ports(cluster: Cluster, services: list[Object]) -> set[int]:
@@ -215,6 +241,8 @@ def access(cluster: Cluster) -> Iterator[str]:
     for one in cluster.of("ConfigMap"):
         if "access.yaml" not in one["data"]:
             continue
+        if one["metadata"]["name"] != "slipway-access":
+            yield f"{one['metadata']['name']} has another name with every change, which replaces the coordinators"
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "access.yaml"
             file.write_text(one["data"]["access.yaml"])
@@ -246,7 +274,7 @@ def scaling(cluster: Cluster) -> Iterator[str]:
 
 
 def _architecture(one: Workload) -> str:
-    if "nvidia.com/gpu" not in one.container["resources"]["limits"]:
+    if not any(name.startswith("nvidia.com/") for name in one.container["resources"]["limits"]):
         return NO_GPU
     selector = one.pod.get("nodeSelector", {})
     tolerated = any(toleration["key"] == "nvidia.com/gpu" for toleration in one.pod.get("tolerations", ()))
@@ -258,7 +286,7 @@ def state(cluster: Cluster) -> Iterator[str]:
     """Several coordinators share PostgreSQL, whose tables a Job makes; one has a file of its own."""
     (coordinator,) = (one for one in cluster.workloads() if one.name == "slipway-coordinator")
     place, spec = coordinator.environment["SLIPWAY_STATE"], coordinator.object["spec"]
-    shared, replicas = place.startswith("secret:"), spec["replicas"]
+    shared, replicas = place.startswith("postgresql:"), spec["replicas"]
     migrations = [one for one in cluster.workloads() if one.kind == "Job" and one.arguments().command == "migrate"]
     if shared != (replicas == 2) or replicas not in {1, 2}:
         yield f"{replicas} coordinators on {place}"

@@ -113,6 +113,16 @@ class PostgresServer:
             self._process.wait(120)
             self._process = None
 
+    def dump(self, name: str) -> Path:
+        """Back a database up, as the documents say; returns the file."""
+        file = self._folder / f"{name}.dump"
+        self._run("pg_dump", "--format=custom", f"--file={file}", f"--dbname={self.database(name)}")
+        return file
+
+    def restore(self, name: str, file: Path) -> None:
+        """Restore it over what is there, as the documents say."""
+        self._run("pg_restore", "--clean", "--if-exists", "--no-owner", f"--dbname={self.database(name)}", file)
+
     def _run(self, program: str, *arguments: str | Path) -> None:
         command = [self._programs / program, *arguments]
         done = subprocess.run(command, user=_USER, cwd="/", capture_output=True, text=True)

@@ -129,6 +129,11 @@ class Board:
         """Whether an attempt waits or is held."""
         return key in self.held or key in self.waiting
 
+    def is_ending(self, worker: str) -> bool:
+        """Whether a worker said that it was told to end."""
+        known = self.workers.get(worker)
+        return known is not None and known.ending
+
     def keeps(self, worker: str, held: Held) -> bool:
         """Whether a worker shall go on with what it runs."""
         lease = self.held.get(held.task)

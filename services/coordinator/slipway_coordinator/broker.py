@@ -244,10 +244,10 @@ class Broker:
         for key, lease in late:
             if not self.board.let_go(key, lease):
                 continue
-            held, offer = Held(key, lease.epoch), lease.offer
+            held, offer, departed = Held(key, lease.epoch), lease.offer, self.board.is_ending(lease.worker)
             try:
                 taken, told = await self.journal.do(
-                    lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked)  # noqa: B023 - waited for here
+                    lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)  # noqa: B023 - waited for here
                 )
             except ServiceError:
                 self.board.held.setdefault(key, lease)  # it is tried again
@@ -256,7 +256,8 @@ class Broker:
                 continue  # its result came in meanwhile
             self.deliver(told)
             with within(offer.traceparent if offer is not None else ""):
-                log.warning(f"worker {lease.worker} is silent: {key} is taken back")
+                why = "has departed" if departed else "is silent"
+                log.warning(f"worker {lease.worker} {why}: {key} is taken back")
             if offer is None:
                 continue
             metrics.LEASES_EXPIRED.add(stage=offer.stage)

@@ -60,6 +60,12 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         help="forget exports this long after their end; never by default",
     )
     parser.add_argument(
+        "--token-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="second TLS port for clients that have a token and no certificate; the same port on all coordinators of a state",
+    )
+    parser.add_argument(
         "--advertise",
         type=_address,
         metavar="HOST:PORT",

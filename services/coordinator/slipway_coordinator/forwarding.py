@@ -42,6 +42,7 @@ class Forwarder:
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
+        same_port: Whether the leader takes these connections at this address' port, not at that of its own address.
 
     Attributes:
         address: The same with the port that was taken.
@@ -50,8 +51,9 @@ class Forwarder:
         left: Set when the leader ends a connection that its client had not ended.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, same_port: bool = False) -> None:
         self.address = address
+        self._same_port = same_port
         self.leader = ""
         self.reachable = False
         self.left = asyncio.Event()
@@ -83,6 +85,8 @@ class Forwarder:
 
         A leader that is new, or took no connection before, is tried.
         """
+        if leader and self._same_port:
+            leader = f"{leader.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
         if leader != self.leader:
             self.leader, self.reachable = leader, False
             for connection in [one for one in self._open if one.leader != leader]:

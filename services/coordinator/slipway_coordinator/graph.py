@@ -21,6 +21,10 @@ from slipway_coordinator.states import ExportState, TaskState
 MOST_LOSSES = 5
 """Leases of one attempt that may end in silence; more than a worker's bad day, fewer than it takes to wear out a cluster."""
 
+MOST_DEPARTURES = 50
+"""The same of workers that had been told to end, as those on spot nodes are every few hours; not without limit, as a task may be
+what its pod is evicted for."""
+
 
 class EventKind(StrEnum):
     """What can happen to an export from outside."""
@@ -34,7 +38,9 @@ class EventKind(StrEnum):
 
 
 class Event(BaseModel):
-    """Something that happened, at ``time`` (seconds since the epoch). All but ``CANCEL_REQUESTED`` concern one attempt."""
+    """Something that happened, at ``time`` (seconds since the epoch). All but ``CANCEL_REQUESTED`` concern one attempt; ``departed``
+    says of ``LEASE_LOST`` that the worker had been told to end before it fell silent.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -49,6 +55,7 @@ class Event(BaseModel):
     reused: bool = False
     failure: Failure | None = None
     peak_memory_bytes: int = 0
+    departed: bool = False
 
 
 def begin(record: ExportRecord, *, now: float) -> ExportRecord:
@@ -74,6 +81,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
                 epoch=event.epoch,
                 lost_epoch=last.epoch if not adopted else last.lost_epoch,
                 losses=max(last.losses - adopted, 0),
+                departures=max(last.departures - (adopted and not last.losses), 0),
                 start_time=event.time,
             )
         case EventKind.LEASE_LOST:
@@ -108,16 +116,17 @@ def _checked(task: TaskRecord, event: Event) -> Event:
 def _left(task: TaskRecord, event: Event) -> TaskRecord:
     """The task for another worker; what no worker survives, as some containers end with the first of their processes, has failed."""
     last = task.attempt
-    losses = last.losses + (last.state is TaskState.RUNNING)
-    if losses < MOST_LOSSES:
-        return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, losses=losses)
+    ran = last.state is TaskState.RUNNING
+    losses, departures = last.losses + (ran and not event.departed), last.departures + (ran and event.departed)
+    if losses < MOST_LOSSES and departures < MOST_DEPARTURES:
+        return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, losses=losses, departures=departures)
     failure = StageError(
-        f"{losses} workers in a row fell silent while they ran {task.stage}, the last one {last.worker}",
+        f"{losses + departures} workers in a row fell silent while they ran {task.stage}, the last one {last.worker}",
         reason="STAGE_KILLED",
-        about={"worker": last.worker, "losses": losses},
+        about={"worker": last.worker, "losses": losses, "departures": departures},
     ).failure()
     return task.moved(TaskState.RUNNING).with_attempt(
-        state=TaskState.FAILED, failure=failure, losses=losses, end_time=event.time
+        state=TaskState.FAILED, failure=failure, losses=losses, departures=departures, end_time=event.time
     )
 
 

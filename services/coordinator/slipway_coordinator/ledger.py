@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slipway_coordinator.graph import Event, EventKind
 from slipway_coordinator.inbox import Events, Message
@@ -74,15 +75,17 @@ class Ledger:
             return False, None
         return True, self.events.find(stamp)
 
-    def expire(self, worker: str, held: Held, offer: Offer | None, *, revoked: bool) -> tuple[bool, Message | None]:
-        """Take a lease back; False when it is not held any more."""
+    def expire(
+        self, worker: str, held: Held, offer: Offer | None, *, revoked: bool, departed: bool = False
+    ) -> tuple[bool, Message | None]:
+        """Take a lease back, from a worker that departed or fell silent; False when it is not held any more."""
         if not self.leases.move(held.task, LeaseState.EXPIRED, epoch=held.epoch, worker=worker):
             return False, None
         if offer is None:
             return True, None
         if revoked:
             return True, self._tell(offer, EventKind.CANCELLED, key=f"{held.task}#revoked")
-        return True, self._tell(offer, EventKind.LEASE_LOST, key=f"{held.task}#{held.epoch}#lost")
+        return True, self._tell(offer, EventKind.LEASE_LOST, key=f"{held.task}#{held.epoch}#lost", departed=departed)
 
     def adopt(self, worker: str, held: Held, offer: Offer | None) -> tuple[bool, Message | None]:
         """Give a lease to its owner again; False when it is another's, or was handed in or back."""
@@ -98,6 +101,6 @@ class Ledger:
     def _leased(self, offer: Offer, worker: str, epoch: int, *, key: str) -> Message | None:
         return self._tell(offer, EventKind.LEASED, key=key, worker=worker, epoch=epoch)
 
-    def _tell(self, offer: Offer, kind: EventKind, *, key: str, worker: str = "", epoch: int = 0) -> Message | None:
-        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, worker=worker, epoch=epoch)
+    def _tell(self, offer: Offer, kind: EventKind, *, key: str, **more: Any) -> Message | None:
+        event = Event(kind=kind, time=time.time(), task=offer.task, attempt=offer.attempt, **more)
         return self.events.put(offer.export, event, key)

@@ -53,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> None:
         given(arguments, Security.from_environment(os.environ)),
         address=arguments.listen,
         health_address=arguments.health_listen,
+        token_address=arguments.token_listen,
         allow_anonymous=arguments.allow_anonymous,
     )
     with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:

@@ -42,7 +42,8 @@ class Resources(_Record):
 
 class AttemptRecord(_Record):
     """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
-    lease it runs, ``lost_epoch`` under which it ran before that, ``losses`` how many of its workers fell silent. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
+    lease it runs, ``lost_epoch`` under which it ran before that, ``losses`` how many of its workers fell silent, ``departures`` how many of them
+    had said before that they were told to end. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
     """
 
     number: int
@@ -55,6 +56,7 @@ class AttemptRecord(_Record):
     epoch: int = 0
     lost_epoch: int = 0
     losses: int = 0
+    departures: int = 0
     failure: Failure | None = None
     rule: str = ""
     note: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -159,7 +160,9 @@ async def serve(
         await health.start()
         with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
             if not held:
-                held, address = await _stand_by(lock, health, options.state, address, ended=ended, own=advertise)
+                held, address = await _stand_by(
+                    lock, health, options.state, address, ended=ended, own=advertise, tokens=security.token_address
+                )
             if held:
                 await _be_active(server, lock, health, options.state, address, advertise=advertise)
                 await ended.wait()
@@ -171,16 +174,18 @@ async def serve(
 
 
 async def _stand_by(
-    lock: StateLock, health: HealthPort, state: State, address: str, *, ended: asyncio.Event, own: str
+    lock: StateLock, health: HealthPort, state: State, address: str, *, ended: asyncio.Event, own: str, tokens: str
 ) -> tuple[bool, str]:
     """Wait for the lock; whether it is ours, and the address that was listened on until then."""
     forwarder = Forwarder(address)
-    await forwarder.listen()
-    log.info(f"coordinator on {forwarder.address}, state {state}, standing by")
-    try:
-        held = await stand_by(lock, forwarder, health, ended=ended, own=own)
-    finally:
-        await forwarder.close()
+    second = Forwarder(tokens, same_port=True) if tokens else None
+    async with contextlib.AsyncExitStack() as closing:
+        for one in (forwarder, second):
+            if one is not None:
+                closing.push_async_callback(one.close)
+                await one.listen()
+        log.info(f"coordinator on {forwarder.address}, state {state}, standing by")
+        held = await stand_by(lock, forwarder, health, ended=ended, own=own, tokens=second)
     return held, forwarder.address
 
 

@@ -23,7 +23,13 @@ _LOOPBACK = ("127.", "::1")
 
 
 async def stand_by(
-    lock: StateLock, forwarder: Forwarder, health: HealthPort, *, ended: asyncio.Event, own: str
+    lock: StateLock,
+    forwarder: Forwarder,
+    health: HealthPort,
+    *,
+    ended: asyncio.Event,
+    own: str,
+    tokens: Forwarder | None = None,
 ) -> bool:
     """Wait for the lock; False when this process shall end before.
 
@@ -33,6 +39,7 @@ async def stand_by(
         health: Says that this process takes connections, while there is somebody to pass them on to.
         ended: Set when this process shall end.
         own: The address that this process will have when it is active, if that was given.
+        tokens: The same for clients that have a token; listens already.
     """
     alarmed_until = 0.0
     while not await asyncio.to_thread(lock.acquire):
@@ -41,6 +48,8 @@ async def stand_by(
             log.error(f"another coordinator has this one's address, {leader}: give each an --advertise of its own")
             leader = ""
         await forwarder.point_to(leader)
+        if tokens is not None:
+            await tokens.point_to(leader)
         # Without a known leader it is ready too: it shall be the next, and a rollout waits for it.
         health.say(serving=lock.answers and (forwarder.reachable or not leader))
         if forwarder.left.is_set():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from slipway import metrics
 from slipway.artifacts.actions import ActionResult
-from slipway.artifacts.collection import collect
+from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.faults import ABSENT, disk_full
 from slipway.artifacts.files import in_threads, regular_files
 from slipway.artifacts.local import LocalStore
@@ -31,7 +32,8 @@ class CachedStore:
     Args:
         remote: Where everything is.
         local: The cache; fetched files are hard links into it.
-        max_bytes: Least recently used artifacts go when the cache has more; those in use keep their links elsewhere.
+        max_bytes: Least recently used artifacts go when the cache has more; those in use keep their links elsewhere. They go
+            earlier where the cache's file system has no room for what arrives and for what is made of it.
     """
 
     def __init__(self, remote: S3Store, local: LocalStore, *, max_bytes: int | None = None) -> None:
@@ -158,10 +160,14 @@ class CachedStore:
     def _bring(self, digest: str, on_bytes: OnBytes | None) -> None:
         """Complete an artifact in the cache; each blob is fetched by one process, the others wait for it."""
         if self.local.exists(digest):
-            for file in self.local.manifest(digest).files:
+            manifest = self.local.manifest(digest)
+            for file in manifest.files:
                 _count(file, "hit")
+            self._make_room(_size(manifest.files), keep=digest)
             return
         manifest = self.remote.during(on_bytes).manifest(digest)
+        missing = [file for file in manifest.files if not self.local.has_blob(file)]
+        self._make_room(_size(missing) + _size(manifest.files), keep=digest)
         with disk_full("fetching", digest, at=self.local.root), workers() as pool:
 
             def bring(file: ManifestFile, count: OnBytes) -> None:
@@ -211,9 +217,24 @@ class CachedStore:
 
     def _evict(self) -> None:
         if self._max_bytes is not None and self.local.size_bytes() > self._max_bytes:
-            gone = collect(self.local, max_bytes=self._max_bytes)
-            metrics.NODE_CACHE_EVICTIONS.add(len(gone.artifacts))
-            metrics.NODE_CACHE_EVICTED_BYTES.add(gone.freed_bytes)
+            self._shrink(self._max_bytes)
+
+    def _make_room(self, needed_bytes: int, *, keep: str) -> None:
+        """Evict until so much is free: what a task writes, on the same disk, is about as large as what it reads."""
+        while (lacking := needed_bytes - shutil.disk_usage(self.local.root).free) > 0:
+            gone = self._shrink(max(self.local.size_bytes() - lacking, 0), keep=(keep,))
+            if not gone.artifacts and not gone.freed_bytes:
+                return  # the disk is full of other things
+
+    def _shrink(self, max_bytes: int, *, keep: Collection[str] = ()) -> Collected:
+        gone = collect(self.local, max_bytes=max_bytes, keep=lambda: keep)
+        metrics.NODE_CACHE_EVICTIONS.add(len(gone.artifacts))
+        metrics.NODE_CACHE_EVICTED_BYTES.add(gone.freed_bytes)
+        return gone
+
+
+def _size(files: Iterable[ManifestFile]) -> int:
+    return sum(file.size_bytes for file in files)
 
 
 def _count(file: ManifestFile, result: str) -> None:

@@ -22,7 +22,7 @@ from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
 from slipway.links import open_real, open_unlinked
-from slipway.wire import MAX_FILES, RETRY_AFTER, failure_of_call, sendable
+from slipway.wire import MAX_FILES, RETRY_AFTER, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ class ProjectArtifacts:
             try:
                 return attempt(progress)
             except grpc.RpcError as error:
-                failure = failure_of_call(error, address=self._calls.address)
+                failure = self._calls.failure(error)
                 passes = failure.reason in also or _passes(failure)
                 if not passes or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error

@@ -165,7 +165,7 @@ class AsyncClient:
                     if watch.is_new(event):
                         yield event
         except grpc.aio.AioRpcError as error:
-            yield failure_of_call(error, address=self.address)
+            yield self._failure(error)
         else:
             watch.ended = (
                 True  # a server that goes away cancels the stream; one that ends it in order has no more to say
@@ -239,6 +239,9 @@ class AsyncClient:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return with_trace(self._channel.identity.metadata())
 
+    def _failure(self, error: grpc.RpcError) -> Failure:
+        return failure_of_call(error, address=self.address, encrypted=self._channel.identity.encrypted)
+
     async def _call(self, method: Callable[..., T], request: object) -> T:
         # The stubs are typed as those of blocking channels, whose answers need no waiting for.
         call: Any = method(request, timeout=self._timeout, metadata=self._metadata())
@@ -246,5 +249,5 @@ class AsyncClient:
             with self._channel.calling():
                 answer: T = await call
         except grpc.aio.AioRpcError as error:
-            raise failure_of_call(error, address=self.address).error() from error
+            raise self._failure(error).error() from error
         return answer

@@ -29,7 +29,6 @@ from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.security.settings import Security
-from slipway.wire import failure_of_call
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -183,7 +182,7 @@ class Client:
         try:
             yield from (event for event in call if watch.is_new(event))
         except grpc.RpcError as error:
-            yield failure_of_call(error, address=self.address)
+            yield self._calls.failure(error)
         else:
             watch.ended = (
                 True  # a server that goes away cancels the stream; one that ends it in order has no more to say

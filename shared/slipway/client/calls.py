@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 import grpc
 
 from slipway.client.requests import TIMEOUT_SECONDS, Metadata, with_trace
+from slipway.errors import Failure
 from slipway.security.channels import BlockingChannel
 from slipway.security.settings import Security
 from slipway.wire import failure_of_call
@@ -68,6 +69,10 @@ class BlockingCalls:
         """Around every call."""
         return self._channel.calling()
 
+    def failure(self, error: grpc.RpcError) -> Failure:
+        """What a call ended with."""
+        return failure_of_call(error, address=self.address, encrypted=self._channel.identity.encrypted)
+
     def send(self, method: Callable[..., T], request: object) -> T:
         """The answer of a method, or gRPC's own error."""
         with self.calling():
@@ -82,4 +87,4 @@ class BlockingCalls:
         try:
             return self.send(method, request)
         except grpc.RpcError as error:
-            raise failure_of_call(error, address=self.address).error() from error
+            raise self.failure(error).error() from error

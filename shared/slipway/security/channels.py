@@ -64,6 +64,11 @@ class Identity:
             )
 
     @property
+    def encrypted(self) -> bool:
+        """Whether it connects with TLS."""
+        return self._material is not None
+
+    @property
     def generation(self) -> int:
         """Changes when the certificates did."""
         if self._material is None:

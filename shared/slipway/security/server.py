@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
@@ -34,6 +34,8 @@ class ServerSecurity:
         limits: What one client may use.
         health_address: ``HOST:PORT`` of a second, plain port that answers health checks only: probes of Kubernetes
             speak no TLS. Empty for none.
+        token_address: ``HOST:PORT`` of a second TLS port that asks clients for no certificate, for those who show a token.
+            Empty for none.
         audits: Write down who changes what.
     """
 
@@ -41,6 +43,7 @@ class ServerSecurity:
     authenticator: Authenticator = field(default_factory=lambda: Everyone(OWNER))
     limits: Limits = field(default_factory=Limits)
     health_address: str = ""
+    token_address: str = ""
     audits: bool = False
 
     def __post_init__(self) -> None:
@@ -50,6 +53,12 @@ class ServerSecurity:
                 reason="TLS_INVALID",
                 remedy="give certificates, or leave out --health-listen: the main port answers plain probes",
             )
+        if self.token_address and (self.tls is None or self.tls.ca is None):
+            raise ConfigurationError(
+                "a port for clients without a certificate is needed only where the main one demands certificates",
+                reason="TLS_INVALID",
+                remedy="give --tls-ca-file, or leave out --token-listen: the main port takes tokens",
+            )
 
     def interceptor(self) -> AccessInterceptor:
         """What checks this server's calls."""
@@ -58,7 +67,7 @@ class ServerSecurity:
         )
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Bind a server to its address, and to that for health checks; returns the first one's port.
+        """Bind a server to its address, and to those for health checks and tokens; returns the first one's port.
 
         Raises:
             ServiceError: An address cannot be bound.
@@ -67,6 +76,8 @@ class ServerSecurity:
         credentials = None if self.tls is None else server_credentials(self.tls)
         if self.health_address:
             listen(server, self.health_address)
+        if self.token_address and self.tls is not None:
+            listen(server, self.token_address, credentials=server_credentials(replace(self.tls, ca=None)))
         return listen(server, address, credentials=credentials)
 
 
@@ -76,7 +87,12 @@ def is_private(address: str) -> bool:
 
 
 def coordinator_security(
-    security: Security, *, address: str, health_address: str = "", allow_anonymous: bool = False
+    security: Security,
+    *,
+    address: str,
+    health_address: str = "",
+    token_address: str = "",
+    allow_anonymous: bool = False,
 ) -> ServerSecurity:
     """Security of a coordinator.
 
@@ -98,7 +114,13 @@ def coordinator_security(
         )
     if security.tls is None and not is_private(address):
         log.warning(f"calls to {address} travel unencrypted: give --tls-cert-file and --tls-key-file")
-    return ServerSecurity(tls=security.tls, authenticator=authenticator, health_address=health_address, audits=True)
+    return ServerSecurity(
+        tls=security.tls,
+        authenticator=authenticator,
+        health_address=health_address,
+        token_address=token_address,
+        audits=True,
+    )
 
 
 def worker_security(security: Security, *, address: str, health_address: str = "") -> ServerSecurity:

@@ -14,7 +14,7 @@ from slipway.gpu import first_gpu
 from slipway.registry import load_stage
 from slipway_protos.v1 import worker_pb2
 
-_MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Machine:
         return worker_pb2.Capabilities(
             gpu_architecture=self.gpu_architecture,
             gpu_memory_bytes=self.gpu_memory_bytes,
-            memory_bytes=int(self.memory_bytes * _MEMORY_SHARE / slots),
+            memory_bytes=int(self.memory_bytes * MEMORY_SHARE / slots),
             scratch_bytes=self.scratch_bytes,
             versions=self.libraries,
         )

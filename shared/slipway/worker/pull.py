@@ -129,6 +129,10 @@ class Worker:
     def _stub(self) -> worker_pb2_grpc.WorkerServiceStub:
         return worker_pb2_grpc.WorkerServiceStub(self._channel.current())
 
+    def _failure(self, error: grpc.RpcError) -> Failure:
+        identity = self._channel.identity
+        return failure_of_call(error, address=self.options.coordinator, encrypted=identity.encrypted)
+
     async def _watch_room(self) -> None:
         while self.options.waits_for_room:
             await asyncio.sleep(LOOK_SECONDS)
@@ -145,7 +149,7 @@ class Worker:
             except grpc.aio.AioRpcError as error:
                 self._take_back(request)
                 if failures == 0:
-                    log.warning(str(failure_of_call(error, address=self.options.coordinator)))
+                    log.warning(str(self._failure(error)))
                 failures += 1
                 await asyncio.sleep(min(0.2 * 2 ** min(failures, 6), _LONGEST_BACKOFF_SECONDS))
                 continue
@@ -235,7 +239,7 @@ class Worker:
                     request, timeout=_CALL_SLACK_SECONDS, metadata=self._channel.identity.metadata()
                 )
             except grpc.aio.AioRpcError as error:
-                failure = failure_of_call(error, address=self.options.coordinator)
+                failure = self._failure(error)
                 # An identity that is refused may be one that is being renewed.
                 if not failure.retryable and failure.reason not in {"UNAUTHENTICATED", "TLS_INVALID"}:
                     _log_refusal(request.task, failure)

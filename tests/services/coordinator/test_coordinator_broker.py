@@ -67,6 +67,22 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
     database.close()
 
 
+@pytest.mark.parametrize("ending", [True, False])
+def test_the_workflow_is_told_whether_a_silent_worker_had_been_told_to_end(setup: Setup, ending: bool) -> None:
+    """As a node that is taken away tells its pods, and does not wait for them."""
+
+    async def run() -> None:
+        broker = setup.broker()
+        granted = await lease(broker)
+        await broker.synchronize(replace(holding(A, granted), draining=ending, ending=ending))
+        setup.now += 11
+        await broker.expire()
+
+    asyncio.run(run())
+    lost = setup.database.events.read(EXPORT, 1)[-1].event
+    assert (lost.kind, lost.departed) == (EventKind.LEASE_LOST, ending)
+
+
 def holding(report: WorkerReport, granted: Granted) -> WorkerReport:
     return replace(report, free_slots=0, running=(Held(granted.offer.key, granted.epoch),))
 

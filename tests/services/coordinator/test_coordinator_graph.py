@@ -152,9 +152,9 @@ def test_a_worker_that_shuts_down_hands_its_task_back() -> None:
     assert record.task("m").state is TaskState.QUEUED
 
 
-def lose(record: ExportRecord, *, epoch: int) -> ExportRecord:
+def lose(record: ExportRecord, *, epoch: int, departed: bool = False) -> ExportRecord:
     leased = happens(record, EventKind.LEASED, "m", worker=f"w{epoch}", epoch=epoch)
-    return happens(leased, EventKind.LEASE_LOST, "m")
+    return happens(leased, EventKind.LEASE_LOST, "m", departed=departed)
 
 
 def test_what_takes_every_worker_with_it_has_failed() -> None:
@@ -170,6 +170,20 @@ def test_what_takes_every_worker_with_it_has_failed() -> None:
     assert f"the last one w{graph.MOST_LOSSES}" in failed.attempt.failure.message
     again = graph.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)
     assert again.task("m").attempt.losses == 0
+
+
+def test_workers_that_were_told_to_end_are_no_reason_to_fail_before_there_are_very_many() -> None:
+    record = diamond()
+    for epoch in range(1, graph.MOST_DEPARTURES):
+        record = lose(record, epoch=epoch, departed=True)
+        assert record.task("m").attempt.state is TaskState.QUEUED
+    assert graph.MOST_DEPARTURES > 5 * graph.MOST_LOSSES
+    record = lose(record, epoch=graph.MOST_DEPARTURES)  # one that crashed is not one of them
+    assert record.task("m").attempt.state is TaskState.QUEUED
+    record = lose(record, epoch=graph.MOST_DEPARTURES + 1, departed=True)
+    (failed,) = graph.undecided(record)
+    assert failed.attempt.failure is not None
+    assert failed.attempt.failure.reason == "STAGE_KILLED"
 
 
 def test_a_worker_that_comes_back_to_its_task_was_not_lost() -> None:

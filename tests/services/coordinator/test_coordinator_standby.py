@@ -15,6 +15,7 @@ import grpc
 import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import SecretStr
 
 from certificates import Authority
 from cli import SLIPWAY
@@ -24,6 +25,8 @@ from postgres_server import PostgresServer, postgres_server
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
+from slipway.security.settings import Security
+from slipway.security.tokens import new_token, token_hash
 from slipway_coordinator.advisory_lock import AdvisoryLock
 from slipway_coordinator.database import Database
 from slipway_coordinator.migration import migrate
@@ -32,9 +35,11 @@ from unhurried import unhurried
 
 ACCESS = """
 principals:
-  - {name: people, role: operator, projects: ["*"], certificate: people.slipway}
-  - {name: strangers, role: viewer, projects: [none], certificate: strangers.slipway}
+  - {{name: people, role: operator, projects: ["*"], certificate: people.slipway}}
+  - {{name: strangers, role: viewer, projects: [none], certificate: strangers.slipway}}
+  - {{name: ci, role: submitter, projects: [default], token_sha256: {token}}}
 """
+TOKEN = new_token()
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +58,14 @@ class Pair:
     authority: Authority
     ports: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *more: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
         port, health = self.ports.setdefault(name, (free_port(), free_port()))
         tls = self.authority.files("server", "localhost", "127.0.0.1")
-        (self.folder / "access.yaml").write_text(ACCESS)
-        command = [SLIPWAY, "coordinator", "--listen", f"127.0.0.1:{port}", "--state", self.place]
+        (self.folder / "access.yaml").write_text(ACCESS.format(token=token_hash(TOKEN)))
+        command = [SLIPWAY, "coordinator", "--listen", f"{host}:{port}", "--state", self.place]
         command += ["--health-listen", f"127.0.0.1:{health}", "--access-file", str(self.folder / "access.yaml")]
         command += ["--tls-ca-file", str(tls.ca), "--tls-cert-file", str(tls.certificate)]
-        command += ["--tls-key-file", str(tls.key)]
+        command += ["--tls-key-file", str(tls.key), *more]
         return self.stack.enter_context(process(command, self.folder / f"{name}.log"))
 
     def ready(self, name: str) -> bool:
@@ -125,6 +130,25 @@ def test_certificates_and_streams_go_through_a_standby_which_takes_over_in_its_p
     again.terminate()
     assert again.wait(60) == 0
     assert "Traceback" not in pair.log("a")
+
+
+@pytest.mark.slow
+def test_a_token_goes_through_a_standby_too(pair: Pair) -> None:
+    """At the port for tokens, which both have; the hosts are two addresses of loopback."""
+    tokens, found, running = free_port(), [], {}
+    for name, host in (("a", "127.0.0.1"), ("b", "127.0.0.2")):
+        running[name] = pair.start(name, "--token-listen", f"{host}:{tokens}", host=host)
+        wait_for(lambda name=name: pair.ready(name))
+    security = Security(tls_ca_file=pair.authority.ca, tls_server_name="localhost", token=SecretStr(TOKEN))
+    for host in ("127.0.0.1", "127.0.0.2"):
+        with Client(f"{host}:{tokens}", security=security) as client:
+            found.append(list(client.list_exports()))
+    assert any("standing by" in text for text in pair.said("b"))
+    running["a"].kill()
+    wait_for(lambda: "active" in pair.said("b"))
+    with Client(f"127.0.0.2:{tokens}", security=security) as client:  # in the standby's place
+        found.append(list(client.list_exports()))
+    assert found == [[], [], []]
 
 
 def cancelled(client: Client, name: str) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -506,6 +507,23 @@ def test_the_cache_stays_within_its_limit(bucket: S3Bucket, tmp_path: Path) -> N
     assert (cache.fetch(huge, tmp_path / "out") / "weights").stat().st_size == 5000
     assert cache.local.size_bytes() <= 2500
     assert all(cache.exists(digest) for digest in [*digests, huge])
+
+
+def test_the_cache_gives_way_to_the_work_on_its_disk(bucket: S3Bucket, small_disk: Path, tmp_path: Path) -> None:
+    """A task reads 3 MiB and writes as much, beside the cache, on a disk of 8 MiB; the limit of the cache is never reached."""
+    remote = S3Store(bucket)
+    sources = [random_file(tmp_path / f"source-{number}", 3 << 20) for number in range(4)]
+    digests = [remote.put_files({"weights": source}) for source in sources]
+    cache = CachedStore(remote, LocalStore(small_disk / "cache"), max_bytes=50_000_000)
+    for number, digest in enumerate(digests):
+        work = small_disk / f"work-{number}"
+        fetched = cache.fetch(digest, work / "in")
+        assert digest_of(fetched / "weights") == digest_of(sources[number])
+        random_file(work / "out" / "weights", 3 << 20)
+        assert cache.exists(cache.put(work / "out"))
+        shutil.rmtree(work)
+    cache.fetch(digests[-1], small_disk / "again")  # what was used last is still there, and stays while it is used
+    assert cache.local.exists(digests[-1])
 
 
 FETCH = """

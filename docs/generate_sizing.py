@@ -1,0 +1,192 @@
+"""Print the page about sizes for docs/sizing.md, or a component of k8s/ with the sizes for one model.
+
+``python docs/generate_sizing.py > docs/sizing.md``
+``python docs/generate_sizing.py 70b > k8s/components/sizes/70b/kustomization.yaml``
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from slipway.preflight import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize, memory_bytes, task_bytes
+from slipway.worker.machine import MEMORY_SHARE
+
+FREE_SHARE = 0.1
+"""Of a volume that nothing is planned for."""
+COMPANION_BYTES = 20_000_000
+LOGIT_BYTES = 2 << 30
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder by the shapes in its config.json; its weights have 16 bits, its output layer is not its embedding."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head: int
+    intermediate: int
+    vocabulary: int
+    experts: int = 0
+
+    def size(self) -> ModelSize:
+        """Count the weights: attention, feed-forward or experts with their router, and two tables of the vocabulary."""
+        attention = self.hidden * self.head * 2 * (self.heads + self.key_value_heads)
+        forward = 3 * self.hidden * self.intermediate * max(self.experts, 1) + self.hidden * self.experts
+        largest = self.vocabulary * self.hidden
+        weights = self.layers * (attention + forward) + 2 * largest
+        return ModelSize(weights, 2 * weights, largest, 2 * largest, COMPANION_BYTES)
+
+
+MODELS = {
+    "8b": Model("Qwen3-8B", 4096, 36, 32, 8, 128, 12288, 151936),
+    "30b": Model("Qwen3-30B-A3B", 2048, 48, 32, 4, 128, 768, 151936, experts=128),
+    "70b": Model("Llama-3.3-70B", 8192, 80, 64, 8, 128, 28672, 128256),
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a worker of a stage needs, in bytes."""
+
+    reads: int
+    writes: int
+    task_memory: int
+
+    @property
+    def volume_gib(self) -> int:
+        """Of the scratch volume, in steps of 16 GiB."""
+        return 16 * math.ceil((self.reads + self.writes) / (1 - FREE_SHARE) / GIB / 16)
+
+    @property
+    def memory_gib(self) -> int:
+        """Of the container, in steps of 4 GiB."""
+        return 4 * math.ceil(self.task_memory / MEMORY_SHARE / GIB / 4)
+
+
+def needs(size: ModelSize) -> dict[str, Need]:
+    """The needs of each worker, by the name of its Deployment."""
+    stored, single = size.weight_bytes + size.companion_bytes, size.weights * FLOAT32_BYTES + size.companion_bytes
+    integer = int(size.weights * BYTES_PER_WEIGHT["int8"])
+    half = _task("quantize", level="fp16", format="onnx")
+    outputs = 2 * stored + single + 2 * integer + size.largest_bytes  # base, pytorch, onnx, and both as int8
+    plan = {
+        "merge": (stored, task_bytes(_task("merge"), size), "merge"),
+        "prepare": (stored, task_bytes(_task("prepare"), size), "prepare"),
+        "quantize": (single, task_bytes(half, size), "quantize"),
+        "onnx-export": (stored, task_bytes(_task("onnx_export"), size), "onnx_export"),
+        "tensorrt-build": (single, task_bytes(_task("tensorrt_build"), size), "tensorrt_build"),
+        "validate": (outputs, LOGIT_BYTES, "validate"),
+    }
+    return {
+        name: Need(reads, writes, memory_bytes([_task(stage)], size)) for name, (reads, writes, stage) in plan.items()
+    }
+
+
+def _task(stage: str, **params: str) -> SimpleNamespace:
+    return SimpleNamespace(id=stage, stage=stage, params=params, format="")
+
+
+def component(name: str) -> str:
+    """The component of one model."""
+    model = MODELS[name]
+    lines = [
+        f"# Workers for models of the size of {model.name}; by docs/generate_sizing.py {name}, see docs/sizing.md.",
+        "# The last one of an overlay's components.",
+        "apiVersion: kustomize.config.k8s.io/v1alpha1",
+        "kind: Component",
+        "patches:",
+    ]
+    container = "/spec/template/spec/containers/0"
+    claim = "/spec/template/spec/volumes/1/ephemeral/volumeClaimTemplate/spec/resources/requests/storage"
+    for stage, need in needs(model.size()).items():
+        memory = f"{need.memory_gib}Gi"
+        values = {
+            f"{container}/resources/requests/memory": memory,
+            f"{container}/resources/limits/memory": memory,
+            f"{container}/env/3/value": f"{need.volume_gib // 2}GiB",
+            claim: f"{need.volume_gib}Gi",
+        }
+        lines += [f"  - target: {{kind: Deployment, name: slipway-{stage}}}", "    patch: |"]
+        lines += [f"      - {{op: replace, path: {path}, value: {value}}}" for path, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+HEAD = """# Sizes
+
+What one task of a stage reads and writes on the scratch volume, and the memory it takes, for three models. **Computed**, not measured: from the
+shapes in their `config.json`, by the estimate that `slipway export --plan` shows for a model of your own. They are upper bounds:
+
+- *reads* and *writes* are weights in 16 bits, ONNX and engines in 32, int8 as 1.25 bytes a weight. `quantize` is shown for its
+  largest case (ONNX to fp16), `validate` for the base, `pytorch`, `onnx` and both as int8, with 2 GiB of logits; each further format adds its own size.
+- *volume* has room for both and a tenth more, in steps of 16 GiB. What a worker keeps of the bucket (`SLIPWAY_CACHE_SIZE`, half of the volume) gives way to the
+  task that runs.
+- *memory* is the container's limit, in steps of 4 GiB: a worker gives a task 80 % of it. Stages that stream hold libraries and four float32 copies of the largest
+  tensor; `tensorrt_build` and the reference of `validate` are whole in float32.
+"""
+
+MEASURED = """
+**Measured**, on a model of the shape of Qwen3-0.6B: `quantize` takes 0.24 to 0.31 GB of anonymous memory ([README](../services/quantize/README.md)),
+`onnx_export` 0.34 GB, 4.9 GB with the check against PyTorch ([README](../services/onnx_export/README.md)). By the estimate above both would be
+{estimate}: the memory of stages that stream has never come near it. Nothing larger than 8 GB of weights was measured; the peak of each
+attempt is in `slipway get`, on the dashboard, and in `slipway_stage_peak_memory_bytes`.
+
+- `onnx_export` compares with PyTorch only where 2.1 times the float32 weights fit: {parity} of memory. Otherwise it says so, and `validate`
+  compares the outputs.
+- An engine in 16 bits takes {engines} of GPU memory before any cache of keys and values: a 70B model needs int8 or int4 on one GPU of 80 GB.
+- `base/` has {base} of memory for `validate` and `tensorrt_build` 16 GiB, for models of up to 3 and 2 billion weights. For larger ones, take the component of the next
+  size:
+
+```yaml
+# kustomization.yaml
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: slipway
+resources:
+  - slipway/k8s/overlays/production
+components:
+  - slipway/k8s/components/sizes/70b     # or 30b, 8b
+```
+
+Tasks of large models take hours rather than minutes. What is not finished in `--drain-seconds` (an hour) when a worker is replaced begins again on another one:
+raise it together with `terminationGracePeriodSeconds` and `progressDeadlineSeconds`, or replace workers when none of these runs.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [HEAD]
+    for name, model in MODELS.items():
+        size = model.size()
+        parts.append(f"\n## {model.name}: {size.weights / 1e9:.2f} billion weights (`{name}`)\n\n")
+        parts.append("| worker | reads | writes | volume | memory |\n|---|---|---|---|---|\n")
+        for stage, need in needs(size).items():
+            disk = f"{need.reads / 1e9:.0f} GB | {need.writes / 1e9:.0f} GB | {need.volume_gib} GiB"
+            parts.append(f"| `{stage}` | {disk} | {need.memory_gib} GiB |\n")
+    weights = [model.size().weights for model in MODELS.values()]
+    small = 4 * FLOAT32_BYTES * 151936 * 1024 + (700 << 20)
+    parts.append("\n## What is measured, and what follows\n")
+    parts.append(
+        MEASURED.format(
+            estimate=f"{small / 1e9:.1f} GB",
+            parity=_each(f"{2.1 * FLOAT32_BYTES * count / 1e9:.0f}" for count in weights),
+            engines=_each(f"{2 * count / 1e9:.0f}" for count in weights),
+            base="24 GiB",
+        )
+    )
+    return "".join(parts)
+
+
+def _each(values: object) -> str:
+    first, second, third = values  # type: ignore[misc] # of three models
+    return f"{first}, {second} and {third} GB"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(component(sys.argv[1]) if len(sys.argv) > 1 else page())
