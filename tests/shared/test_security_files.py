@@ -121,7 +121,11 @@ def test_the_command_makes_no_entry_that_is_refused_later(
         assert AccessFile(access).identify(token=token, certificate_names=()).name == words[1]
 
 
-@pytest.mark.parametrize("typed", [TOKEN, "c2VjcmV0/dG9rZW4vMDEyMzQ1Njc4OQ==", "/c2VjcmV0/dG9rZW4v", KEY])
+@pytest.mark.parametrize(
+    "typed",
+    [TOKEN, "c2VjcmV0/dG9rZW4vMDEyMzQ1Njc4OQ==", "/c2VjcmV0/dG9rZW4v", KEY],
+    ids=["token", "with-slash", "absolute", "key"],
+)
 @pytest.mark.parametrize("setting", ["token_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "access_file"])
 def test_a_secret_that_is_typed_as_a_path_is_not_repeated(setting: str, typed: str) -> None:
     """Neither in the error nor in what a traced call records of it, whatever other error it comes from."""

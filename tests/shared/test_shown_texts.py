@@ -20,8 +20,8 @@ from slipway.cli.display import LineDisplay, LiveDisplay
 from slipway.cli.lines import JsonLines, PlainLines
 from slipway.cli.remote_view import answer_export, answer_exports
 from slipway.cli.summary import summary
-from slipway.cli.titles import title
 from slipway.errors import ServiceError
+from slipway.export_sources.titles import title
 from slipway.logs import JsonFormatter, PlainFormatter, configure_service_logs
 from slipway.report import write_report
 from slipway.report.environment import markdown_text
