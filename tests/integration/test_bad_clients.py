@@ -253,6 +253,7 @@ def test_many_list_pages_in_a_row(servers: Servers, pages: int) -> None:
     assert all(names.count(name) == names.count(names[0]) for name in set(names))
 
 
+@pytest.mark.slow
 def test_one_client_cannot_take_all_streams(servers: Servers) -> None:
     with ExitStack() as stack:
         calls = []

@@ -167,26 +167,41 @@ def test_an_engine_that_cannot_run_here_is_not_called_passed(result: dict[str, A
     assert {result["formats"][name]["status"] for name in FORMATS - {"tensorrt"}} == {"passed"}
 
 
-def test_the_model_card_s_examples_run(folder: Path) -> None:
-    import torch
-
+@pytest.fixture(scope="module")
+def examples(folder: Path) -> dict[str, str]:
     from slipway.report import usage_examples
 
     card = (folder / "README.md").read_text()
-    examples = usage_examples(card)
-    assert set(examples) == FORMATS
     assert card.count("```python") == 3  # one for all levels of a format
-    for name in sorted(FORMATS - {"tensorrt"}):
-        assert "apply_chat_template" in examples[name]
-        run = subprocess.run(
-            [sys.executable, "-c", examples[name]], cwd=folder, capture_output=True, text=True, timeout=600
-        )
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.strip()
-    if not torch.cuda.is_available():
-        run = subprocess.run([sys.executable, "-c", examples["tensorrt"]], cwd=folder, capture_output=True, text=True)
-        assert run.returncode == 1
-        assert run.stderr.count("\n") == 1, run.stderr
+    return usage_examples(card)
+
+
+def run_example(example: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", example], cwd=folder, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["onnx", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(FORMATS - {"onnx", "tensorrt"}))]
+)
+def test_the_model_card_s_examples_run(folder: Path, examples: dict[str, str], name: str) -> None:
+    assert set(examples) == FORMATS
+    assert "apply_chat_template" in examples[name]
+    run = run_example(examples[name], folder)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_example_of_an_engine_says_what_is_missing(folder: Path, examples: dict[str, str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    run = run_example(examples["tensorrt"], folder)
+    assert run.returncode == 1
+    assert run.stderr.count("\n") == 1, run.stderr
 
 
 def test_the_same_command_again_reuses_everything(shared: Path, result: dict[str, Any]) -> None:

@@ -209,6 +209,7 @@ def test_a_hub_snapshot_of_the_cache_is_found_by_revision(
         assert folders.find("hf://org/tiny@v1").samefile(snapshot)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run")
 def test_the_commands_work_on_a_bucket(s3: S3Server, bucket: S3Bucket, tmp_path: Path) -> None:
     store, home = f"s3://{BUCKET}/{uuid.uuid4().hex}", tmp_path / "home"

@@ -158,6 +158,7 @@ def test_a_complete_sample_is_kept_and_another_is_not_overwritten(sample: Path) 
     assert weights.stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.phase == "adapter":

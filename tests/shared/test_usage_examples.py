@@ -109,6 +109,7 @@ def test_settings_that_are_no_settings_have_no_chat_template(tmp_path: Path, tex
     assert not has_chat_template(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_engine_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
     code = written(tmp_path, template=TEMPLATE)["tensorrt"]
     without = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -108,6 +108,7 @@ def test_a_workflow_that_says_what_it_wants_is_heard_in_the_end(place: Place) ->
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_exports_outlive_a_database_that_fails_now_and_then(tmp_path: Path) -> None:
     begun = 0
 

@@ -143,6 +143,7 @@ def test_a_result_made_while_the_coordinator_is_away_is_not_lost(cluster: Cluste
     assert cluster.runs() == ["merge", "validate"]
 
 
+@pytest.mark.slow
 def test_a_killed_workers_task_moves_to_another(cluster: Cluster) -> None:
     hold = cluster.hold("merge")
     cluster.coordinator()

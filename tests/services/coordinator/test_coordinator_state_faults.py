@@ -135,6 +135,7 @@ def test_a_file_that_only_begins_like_a_database(tmp_path: Path) -> None:
         migrate(state_at(str(file)))
 
 
+@pytest.mark.slow
 def test_a_file_that_another_program_holds(tmp_path: Path) -> None:
     file = tmp_path / "state.db"
     with sqlite3.connect(file) as holder:

@@ -145,7 +145,7 @@ def assert_as_peft(case: Case, original: Case, out: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=pytest.mark.slow if first >= 4 * PER_TEST else ())
+        pytest.param(first, marks=pytest.mark.slow if first >= 2 * PER_TEST else ())
         for first in range(0, SEEDS, PER_TEST)
     ],
 )
