@@ -94,7 +94,8 @@ def lineage(export: pb.Export) -> dict[str, Any]:
     done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
     outputs = {f"task:{task.id}/{name}": digest for task in done for name, digest in task.outputs.items()}
     known = outputs | {f"source:{name}": digest for name, digest in export.sources.items()}
-    imported = {name: url for task in done if task.stage == IMPORT for name, url in dict_of(task.facts)["urls"].items()}
+    imports = [dict_of(task.facts).get("urls", {}) for task in done if task.stage == IMPORT]
+    imported = {name: url for urls in imports for name, url in urls.items()}
     return {
         "export_id": export_id(export),
         "created": export.create_time.ToJsonString(),

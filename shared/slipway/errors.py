@@ -212,7 +212,7 @@ REASONS: Mapping[str, Reason] = {
     "QUEUE_FULL": Reason(_C.RESOURCE, "as many exports as are allowed are under way", retryable=True),
     "UPLOADS_FULL": Reason(_C.RESOURCE, "the project has as many uploads open as are allowed", retryable=True),
     "TRANSFER_SLOW": Reason(
-        _C.TIMEOUT, "a client sent or read a file more slowly than the coordinator waits for", retryable=True
+        _C.TIMEOUT, "a client sent or read a file or stream more slowly than the server waits for", retryable=True
     ),
     "ETAG_MISMATCH": Reason(_C.ABORTED, "the export changed since the caller saw it"),
     "NO_WORKER": Reason(_C.UNAVAILABLE, "no worker takes this stage", retryable=True),

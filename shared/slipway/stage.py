@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict
 from slipway.errors import StageError
 
 MOST_FACTS_BYTES = 256 << 10
-"""Size of the facts of one result as they travel; those of a large model are a few kilobytes."""
+"""Size of the facts of one result as they travel; lists in them are cut before (:func:`cut_lists`)."""
+
+_MOST_ENTRIES = 300
 
 
 class StageParams(BaseModel):
@@ -89,9 +91,10 @@ class Context:
     def record(self, **facts: Any) -> None:
         """Add JSON-ready facts about the result (sizes, norms, chosen engine); they travel with it into the report.
 
-        Together they take :data:`MOST_FACTS_BYTES` at most.
+        Together they take :data:`MOST_FACTS_BYTES` at most. A long list is cut; what names every tensor of a model belongs into
+        a file of the output.
         """
-        self.facts.update(facts)
+        self.facts.update(cut_lists(facts))
 
     def digest(self, path: Path, sha256: str) -> None:
         """Tell the SHA-256 (64 hexadecimal digits) of a finished output file, computed while it was written.
@@ -163,6 +166,23 @@ class Stage(Generic[P]):
         if self.probe is not None:
             return self.probe()
         return tuple(library_provider(name) for name in self.libraries)
+
+
+def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with at most 300 entries of each list, and beside one that was longer ``NAME_left_out``, how many are missing.
+
+    Models of many experts have tens of thousands of tensors.
+    """
+    cut: dict[str, Any] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            cut[name] = cut_lists(value)
+        elif isinstance(value, list | tuple) and len(value) > _MOST_ENTRIES:
+            cut[name] = list(value[:_MOST_ENTRIES])
+            cut[f"{name}_left_out"] = len(value) - _MOST_ENTRIES
+        else:
+            cut[name] = value
+    return cut
 
 
 def installed_version(distribution: str) -> str:

@@ -130,6 +130,7 @@ def test_what_was_seen_is_not_repeated_and_patience_is_for_one_absence() -> None
     assert pauses[0] < 0.3 < max(pauses) <= 5
     assert watch.is_new(event(10))
     assert watch.pause_seconds(gone) < 0.3
+    assert watch.pause_seconds(ServiceError("it was not read", reason="TRANSFER_SLOW").failure()) < 1
     with pytest.raises(ModelExportError):
         watch.pause_seconds(ServiceError("no", reason="PERMISSION_DENIED").failure())
 

@@ -54,6 +54,11 @@ class Server:
         await self._server.stop(None)
 
 
+async def read_to_its_end(call: Any) -> None:
+    while await call.read():
+        pass
+
+
 def test_a_stream_that_is_not_read_ends_and_frees_its_place() -> None:
     async def run() -> None:
         server = Server(write_seconds=0.3)
@@ -62,7 +67,11 @@ def test_a_stream_that_is_not_read_ends_and_frees_its_place() -> None:
             await asyncio.wait_for(server.ended.wait(), 60)
             again = channel.unary_stream("/t/Flood")(b"")
             assert len(await again.read()) == 100_000  # the one place is free again
-            unread.cancel()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_to_its_end(unread)
+            failure = failure_of_call(caught.value, address="")
+            assert (failure.reason, failure.retryable) == ("TRANSFER_SLOW", True)  # with which clients go on
+            assert "0.3 s" in failure.message
             again.cancel()
 
     asyncio.run(run())

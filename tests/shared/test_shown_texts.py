@@ -12,6 +12,7 @@ import pytest
 from rich.text import Text
 
 from hostile_texts import DECEPTIVE
+from logs_kept import logs_kept
 from report_parts import output, result, validation
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.cli.columns import Column, FittedTable, Prose
@@ -207,8 +208,9 @@ def test_log_lines_of_commands_and_services(capsys: pytest.CaptureFixture[str]) 
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:
-        configure_service_logs("INFO", form="text")
-        root.handle(record)
+        with logs_kept():
+            configure_service_logs("INFO", form="text")
+            root.handle(record)
     finally:
         root.handlers[:] = before
         root.setLevel(level)

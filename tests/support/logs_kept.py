@@ -13,7 +13,9 @@ def logs_kept() -> Iterator[None]:
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "slipway"]
     before = {
         logger: (logger.level, logger.propagate, list(logger.handlers))
-        for logger in map(logging.getLogger, ["slipway", "slipway.coordinator", "slipway.worker", *names])
+        for logger in map(
+            logging.getLogger, ["slipway", "slipway.audit", "slipway.coordinator", "slipway.worker", *names]
+        )
     }
     try:
         yield

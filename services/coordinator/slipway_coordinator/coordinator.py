@@ -235,9 +235,7 @@ class Coordinator:
         record = await patiently(lambda: self.load(name))
         if record is None or record.state.ended:
             return
-        stopped = record.with_(
-            state=ExportState.FAILED, failure=failure, end_time=time.time(), revision=record.revision + 1
-        )
+        stopped = graph.stopped(record, failure, now=time.time()).with_(revision=record.revision + 1)
         await self.journal.do(lambda: self.database.save(stopped), later=True)
         observe(record, stopped, at=time.time(), news=True)
         self.inbox.close(name, stopped.run)

@@ -19,7 +19,9 @@ from slipway_coordinator.state import State
 EXECUTOR_ID = "coordinator"
 
 WORKFLOW_VERSION = "slipway-3"
-"""Changes when a workflow's steps change, so that stored ones could not be replayed: they are started anew (docs/adr/0017)."""
+"""Changes when a workflow's steps change, so that stored ones could not be replayed: they are started anew (docs/adr/0017). So it
+does when the same configuration gives another plan: the plan of an export whose sources are imported is made again in every replay.
+"""
 
 _LAST_WITHOUT_POSITION = "slipway-2"
 
@@ -94,7 +96,7 @@ class StoredWorkflow:
 
     def events_read(self, record: ExportRecord) -> int:
         """Return the number of the last event that the stored export follows from."""
-        if self.version != _LAST_WITHOUT_POSITION:
+        if self.version != _LAST_WITHOUT_POSITION or "events_read" in record.model_fields_set:  # noted by a take-over
             return record.events_read
         # The first revision after the one it was started with is the beginning, and every event makes another.
         return max(record.revision - self.first_revision - 1, 0)

@@ -77,6 +77,10 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
+    try:
+        host.encode("idna")  # as a standby that looks for this name does
+    except UnicodeError:
+        host = ""
     if not host or not number_of(port, most=65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return text

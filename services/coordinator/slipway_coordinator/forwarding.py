@@ -16,6 +16,7 @@ log = logging.getLogger("slipway.coordinator.forwarding")
 _CONNECT_SECONDS = 2.0
 _READ_BYTES = 1 << 18
 _MOST_CONNECTIONS = 4096
+_MOST_OF_A_HOST = 512
 
 # Idle seconds, seconds between probes, probes: of the active coordinator, whose machine may be gone, and of a client.
 _KEEPALIVE_LEADER, _KEEPALIVE_CLIENT = (2, 1, 2), (30, 10, 3)
@@ -26,8 +27,9 @@ _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """A connection that is passed on, and to whom."""
+    """A connection that is passed on: from which host (empty for a socket of this machine), and to whom."""
 
+    host: str
     leader: str
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
@@ -58,7 +60,7 @@ class Forwarder:
         self.reachable = False
         self.left = asyncio.Event()
         self._problem = ""
-        self._open: set[_Connection] = set()
+        self._open: dict[_Connection, None] = {}  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -122,17 +124,28 @@ class Forwarder:
         except OSError:
             _refuse(near)
             return
-        connection = _Connection(leader, near, far)
-        self._open.add(connection)
+        except BaseException:
+            _refuse(near)
+            raise
+        connection = _Connection(_host(near), leader, near, far)
+        self._make_room(connection.host)
+        self._open[connection] = None
         _keep_alive(near, _KEEPALIVE_CLIENT)
         log.info(f"passes {_name(near, 'peername')} on to {leader} as {_name(far, 'sockname')}")
         try:
             if leader == self.leader:
                 await self._pump_both((reader, near), (far_reader, far))
         finally:
-            self._open.discard(connection)
+            self._open.pop(connection, None)
             near.close()
             far.close()
+
+    def _make_room(self, host: str) -> None:
+        """Cut the oldest connection of a host that has as many as one may, so that it takes nobody else's place."""
+        theirs = [one for one in self._open if one.host == host]
+        if host and len(theirs) >= _MOST_OF_A_HOST:
+            self._open.pop(theirs[0])
+            theirs[0].cut()
 
     async def _pump_both(self, near: _Ends, far: _Ends) -> None:
         """Return when the leader has no more to say, or either is gone."""
@@ -158,9 +171,9 @@ class Forwarder:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_READ_BYTES)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name that no address can have is a ValueError
             self._note(leader, f"the active coordinator at {leader} cannot be reached: {error or 'no answer'}")
-            raise
+            raise OSError(f"{leader} cannot be reached") from error
         self._note(leader, "")
         _keep_alive(writer, _KEEPALIVE_LEADER)
         return reader, writer
@@ -213,6 +226,11 @@ def _keep_alive(writer: asyncio.StreamWriter, times: tuple[int, int, int]) -> No
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in zip((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT), times, strict=True):
         plain.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _host(writer: asyncio.StreamWriter) -> str:
+    found = writer.get_extra_info("peername")
+    return str(found[0]) if isinstance(found, tuple) else ""
 
 
 def _name(writer: asyncio.StreamWriter, which: str) -> str:

@@ -100,16 +100,17 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
             changed = task.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
         case _:  # a worker that shuts down hands its task back
             changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
-    if record.state is ExportState.CANCELLING and changed.state is TaskState.QUEUED:
-        changed = changed.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
-    return advance(record.replacing(changed), now=event.time)
+    record = record.replacing(changed)
+    if record.state is ExportState.CANCELLING:  # this one may go back, and an import bring others
+        record = _waiting_cancelled(record, event.time)
+    return advance(record, now=event.time)
 
 
 def _checked(task: TaskRecord, event: Event) -> Event:
     """The event, or a failure in place of the success of an import that brought something else."""
     if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:
         return event
-    failure = check_outputs(task, event.outputs)
+    failure = check_outputs(task, event.outputs, event.facts)
     return event if failure is None else event.model_copy(update={"kind": EventKind.FAILED, "failure": failure})
 
 
@@ -182,11 +183,15 @@ def cancel(record: ExportRecord, *, now: float) -> ExportRecord:
     """Ask for the end: what has not begun never will; what runs is ended by its worker."""
     if record.state.ended or record.state is ExportState.CANCELLING:
         return record
-    record = record.moved(ExportState.CANCELLING)
+    return advance(_waiting_cancelled(record.moved(ExportState.CANCELLING), now), now=now)
+
+
+def stopped(record: ExportRecord, failure: Failure, *, now: float) -> ExportRecord:
+    """End an export where it is, for a failure that is none of its tasks'; it can be retried."""
     for task in record.tasks:
-        if task.state in {TaskState.WAITING, TaskState.QUEUED}:
+        if not task.state.ended:
             record = record.replacing(_cancelled(task, now))
-    return advance(record, now=now)
+    return record.with_(state=ExportState.FAILED, failure=failure, end_time=now)
 
 
 def restarted(record: ExportRecord) -> ExportRecord:
@@ -238,7 +243,8 @@ def _end_state(record: ExportRecord) -> ExportState:
 def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
     """The task queued with its inputs, skipped, or unchanged while it has to wait."""
     inputs: dict[str, str] = {}
-    lost = made = 0
+    lost = made = 0  # a partial task runs over some of the outputs that are delivered, but needs whatever else it takes
+    needed = True
     for name, reference in task.inputs.items():
         kind, _, where = reference.partition(":")
         if kind == "source":
@@ -250,10 +256,12 @@ def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
             return task
         if producer.state is TaskState.SUCCEEDED and output in producer.outputs:
             inputs[name] = producer.outputs[output]
-            made += 1
-        else:
+            made += bool(producer.format)
+        elif task.partial and producer.format:
             lost += 1
-    if lost and not (task.partial and made):
+        else:
+            needed = False
+    if not needed or (lost and not made):
         return task.moved(TaskState.SKIPPED)
     if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
         last = task.attempt  # waited for inputs that had to be made again
@@ -296,9 +304,17 @@ def _succeeded(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRe
     return with_sources(record, done) if task.stage == IMPORT else record.replacing(done)
 
 
+def _waiting_cancelled(record: ExportRecord, now: float) -> ExportRecord:
+    """The export without tasks that have not begun."""
+    for task in record.tasks:
+        if task.state in {TaskState.WAITING, TaskState.QUEUED}:
+            record = record.replacing(_cancelled(task, now))
+    return record
+
+
 def _cancelled(task: TaskRecord, now: float) -> TaskRecord:
     changed = task.moved(TaskState.CANCELLED)
-    if task.state is TaskState.QUEUED:
+    if task.attempts and not task.attempt.state.ended:
         changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
     return changed
 

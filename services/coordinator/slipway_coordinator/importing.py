@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
 from slipway.configuration import ExportConfiguration
-from slipway.errors import Failure, StageError
+from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.registry import IMPORT
-from slipway.texts import one_line
-from slipway_coordinator.plan import PlannedTask, plan
+from slipway.texts import one_line, quoted
+from slipway_coordinator.plan import PlannedTask, check_formats, plan
 from slipway_coordinator.records import ExportRecord, TaskRecord
 
 TASK = "import"
@@ -39,14 +42,35 @@ def import_task(
     return PlannedTask(TASK, IMPORT, {"sources": sources, "imports": dict(sorted(imports.items()))}, inputs)
 
 
-def check_outputs(task: TaskRecord, outputs: Mapping[str, str]) -> Failure | None:
-    """What is wrong with the result of an import: other sources than were asked for, or other content than before."""
+class _Facts(BaseModel):
+    """Facts of an import that the plan, and what is told of the export, are made from."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    urls: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    source_formats: dict[str, str] = {}
+
+
+def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[str, Any]) -> Failure | None:
+    """What is wrong with the result of an import: not what was asked for, or other content than before."""
     wanted = set(task.params["imports"])
     if set(outputs) != wanted:
-        return StageError(
-            f"the import brought {', '.join(sorted(outputs)) or 'nothing'} instead of {', '.join(sorted(wanted))}",
-            reason="STAGE_ERROR",
-        ).failure()
+        return _invalid(
+            f"the import brought {quoted(sorted(outputs)) if outputs else 'nothing'} instead of {', '.join(sorted(wanted))}"
+        )
+    try:
+        found = _Facts.model_validate(facts)
+        check_formats({*wanted, *task.inputs}, found.source_formats)
+    except ServiceError as error:
+        return _invalid(error.message)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in ("facts", *first["loc"]))
+        return _invalid(f"{quoted(place)} of the import is {quoted(first['input'])}: {first['msg']}")
+    strange = sorted(set(found.urls) - wanted)
+    if strange:
+        return _invalid(f"facts.urls of the import has {quoted(strange[0])}, which is none of its sources")
     before = {name: pin["digest"] for name, pin in task.params.get("pinned", {}).items()}
     changed = sorted(name for name, digest in before.items() if outputs[name] != digest)
     if changed:
@@ -59,6 +83,10 @@ def check_outputs(task: TaskRecord, outputs: Mapping[str, str]) -> Failure | Non
     return None
 
 
+def _invalid(what: str) -> Failure:
+    return StageError(what, reason="RESULT_INVALID", remedy="run workers of the coordinator's version").failure()
+
+
 def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
     """The export after its sources were imported: their digests, what they are called, and the tasks that are to be done.
 
@@ -68,19 +96,19 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
     """
     if len(record.tasks) > 1:  # made again, because the store lost something
         return record.replacing(task)
-    urls = task.facts.get("urls", {})
-    pinned = {name: {"url": str(urls.get(name, "")), "digest": digest} for name, digest in task.outputs.items()}
+    facts = _Facts.model_validate(task.facts)
+    pinned = {name: {"url": facts.urls.get(name, ""), "digest": digest} for name, digest in task.outputs.items()}
     task = task.with_(params={**task.params, "pinned": pinned})
     sources = {**record.sources, **task.outputs}
     planned = plan(
         ExportConfiguration.model_validate(record.configuration),
         sources,
-        source_formats={name: str(form) for name, form in task.facts.get("source_formats", {}).items()},
+        source_formats=facts.source_formats,
     )
     following = (TaskRecord.from_plan(each) for each in planned)
     return record.with_(
         sources=dict(sorted(sources.items())),
-        labels=dict(sorted({**_labels(task.facts), **record.labels}.items())),
+        labels=dict(sorted({**_labels(facts.labels), **record.labels}.items())),
         tasks=(task, *(each.with_(inputs=_made(each.inputs, task)) for each in following)),
     )
 
@@ -91,10 +119,6 @@ def _made(inputs: Mapping[str, str], task: TaskRecord) -> dict[str, str]:
     return {name: made.get(reference, reference) for name, reference in inputs.items()}
 
 
-def _labels(facts: Mapping[str, Any]) -> dict[str, str]:
+def _labels(found: Mapping[str, str]) -> dict[str, str]:
     """Names that the sources have where they were found, as far as they can be shown."""
-    found = facts.get("labels", {})
-    return {
-        one_line(str(name)[:_LABEL_NAME_LENGTH]): one_line(str(value)[:_LABEL_LENGTH])
-        for name, value in (found.items() if isinstance(found, dict) else ())
-    }
+    return {one_line(name[:_LABEL_NAME_LENGTH]): one_line(value[:_LABEL_LENGTH]) for name, value in found.items()}

@@ -87,7 +87,8 @@ def plan(
         ServiceError: reason ``REQUEST_INVALID`` when a source is missing, or one that no task takes is there.
     """
     more = more_adapters(configuration)
-    _check_sources({*REQUIRED_SOURCES, *OPTIONAL_SOURCES, *more}, source_names, source_formats)
+    _check_sources({*REQUIRED_SOURCES, *OPTIONAL_SOURCES, *more}, source_names)
+    check_formats(source_names, source_formats)
     missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names]
     if missing:
         raise ServiceError(
@@ -107,8 +108,8 @@ def plan(
     return tuple(graph.tasks)
 
 
-def _check_sources(known: Collection[str], names: Collection[str], formats: Mapping[str, str]) -> None:
-    """Refuse sources that no task takes, and formats of no source or of no kind."""
+def _check_sources(known: Collection[str], names: Collection[str]) -> None:
+    """Refuse sources that no task takes."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise ServiceError(
@@ -117,6 +118,14 @@ def _check_sources(known: Collection[str], names: Collection[str], formats: Mapp
             remedy=f"it takes {', '.join(sorted(known))}",
             about={"field": "sources"},
         )
+
+
+def check_formats(names: Collection[str], formats: Mapping[str, str]) -> None:
+    """Refuse formats of no source, given its names, or of no kind.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
     for name, stored_as in sorted(formats.items()):
         if name not in names:
             what, remedy = f"source_formats has {quoted(name)}, which is no source", "name one of sources"

@@ -51,7 +51,8 @@ async def stand_by(
         if tokens is not None:
             await tokens.point_to(leader)
         # Without a known leader it is ready too: it shall be the next, and a rollout waits for it.
-        health.say(serving=lock.answers and (forwarder.reachable or not leader))
+        reachable = forwarder.reachable and (tokens is None or tokens.reachable)
+        health.say(serving=lock.answers and (reachable or not leader))
         if forwarder.left.is_set():
             forwarder.left.clear()
             alarmed_until = time.monotonic() + _ALARM_SECONDS

@@ -52,7 +52,8 @@ EXPORT_MOVES: Mapping[ExportState, frozenset[ExportState]] = {
 
 TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
     _T.WAITING: frozenset({_T.QUEUED, _T.CANCELLED, _T.SKIPPED}),
-    _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SUCCEEDED, _T.FAILED}),
+    # Back to WAITING: a retry, where an older version ended the export on a fault and left its tasks as they were.
+    _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SUCCEEDED, _T.FAILED, _T.WAITING}),
     # Back to QUEUED: lease lost, or the next attempt. Back to WAITING: an input has to be made again first.
     _T.RUNNING: frozenset({_T.SUCCEEDED, _T.FAILED, _T.CANCELLED, _T.QUEUED, _T.WAITING}),
     _T.SUCCEEDED: frozenset(

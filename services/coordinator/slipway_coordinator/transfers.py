@@ -160,7 +160,12 @@ class Transfers:
                 found.append([])  # in the order of the items, whichever is done first
                 await self.look(principal, project, look_at, batch, found[-1])
 
-        await asyncio.gather(*(some() for _ in range(self._limits.each)))
+        try:
+            async with asyncio.TaskGroup() as group:  # the first failure ends the others
+                for _ in range(self._limits.each):
+                    group.create_task(some())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return [result for results in found for result in results]
 
     def close(self) -> None:

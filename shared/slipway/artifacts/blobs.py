@@ -183,13 +183,20 @@ class LocalBlobs:
         on_bytes(0)
         arriving = self._store.root / "uploads" / uuid.uuid4().hex
         try:
-            with disk_full("storing", file.path, at=self._store.root):
-                with open_unlinked(path) as source:
-                    link_or_copy(source, arriving)
-                arriving.chmod(0o444)
-                self._store.admit_blob(file, arriving)
+            with disk_full("storing", file.path, at=self._store.root), open_unlinked(path) as source:
+                self._take(file, source, arriving)
         finally:
             arriving.unlink(missing_ok=True)
+
+    def _take(self, file: ManifestFile, source: BinaryIO, arriving: Path) -> None:
+        try:
+            link_or_copy(source, arriving)
+            arriving.chmod(0o444)
+            self._store.admit_blob(file, arriving)
+        except FileNotFoundError as error:
+            if error.filename == source.name:
+                raise
+            raise _collected(file) from error
 
 
 class _LocalWriter(BlobWriter):

@@ -56,7 +56,7 @@ class Resumption:
 
 
 def _is_disconnect(failure: Failure) -> bool:
-    # A server that stops cancels its streams.
-    if failure.reason == "CANCELLED":
+    # A server that stops cancels its streams, and one that is not read for a while ends them.
+    if failure.reason in {"CANCELLED", "TRANSFER_SLOW"}:
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE

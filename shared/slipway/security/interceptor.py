@@ -16,7 +16,7 @@ from slipway import metrics
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.security.audit import AUDITED, Attempt, audited
 from slipway.security.callers import ANONYMOUS, Authenticator, Callers, host_of
-from slipway.security.limits import Limits, OpenStreams, check_request, check_size, exceeded
+from slipway.security.limits import Limits, OpenStreams, check_request, check_size
 from slipway.security.principals import OWNER, Principal
 from slipway.security.rules import RULES, Rule
 from slipway.wire import STATUS_KEY, call_status
@@ -149,7 +149,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                         await context.write(response)
                 except TimeoutError as error:
                     seconds = self._limits.write_seconds
-                    raise exceeded(f"the stream was not read for {seconds:g} s", field="") from error
+                    raise ServiceError(
+                        f"the stream was not read for {seconds:g} s",
+                        reason="TRANSFER_SLOW",
+                        remedy="go on from what was read, and read faster",
+                    ) from error
         finally:
             await answering.aclose()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from slipway.errors import Failure, StageError
 from slipway.runner import TaskResult, TaskRunner, TaskSpec
-from slipway.stage import MOST_FACTS_BYTES, Progress
+from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
 from slipway.telemetry import span
 from slipway.wire import dict_of, sendable, status_of, struct_of
 from slipway.worker.observation import observe
@@ -142,8 +142,8 @@ def log_line(level: str, message: str) -> export_pb2.LogLine:
 
 
 def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
-    """A successful result on the wire."""
-    return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(result.facts), reused=result.reused)
+    """A successful result on the wire. Its lists are cut here too: a reused one may have been recorded by an older version."""
+    return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(cut_lists(result.facts)), reused=result.reused)
 
 
 def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:

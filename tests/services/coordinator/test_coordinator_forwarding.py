@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -15,8 +16,10 @@ import pytest
 from free_ports import free_port
 from slipway.errors import ServiceError
 from slipway.rpc import SERVER_OPTIONS, listen
+from slipway_coordinator import forwarding
+from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.forwarding import Forwarder
-from slipway_coordinator.standby import advertised
+from slipway_coordinator.standby import advertised, stand_by
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -194,6 +197,94 @@ def test_a_socket_of_this_machine_is_passed_on_too(tmp_path: Path) -> None:
             writer.close()
 
     run(test, f"unix:{tmp_path / 's'}")
+
+
+def test_a_connection_that_waits_for_the_leader_ends_with_the_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(forwarder: Forwarder) -> None:
+        waiting = asyncio.Event()
+
+        async def connects(_leader: str) -> Ends:
+            waiting.set()
+            return await asyncio.Future()
+
+        forwarder.leader = "127.0.0.1:1"
+        monkeypatch.setattr(forwarder, "_connect", connects)
+        reader, writer = await connect(forwarder)
+        await waiting.wait()
+        await forwarder.close()
+        await asyncio.wait_for(ended(reader), 20)
+        writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_name_that_no_address_can_have_ends_no_standby(host: str) -> None:
+    async def test(forwarder: Forwarder) -> None:
+        await forwarder.point_to(f"{host}:7070")
+        assert not forwarder.reachable
+        with pytest.raises(ConnectionResetError):
+            await first_byte(forwarder)
+
+    run(test)
+    with pytest.raises(SystemExit):
+        coordinator_parser("slipway coordinator").parse_args(["--state", "s", "--advertise", f"{host}:7070"])
+
+
+@pytest.mark.parametrize("address", ["a.b:7070", "[fd00::7]:7070", "10.0.0.1:7070", "kö.example:1"])
+def test_an_address_to_advertise_is_taken(address: str) -> None:
+    given = coordinator_parser("slipway coordinator").parse_args(["--state", "s", "--advertise", address])
+    assert given.advertise == address
+
+
+@pytest.mark.parametrize("same_port", [True, False])  # at its own port the leader listens to nobody with a token
+def test_a_standby_is_ready_when_both_its_ports_lead_somewhere(same_port: bool) -> None:
+    said: list[bool] = []
+    ending = asyncio.Event()
+
+    class Lock:
+        answers, leader = True, ""
+
+        def acquire(self) -> bool:
+            return False
+
+    class Health:
+        def say(self, *, serving: bool) -> None:
+            said.append(serving)
+            ending.set()
+
+    async def test(main: Forwarder) -> None:
+        tokens = Forwarder(f"127.0.0.1:{free_port()}", same_port=same_port)
+        async with Leader("a").serving() as leader:
+            lock = Lock()
+            lock.leader = leader
+            assert not await stand_by(
+                cast("Any", lock), main, cast("Any", Health()), ended=ending, own="", tokens=tokens
+            )
+        await tokens.close()
+
+    run(test)
+    assert said == [not same_port]
+
+
+def test_a_host_with_very_many_connections_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_MOST_OF_A_HOST", 2)
+
+    async def test(forwarder: Forwarder) -> None:
+        async with Leader("a").serving() as leader:
+            await forwarder.point_to(leader)
+            opened = []
+            for _ in range(3):
+                opened.append(await connect(forwarder))
+                assert await opened[-1][0].readline() == b"a\n"
+            await asyncio.wait_for(ended(opened[0][0]), 20)
+            for reader, writer in opened[1:]:
+                writer.write(b"still here\n")
+                assert await reader.readline() == b"still here\n"
+            for _, writer in opened:
+                writer.close()
+
+    run(test)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "192.0.2.1:0", "127.0.0.1:x"])

@@ -235,3 +235,45 @@ def test_no_order_of_events_breaks_an_export(happenings: list[tuple[EventKind, s
                 record = graph.give_up(record, undecided.id, OOPS, now=3.0)
         assert record.state.ended == all(task.state.ended for task in record.tasks)
         assert ExportRecord.from_json(record.to_json()) == record
+
+
+def validated() -> ExportRecord:
+    """A base that is prepared, two outputs made with it, and a validation over base and outputs."""
+    tasks = (
+        tiny_task("base").with_(format=""),
+        tiny_task("a", needs=("base",)),
+        tiny_task("b", needs=("base",)),
+        tiny_task("v", needs=("base", "a", "b"), partial=True),
+    )
+    return graph.begin(tiny_export("x", *tasks), now=1.0)
+
+
+def test_a_validation_over_no_output_hides_no_reason() -> None:
+    record = fail(fail(succeed(validated(), "base"), "a"), "b")
+    assert states(record) == "base:succeeded a:failed b:failed v:skipped"
+    assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
+    record = succeed(fail(succeed(validated(), "base"), "a"), "b")
+    assert record.task("v").attempt.inputs == {"from-base": "sha256:base", "from-b": "sha256:b"}
+
+
+def test_a_validation_is_not_begun_without_what_it_always_needs() -> None:
+    """The base was lost while an output was made, and cannot be made again."""
+    record = succeed(validated(), "base", "a")
+    record = happens(happens(record, EventKind.LEASED, "b", worker="w"), EventKind.FAILED, "b", failure=OOPS)
+    following = NextAttempt(rule="r", note="", params={}, resources={}, remake_inputs=True)
+    record = fail(graph.retry(record, "b", following, now=3.0), "base")
+    assert states(record) == "base:failed a:succeeded b:skipped v:skipped"
+    assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
+
+
+def test_an_export_that_a_fault_stopped_can_be_retried() -> None:
+    before = happens(succeed(diamond(), "m"), EventKind.LEASED, "b", worker="w")
+    record = graph.stopped(before, OOPS, now=5.0)
+    assert states(record) == "m:succeeded a:cancelled a2:cancelled b:cancelled v:cancelled"
+    assert (record.state, record.failure, record.end_time) == (ExportState.FAILED, OOPS, 5.0)
+    assert all(attempt.state.ended for task in record.tasks for attempt in task.attempts)
+    as_it_was = before.with_(state=ExportState.FAILED, failure=OOPS)  # by a version that left its tasks
+    for ended in (record, as_it_was):
+        again = graph.begin(graph.restarted(ended), now=6.0)
+        assert states(again) == "m:succeeded a:queued a2:waiting b:queued v:waiting"
+        assert succeed(again, "a", "a2", "b", "v").state is ExportState.SUCCEEDED

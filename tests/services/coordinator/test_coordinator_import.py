@@ -121,7 +121,49 @@ def test_a_base_that_has_to_be_prepared_is() -> None:
 def test_an_import_of_something_else_has_failed(outputs: dict[str, str]) -> None:
     after = graph.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts=FACTS))
     assert [task.id for task in graph.undecided(after)] == ["import"]
+    assert reason_of(after) == "RESULT_INVALID"
     assert len(after.tasks) == 1
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"urls": []},
+        {"urls": {"base": 1.0}},
+        {"urls": {"heldout": "hf://org/tiny"}},
+        {"labels": "run"},
+        {"labels": {"model_name": None}},
+        {"source_formats": {"base": "future"}},
+        {"source_formats": {"other": "gptq"}},
+        {"source_formats": ["gptq"]},
+    ],
+)
+def test_impossible_facts_of_an_import_are_a_failure_of_its_worker(facts: dict[str, Any]) -> None:
+    outputs = {"base": BASE, "adapter": ADAPTER}
+    after = graph.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts={**FACTS, **facts}))
+    assert reason_of(after) == "RESULT_INVALID"
+    assert len(after.tasks) == 1
+
+
+def test_facts_of_an_import_may_be_missing() -> None:
+    outputs = {"base": BASE, "adapter": ADAPTER}
+    after = graph.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs))
+    assert after.task("merge").state is TaskState.QUEUED
+
+
+def test_an_import_that_ends_while_its_export_is_cancelled_is_followed_by_nothing() -> None:
+    after = imported(graph.cancel(running(record()), now=2.0))
+    assert after.task("import").state is TaskState.SUCCEEDED
+    assert {task.state for task in after.tasks[1:]} == {TaskState.CANCELLED}
+    assert after.state is ExportState.CANCELLED
+    again = graph.begin(graph.restarted(after), now=9.0)
+    assert again.task("merge").state is TaskState.QUEUED
+
+
+def reason_of(after: ExportRecord) -> str:
+    (failed,) = graph.undecided(after)
+    assert failed.attempt.failure is not None
+    return failed.attempt.failure.reason
 
 
 def lost(after: ExportRecord) -> ExportRecord:

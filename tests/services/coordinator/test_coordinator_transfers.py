@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +17,7 @@ from artifact_places import PEOPLE, Place, content, some_files
 from coordinator_harness import wait_for
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
-from slipway.errors import ModelExportError
+from slipway.errors import ModelExportError, ServiceError
 from slipway.wire import failure_of_call
 from slipway_coordinator.transfers import Pace, TransferLimits, Transfers
 from slipway_coordinator.turns import Turns
@@ -28,20 +29,20 @@ SLOW = [f"slow-{n}" for n in range(4)]
 
 
 class Dripping:
-    """An upload that brings a byte from time to time."""
+    """An upload that brings just enough to be borne with, later a byte from time to time."""
 
-    def __init__(self, client: Client, number: int, *, ended: threading.Event) -> None:
-        data, self._ended, self.began = b"%0999d" % number, ended, time.monotonic()
+    def __init__(self, client: Client, number: int, *, later: threading.Event, ended: threading.Event) -> None:
+        self._later, self._ended = later, ended
         self.call = client._calls.artifacts.WriteBlob.future(
-            self._messages(client.project, data), metadata=client._calls.metadata()
+            self._messages(client.project, digest_bytes(b"%d" % number)), metadata=client._calls.metadata()
         )
 
-    def _messages(self, project: str, data: bytes) -> Iterator[pb.WriteBlobRequest]:
-        yield pb.WriteBlobRequest(parent=f"projects/{project}", digest=digest_bytes(data), size_bytes=len(data))
-        for at in range(len(data)):
-            if self._ended.wait(0.3 * PATIENCE):
-                return
-            yield pb.WriteBlobRequest(data=data[at : at + 1])
+    def _messages(self, project: str, digest: str) -> Iterator[pb.WriteBlobRequest]:
+        yield pb.WriteBlobRequest(parent=f"projects/{project}", digest=digest, size_bytes=1 << 30)
+        while not self._later.wait(0.3):
+            yield pb.WriteBlobRequest(data=bytes(LIMITS.bytes_per_second // 2))
+        while not self._ended.wait(0.3 * PATIENCE):
+            yield pb.WriteBlobRequest(data=b"x")
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +71,19 @@ def unread(client: Client, digest: str) -> Any:
 @pytest.mark.slow  # it waits until a client's patience is over
 def test_uploads_that_drip_end_and_hold_nobody_up(place: Place, digest: str, tmp_path: Path) -> None:
     """The transfers of four principals of a project that get nowhere, and another project's meanwhile."""
-    ended = threading.Event()
+    later, ended = threading.Event(), threading.Event()
     clients = [place.client_of(name, project="red") for name in SLOW]
     try:
-        dripping = [Dripping(client, 4 * n + m, ended=ended) for n, client in enumerate(clients) for m in range(4)]
+        dripping = [
+            Dripping(client, 4 * n + m, later=later, ended=ended) for n, client in enumerate(clients) for m in range(4)
+        ]
         wait_for(lambda: place.server._artifacts.transfers.incoming.busy)
         with place.client_of("neighbour") as other:
             (tmp_path / "new").write_text("of blue")
             assert other.push_artifact({"new": tmp_path / "new"})
             other.pull_artifact(digest, tmp_path / "pulled")
-        took = time.monotonic() - dripping[0].began
-        assert not any(one.call.done() for one in dripping), f"it took {took:.1f} s"
+        assert not any(one.call.done() for one in dripping)
+        later.set()
         wait_for(lambda: all(one.call.done() for one in dripping))
         for one in dripping:
             failure = failure_of_call(one.call.exception(), address=place.address)
@@ -88,6 +91,7 @@ def test_uploads_that_drip_end_and_hold_nobody_up(place: Place, digest: str, tmp
             assert one.call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert "SLIPWAY_TRANSFER_RATE" in failure.remedy
     finally:
+        later.set()
         ended.set()
         for client in clients:
             client.close()
@@ -227,6 +231,22 @@ def test_a_principal_leaves_turns_to_others_of_its_project() -> None:
         return now
 
     assert asyncio.run(run()) == [*["greedy"] * 4, "modest"]
+
+
+def test_the_first_look_that_fails_ends_the_others() -> None:
+    def looked(item: int) -> int:
+        if item == 300:
+            raise ServiceError("gone", reason="STORE_UNAVAILABLE")
+        return item
+
+    async def run() -> None:
+        transfers = Transfers(LIMITS)
+        with pytest.raises(ServiceError, match="gone"):
+            await transfers.look_at_each("one", "red", looked, itertools.count())
+        assert not transfers.looks.busy
+        transfers.close()
+
+    asyncio.run(run())
 
 
 def test_looks_at_many_files_let_those_of_others_between() -> None:

@@ -169,6 +169,27 @@ def test_a_small_file_of_others_may_be_changed_and_locked_away(tmp_path: Path) -
     assert fetched.stat().st_mode & 0o400
 
 
+@pytest.mark.parametrize("step", ["chmod", "lstat"])
+def test_a_file_that_a_collection_takes_while_it_arrives_is_asked_for_again(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    (tmp_path / "weights").write_bytes(b"www")
+    file, real = ManifestFile("weights", 3, digest_bytes(b"www"), ""), getattr(Path, step)
+
+    def collected_before(path: Path, *more: int) -> object:
+        if path.parent.name == "uploads":
+            path.unlink()
+        return real(path, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, step, collected_before)
+        with pytest.raises(ArtifactError) as caught:
+            blobs_of(store).keep(file, tmp_path / "weights", on_bytes=lambda _: None)
+    assert (caught.value.reason, caught.value.retryable) == ("STORE_UNAVAILABLE", True)
+    with pytest.raises(FileNotFoundError):
+        blobs_of(store).keep(file, tmp_path / "none", on_bytes=lambda _: None)
+
+
 def test_content_that_was_collected_before_its_artifact_was_made_is_asked_for_again(store: LocalStore) -> None:
     blobs = blobs_of(store)
     file = ManifestFile("weights", 3, digest_bytes(b"www"), "")
