@@ -23,7 +23,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe tha
 
 
 def file_in(folder: Path, name: str | Path) -> Path | None:
-    """Return the real path of a file in a folder; None where there is none.
+    """Return the real path of a file in a folder; None where there is none, or where no file system takes its name.
 
     Args:
         folder: The folder; it may be a link itself, as its user named it.
@@ -35,13 +35,18 @@ def file_in(folder: Path, name: str | Path) -> Path | None:
         OSError: It cannot be looked at.
     """
     path = folder / name
-    real = Path(os.path.realpath(path))
+    try:
+        real = Path(os.path.realpath(path))
+    except ValueError:  # a NUL, or half of a surrogate pair
+        return None
     if not any(real.is_relative_to(place) for place in _allowed(folder)):
         raise _leads_out(path, folder)
     try:
         mode = real.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}:
+            return None
+        raise
     if stat.S_ISDIR(mode):
         return None
     if not stat.S_ISREG(mode):

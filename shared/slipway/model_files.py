@@ -13,6 +13,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.json_documents import read_json
 from slipway.links import files_in, real_file
 from slipway.safetensors_file import INDEX_SUFFIX, read_index
+from slipway.texts import printable
 from slipway.user_paths import user_path
 
 CONFIG = "config.json"
@@ -169,7 +170,7 @@ def cached_snapshot(name: str, revision: str | None = None) -> Path:
             f"base model {name!r} is not a folder, and huggingface_hub, which knows the local cache, is not installed",
             reason="BASE_MODEL_NOT_FOUND",
             remedy="give the path of its folder, or pip install huggingface_hub",
-            about={"base_model": name},
+            about={"base_model": printable(name)},
         ) from error
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
@@ -181,5 +182,5 @@ def cached_snapshot(name: str, revision: str | None = None) -> Path:
         what = f"base model {name!r} is neither a folder nor in the local Hugging Face cache"
         cause = error
     raise CheckpointValidationError(
-        what, reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"base_model": name}
+        what, reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"base_model": printable(name)}
     ) from cause

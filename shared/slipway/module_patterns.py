@@ -10,23 +10,29 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import CheckpointValidationError, StageError
+from slipway.out_of_memory import REMEDY
+from slipway.python_process import python_script
 
 SECONDS = 0.5
 """Processor time of all expressions of an adapter."""
 SECONDS_PER_MATCH = 20e-6
 """More of it for each expression and name; usual ones take a tenth."""
+MOST_SECONDS = 60.0
+"""Most of it, however many expressions and names there are."""
 LONGEST = 1 << 14
 """Characters of an expression."""
 MOST_MATCHES = 50_000_000
-"""Expressions times names: a minute's work."""
+"""Expressions, each in all its forms, times names: a minute's work."""
 _WAIT_SECONDS = 600.0
+"""Most time by the clock."""
 _CAN_REPEAT = frozenset("*+?{(|")
+#: Any other text is valid in every form, and matched in no time; names are full of dots.
+_HAS_MEANING = _CAN_REPEAT | frozenset("^$)[]}\\")
 _TRIAL = Path(__file__).with_name("pattern_trial.py")
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH")
 #: How peft matches the texts of an option: whole names, or within an expression of its own. Source: peft 0.21,
@@ -61,11 +67,10 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
     Raises:
         CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``.
     """
-    texts = list(_texts(config))
+    tried = [(key, text) for key, text in _texts(config) if not _special(key).isdisjoint(text)]
     found = sorted(set(names))
-    if len(texts) * len(found) > MOST_MATCHES:
-        raise _refusal(f"{len(texts)} texts that may be patterns, for {len(found)} modules, are more than are matched")
-    tried = [(key, text) for key, text in texts if not _CAN_REPEAT.isdisjoint(text)]
+    if sum(len(_forms(key)) for key, _ in tried) * len(found) > MOST_MATCHES:
+        raise _refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched")
     for key, text in tried:
         if len(text) > LONGEST:
             raise _refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
@@ -77,6 +82,16 @@ def names_in(model: Any) -> Iterator[str]:
     """Names in a torch model that peft matches expressions against."""
     yield from (name for name, _ in model.named_modules())
     yield from (name for name, _ in model.named_parameters())
+
+
+def _special(key: str) -> frozenset[str]:
+    """Return the characters that make a text of an option worth a trial."""
+    return _HAS_MEANING if key in _EXPRESSIONS else _CAN_REPEAT
+
+
+def _forms(key: str) -> tuple[tuple[str, str], ...]:
+    """Return the ways in which the texts of an option may be matched."""
+    return _FORMS.get(key, _ANY_FORM)
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -105,23 +120,34 @@ def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
     expressions = [
         [place, method, form.replace("{}", text), key in _EXPRESSIONS]
         for place, (key, text) in enumerate(texts)
-        for method, form in _FORMS.get(key, _ANY_FORM)
+        for method, form in _forms(key)
     ]
-    seconds = SECONDS + SECONDS_PER_MATCH * len(expressions) * len(names)
-    # Neither the current folder nor the environment's settings may bring other modules.
-    command = [sys.executable, "-I", "-S", str(_TRIAL)]
+    seconds = min(MOST_SECONDS, SECONDS + SECONDS_PER_MATCH * len(expressions) * len(names))
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     request = json.dumps({"seconds": seconds, "expressions": expressions, "names": names})
     try:
         done = subprocess.run(
-            command, input=request.encode(), capture_output=True, env=environment, timeout=_WAIT_SECONDS, check=False
+            python_script(_TRIAL),
+            input=request.encode(),
+            capture_output=True,
+            env=environment,
+            timeout=_WAIT_SECONDS,
+            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:  # not for another try: it may take as long again
+        raise _refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s") from error
+    except OSError as error:
         raise StageError(f"the adapter's patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
-    said = done.stdout.decode(errors="replace").splitlines()
-    if done.returncode == 0 and said and said[-1] == "done":
+    said = done.stdout.decode(errors="replace").split("\n")[:-1]
+    if not said:  # not even the first expression was reached
+        raise StageError(
+            f"the adapter's patterns could not be tried out: the process ended with {done.returncode} before the first of them",
+            reason="OUT_OF_MEMORY",
+            remedy=REMEDY,
+        )
+    if done.returncode == 0 and said[-1] == "done":
         return
-    place, _, invalid = (said[-1] if said else "0").partition(" ")
+    place, _, invalid = said[-1].partition(" ")
     key, text = texts[int(place)]
     shown = repr(text[:100]) + ("…" if len(text) > 100 else "")
     if invalid:

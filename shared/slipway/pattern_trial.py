@@ -29,7 +29,8 @@ def main() -> None:
             match = getattr(re.compile(expression), method)
         except (re.error, RecursionError, OverflowError, ValueError) as error:
             if required:
-                os.write(1, f"{place} {str(error)[:200] or type(error).__name__}\n".encode(errors="replace"))
+                said = " ".join(str(error).split())[:200] or type(error).__name__  # its message may have line ends
+                os.write(1, f"{place} {said}\n".encode(errors="replace"))
                 return
             continue
         for name in names:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module with this Python; its import path lacks the current folder."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return _python("-P", "-m", module, *arguments)
+
+
+def python_script(path: Path) -> list[str]:
+    """Return the command that runs a script with this Python and its standard library alone, whatever the environment says."""
+    return _python("-I", "-S", str(path))
+
+
+def _python(*words: str) -> list[str]:
+    return [sys.executable, *words]

@@ -20,7 +20,9 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for unbuffered reading, without waiting for whatever else may be there.
+    """Open a regular file for reading, without waiting for whatever else may be there.
+
+    It is buffered: ``read`` returns all bytes that were asked for also where one call of the system gives fewer, as on FUSE.
 
     Raises:
         OSError: It cannot be opened, or it is no regular file.
@@ -32,7 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return os.fdopen(descriptor, "rb")
 
 
 def read_regular(path: Path, *, largest: int) -> bytes:

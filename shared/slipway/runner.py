@@ -30,6 +30,7 @@ from slipway.stage_environment import without_current_folder
 from slipway.telemetry import current_traceparent, span
 from slipway.texts import quoted
 from slipway.unfinished import remove_abandoned, unfinished
+from slipway.user_paths import user_path
 
 _T = TypeVar("_T")
 _MOST_PROBLEMS = 20
@@ -183,7 +184,7 @@ def _own_environment() -> dict[str, str]:
     for name in ("SLIPWAY_HOME", "SLIPWAY_STORE", "SLIPWAY_SCRATCH"):
         place = environment.get(name, "")
         if place and "://" not in place:
-            environment[name] = str(Path(place).expanduser().absolute())
+            environment[name] = str(user_path(place).absolute())
     return environment
 
 

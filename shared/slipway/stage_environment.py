@@ -45,7 +45,7 @@ def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a stage's process gets of this environment.
 
     Nothing in it names the current folder, which may be a checkpoint with code in it: an empty part of a search path means that
-    folder, and is left out.
+    folder, as ``.`` does, and is left out.
 
     Raises:
         ConfigurationError: ``SLIPWAY_STAGE_ENVIRONMENT`` is not a list of names.
@@ -59,7 +59,7 @@ def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a process in another folder, in which no search path means the current one."""
     found = dict(environment)
     for name in _SEARCHED:
-        folders = [_whole(part) for part in found.pop(name, "").split(os.pathsep) if part]
+        folders = [_whole(part) for part in found.pop(name, "").split(os.pathsep) if os.path.normpath(part) != "."]
         if folders:
             found[name] = os.pathsep.join(folders)
     return {**found, "PYTHONSAFEPATH": "1"}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path with ``~`` replaced; as it is, like a shell, where there is no account of that name."""
+    """Return a path with ``~`` replaced; as it is, like a shell, where no account has or can have that name."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # no such account; a NUL or half of a surrogate pair in its name
         return Path(path)
 
 

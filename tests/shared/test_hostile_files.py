@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hostile_json import NUMBERS, TEXTS, VALUES, answer, documents
+from slipway import module_patterns
 from slipway.artifacts import ActionResult, LocalStore, Manifest
 from slipway.artifacts.digests import digest_bytes
 from slipway.base_format import base_format, prepared_sizes, read_config
+from slipway.base_match.recorded import recorded_base
 from slipway.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
 from slipway.checksums import read_checksums
-from slipway.errors import CheckpointValidationError, ModelExportError
+from slipway.errors import CheckpointValidationError, ModelExportError, StageError
 from slipway.json_documents import parse_json, read_json
-from slipway.model_files import has_chat_template
+from slipway.model_files import has_chat_template, resolve_base_model
 from slipway.module_patterns import check_patterns
 from slipway.regular_file import open_regular, read_regular, special_file
 from slipway.safetensors_file import MOST_TENSORS, read_index, read_safetensors
@@ -81,6 +85,21 @@ def test_adapter_configurations(folder: Path, data: bytes) -> None:
 
 
 @few
+@given(name=st.one_of(TEXTS, st.sampled_from(['"~a\\u0000b"', '"~\\ud800/x"'])).map(json.loads))
+@example(name="~a\0b")
+@example(name="~\ud800/x")
+def test_names_of_base_models(folder: Path, name: str) -> None:
+    import huggingface_hub.errors  # noqa: F401 - its import counts for no example
+
+    found = answer(lambda: recorded_base(folder, {**ADAPTER, "base_model_name_or_path": name}))
+    assert not isinstance(found, ModelExportError)
+    assert found.folder is None
+    refused = answer(lambda: resolve_base_model(name))
+    assert isinstance(refused, ModelExportError)
+    assert refused.reason in {"BASE_MODEL_NOT_FOUND", "BASE_MODEL_INVALID"}
+
+
+@few
 @given(data=documents(STATE))
 def test_trainer_states(folder: Path, data: bytes) -> None:
     run = folder / "run"
@@ -106,7 +125,14 @@ def test_model_configurations(folder: Path, data: bytes, tokenizer: bytes) -> No
 
 
 @few
-@given(data=documents({"metadata": {}, "weight_map": {"a": "model.safetensors", "b": "../model.safetensors"}}))
+@given(
+    data=st.one_of(
+        documents({"metadata": {}, "weight_map": {"a": "model.safetensors", "b": "../model.safetensors"}}),
+        TEXTS.map(lambda name: f'{{"weight_map":{{"a":{name}}}}}'.encode()),
+    )
+)
+@example(data=b'{"weight_map":{"a":"a\\u0000b"}}')
+@example(data=b'{"weight_map":{"a":"%b"}}' % (b"x" * 300))
 def test_indexes(folder: Path, data: bytes) -> None:
     (folder / "model.safetensors.index.json").write_bytes(data)
     found = answer(lambda: read_index(folder / "model.safetensors.index.json"))
@@ -150,6 +176,21 @@ def test_safetensors_headers(folder: Path, header: bytes) -> None:
     found = answer(lambda: read_safetensors(path))
     if not isinstance(found, ModelExportError):
         assert sum(info.nbytes for info in found.tensors.values()) == 24
+
+
+@pytest.mark.slow
+def test_an_adapter_of_every_expert_is_read(tmp_path: Path) -> None:
+    """As many tensors, under the same names, as one of Kimi-K2 has."""
+    entry = '"data_offsets":[0,0],"dtype":"F32","shape":[0,8]'
+    names = (
+        f'"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{part}_proj.lora_{half}.weight":{{{entry}}}'
+        for layer in range(60)
+        for expert in range(384)
+        for part in ("gate", "up", "down")
+        for half in "AB"
+    )
+    (tmp_path / "x.safetensors").write_bytes(pack(("{" + ",".join(names) + "}").encode()))
+    assert len(read_safetensors(tmp_path / "x.safetensors").tensors) == 138_240
 
 
 def test_more_tensors_than_any_file_has_are_refused_before_they_are_read(tmp_path: Path) -> None:
@@ -206,20 +247,94 @@ def test_lists_of_checksums(folder: Path, data: bytes) -> None:
     answer(lambda: read_checksums(folder))
 
 
+def test_shards_that_no_file_system_holds_are_missing(tmp_path: Path) -> None:
+    for name in ("a\0b", "x" * 300):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(CheckpointValidationError, match="is missing") as caught:
+            read_index(tmp_path / "model.safetensors.index.json")
+        assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
 NAMES = [f"model.layers.{number}.self_attn.{part}_proj" for number in range(4) for part in "qkvo"]
+
+
+#: What peft makes of the texts of an option.
+FORMS = {
+    "target_modules": ("{}", r"(^|.*\.){}($|\..*)"),
+    "exclude_modules": ("{}",),
+    "rank_pattern": (r"(.*\.)?({})$",),
+    "layers_pattern": (r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",),
+}
 
 
 @settings(max_examples=20)
 @given(
-    option=st.sampled_from(["target_modules", "exclude_modules", "rank_pattern", "layers_pattern", "a_new_option"]),
+    option=st.sampled_from([*FORMS, "a_new_option"]),
     text=st.one_of(
         st.sampled_from([r".*\.(q|k)_proj", "(" * 300, "a{99999999999999}", "(?i)" + r"[\x00-\U0010ffff]" * 900, "(?<=a*)b", "\ud800*"]),
         st.text(alphabet="ab.*+?(|)[]{}\\d9^$", max_size=12),
+        st.text(alphabet="ab.)[]{}\\^$\n\u2028", max_size=3),
     ),
 )  # fmt: skip
 def test_patterns(option: str, text: str) -> None:
     config = {option: {text: 4} if option == "rank_pattern" else text}
-    answer(lambda: check_patterns(config, NAMES), seconds=1.5)
+    if answer(lambda: check_patterns(config, NAMES), seconds=1.5) is None:
+        for form in FORMS.get(option, ()):
+            re.compile(form.replace("{}", text))
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("rank_pattern", "["),
+        ("rank_pattern", "a)"),
+        ("alpha_pattern", "\\"),
+        ("target_modules", "["),
+        ("target_modules", "(?\n)"),
+        ("target_modules", "(?\u2028)"),
+        ("layers_pattern", "a)b"),
+    ],
+)
+def test_what_is_no_expression_is_refused_before_peft_reads_it(option: str, text: str) -> None:
+    found = answer(lambda: check_patterns({option: {text: 8} if option.endswith("k_pattern") else text}, NAMES))
+    assert isinstance(found, CheckpointValidationError)
+    assert found.reason == "ADAPTER_CONFIG_INVALID"
+    assert f"{option} has {text!r}, which is no regular expression (" in found.message
+
+
+def test_the_time_of_all_expressions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_patterns, "MOST_SECONDS", 0.2)
+    names = [f"{'a' * 30}{number}" for number in range(1000)]
+    found = answer(lambda: check_patterns({"rank_pattern": {f"(a*)*x{number}": 8 for number in range(100)}}, names))
+    assert isinstance(found, CheckpointValidationError)
+    assert "0.2 s of processor time" in found.message
+
+
+def test_the_time_by_the_clock_is_bounded_and_not_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_patterns, "_WAIT_SECONDS", 0.1)
+    found = answer(lambda: check_patterns({"target_modules": r"(.*)*x"}, NAMES))
+    assert isinstance(found, CheckpointValidationError)
+    assert found.reason == "ADAPTER_CONFIG_INVALID"
+
+
+def test_every_form_of_an_expression_counts() -> None:
+    names = [f"a{number}" for number in range(10_000)]
+    found = answer(lambda: check_patterns({"of_a_later_peft": [f"a{number}.*" for number in range(1000)]}, names))
+    assert isinstance(found, CheckpointValidationError)
+    assert "1000 expressions, for 10000 modules" in found.message
+
+
+def test_a_trial_that_was_ended_before_it_began_is_not_the_adapters_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel ends what has no memory."""
+    (tmp_path / "trial.py").write_text(
+        "import os, signal, sys\nsys.stdin.read()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setattr(module_patterns, "_TRIAL", tmp_path / "trial.py")
+    with pytest.raises(StageError, match="could not be tried out") as caught:
+        check_patterns({"target_modules": ".*q_proj"}, NAMES)
+    assert caught.value.reason == "OUT_OF_MEMORY"
 
 
 @pytest.mark.parametrize("option", ["target_modules", "rank_pattern", "exclude_modules", "of_a_later_peft"])
@@ -332,6 +447,16 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str, name: str, rea
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_a_configuration_that_is_no_regular_file_is_invalid(tmp_path: Path, kind: str) -> None:
+    with (
+        special(tmp_path / "adapter_config.json", kind),
+        pytest.raises(CheckpointValidationError, match=kind) as caught,
+    ):
+        read_adapter_config(tmp_path)
+    assert caught.value.reason == "ADAPTER_CONFIG_INVALID"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
 def test_what_is_no_regular_file_is_named(tmp_path: Path, kind: str) -> None:
     with special(tmp_path / "x", kind), pytest.raises(OSError, match="not a regular file") as caught:
         open_regular(tmp_path / "x")
@@ -342,6 +467,8 @@ def test_what_is_no_regular_file_is_named(tmp_path: Path, kind: str) -> None:
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"12345")
     assert read_regular(tmp_path / "x", largest=5) == b"12345"
+    with open_regular(tmp_path / "x") as file:
+        assert isinstance(file, io.BufferedReader), "reads on where the system gives fewer bytes, as FUSE may"
     with pytest.raises(OSError, match="larger than 4"):
         read_regular(tmp_path / "x", largest=4)
     with (tmp_path / "x").open("wb") as file:

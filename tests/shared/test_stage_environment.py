@@ -91,7 +91,7 @@ def test_no_search_path_has_the_current_folder(monkeypatch: pytest.MonkeyPatch, 
     found = stage_environment(
         {
             "PATH": ":/usr/bin::/bin:",
-            "PYTHONPATH": ":src:/opt/stages",
+            "PYTHONPATH": ":.:src:./:/opt/stages:src/..",
             "LD_LIBRARY_PATH": ":/usr/local/cuda/lib64:$ORIGIN/lib",
             "DYLD_LIBRARY_PATH": ":",
         }

@@ -27,7 +27,7 @@ NUMBERS = st.sampled_from(
 TEXTS = st.one_of(
     st.sampled_from(
         ["", "\\ud800", "\\udc80x", "\\ud83d\\ude00", "\\u0000", "\\u001b[2J", "\\u202e", "..", "../../etc/passwd", "/dev/zero", "a\\u0000b",
-         "a{99999999999999}", "(" * 300, "x" * 3000, "~nosuchuser", "2001-99-99", "²", "%s{0}"]
+         "a{99999999999999}", "(" * 300, "x" * 3000, "~nosuchuser", "~a\\u0000b", "~\\ud800/x", "2001-99-99", "²", "%s{0}"]
     ),
     st.text(max_size=20).map(lambda text: json.dumps(text)[1:-1]),
 ).map(lambda text: f'"{text}"')  # fmt: skip

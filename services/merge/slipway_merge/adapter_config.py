@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from slipway.errors import ModelMergeError
 from slipway.module_patterns import check_patterns
+from slipway_merge.pattern_keys import PatternKeys
 
 #: Fields that say how the adapter was trained or made; the merged weights do not depend on them.
 _NEUTRAL = frozenset(
@@ -67,6 +67,13 @@ class AdapterConfig:
     replication: tuple[tuple[int, int], ...] = ()
     tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
+    _ranks: PatternKeys = field(init=False, repr=False, compare=False)
+    _alphas: PatternKeys = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the patterns for many look-ups."""
+        object.__setattr__(self, "_ranks", PatternKeys(self.rank_pattern))
+        object.__setattr__(self, "_alphas", PatternKeys(self.alpha_pattern))
 
     @property
     def has_form(self) -> bool:
@@ -83,18 +90,17 @@ class AdapterConfig:
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by the first pattern that matches it (peft's ``get_pattern_key``)."""
-        return self.rank_pattern.get(_pattern_key(self.rank_pattern, module), self.rank)
+        return self.rank_pattern.get(self._ranks.first(module), self.rank)
 
     def scaling_of(self, module: str) -> float:
         """Factor of ``B @ A``: alpha / r, or alpha / √r with rank-stabilised LoRA (arXiv 2312.03732, eq. 4)."""
-        alpha = self.alpha_pattern.get(_pattern_key(self.alpha_pattern, module), self.alpha)
+        alpha = self.alpha_pattern.get(self._alphas.first(module), self.alpha)
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def matching_alphas(self, module: str) -> list[float]:
         """The different alphas whose patterns match a module, in the order they were saved in."""
-        matching = [value for key, value in self.alpha_pattern.items() if _module_pattern(key).match(module)]
-        return list(dict.fromkeys(matching))
+        return list(dict.fromkeys(self.alpha_pattern[key] for key in self._alphas.matching(module)))
 
     def targets(self, module: str) -> bool:
         """Whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
@@ -106,16 +112,6 @@ class AdapterConfig:
             return self.target_modules != "all-linear" and re.fullmatch(self.target_modules, module) is not None
         parts = module.split(".")
         return any(".".join(parts[start:]) in self.target_modules for start in range(len(parts)))
-
-
-def _pattern_key(patterns: Mapping[str, object], module: str) -> str:
-    return next((key for key in patterns if _module_pattern(key).match(module)), module)
-
-
-@cache
-def _module_pattern(key: str) -> re.Pattern[str]:
-    """A pattern as peft matches it; kept, because an adapter may have more of them than :mod:`re` keeps."""
-    return re.compile(rf"(.*\.)?({key})$")
 
 
 def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) -> AdapterConfig:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.regular_file import open_regular
-from slipway.safetensors_file import MOST_TENSORS
 from slipway_prepare.faults import invalid
 
+_MOST_TENSORS = 1 << 17
+"""Of one file; models with more experts than that are stored as safetensors."""
 _LARGEST_PICKLE = 16 << 20
 """Bytes of the instructions: about 150 a tensor."""
-_MOST_INSTRUCTIONS = 32 * MOST_TENSORS
+_MOST_INSTRUCTIONS = 32 * _MOST_TENSORS
 _END = b"PK\x05\x06"
 _END_BYTES = 22
 #: What a pickle of tensors names (``torch.save`` of a state dict); torch decides which of it is safe.
@@ -49,7 +50,7 @@ def check_archive(path: Path) -> None:
 
 def _check_members(path: Path, archive: zipfile.ZipFile, size: int) -> None:
     members = archive.infolist()
-    if len(members) > 2 * MOST_TENSORS:
+    if len(members) > 2 * _MOST_TENSORS:
         raise _unsafe(path, f"has {len(members)} members")
     packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:

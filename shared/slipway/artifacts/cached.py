@@ -221,10 +221,15 @@ class CachedStore:
 
     def _make_room(self, needed_bytes: int, *, keep: str) -> None:
         """Evict until so much is free: what a task writes, on the same disk, is about as large as what it reads."""
-        while (lacking := needed_bytes - shutil.disk_usage(self.local.root).free) > 0:
-            gone = self._shrink(max(self.local.size_bytes() - lacking, 0), keep=(keep,))
-            if not gone.artifacts and not gone.freed_bytes:
+        free = shutil.disk_usage(self.local.root).free
+        while (lacking := needed_bytes - free) > 0:
+            size = self.local.size_bytes()
+            if lacking > size:
                 return  # the disk is full of other things
+            self._shrink(size - lacking, keep=(keep,))
+            before, free = free, shutil.disk_usage(self.local.root).free
+            if free - before < lacking // 2:
+                return  # what went has links elsewhere, or nothing went; manifests alone are a page each
 
     def _shrink(self, max_bytes: int, *, keep: Collection[str] = ()) -> Collected:
         gone = collect(self.local, max_bytes=max_bytes, keep=lambda: keep)

@@ -16,6 +16,7 @@ from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.artifacts.faults import changed, unreadable
 from slipway.errors import ArtifactError
 from slipway.json_documents import parse_json
+from slipway.texts import quoted
 
 MANIFEST_VERSION = 1
 MAX_PATH_BYTES = 1024
@@ -98,7 +99,7 @@ class Manifest:
         try:
             document = parse_json(data, most_values=_MOST_VALUES)
             if document["version"] != MANIFEST_VERSION:
-                raise _invalid(f"manifest version {document['version']!r} is not known", "")
+                raise _invalid(f"manifest version {quoted(document['version'])} is not known", "")
             return cls.of([_entry(file) for file in document["files"]])
         except (ValueError, KeyError, TypeError) as error:
             raise _invalid(f"not a manifest: {error}", "") from error

@@ -114,6 +114,12 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     assert caught.value.reason == "ARTIFACT_INVALID"
 
 
+def test_a_version_of_any_length_is_named_shortly() -> None:
+    with pytest.raises(ArtifactError, match="manifest version") as caught:
+        Manifest.from_bytes(json.dumps({"version": ["x" * 1000] * 1000, "files": []}).encode())
+    assert len(caught.value.message) < 300
+
+
 @given(st.text(max_size=40))
 def test_a_path_that_is_taken_stays_inside(path: str) -> None:
     try:

@@ -526,6 +526,24 @@ def test_the_cache_gives_way_to_the_work_on_its_disk(bucket: S3Bucket, small_dis
     assert cache.local.exists(digests[-1])
 
 
+def test_nothing_goes_where_that_makes_no_room(bucket: S3Bucket, small_disk: Path, tmp_path: Path) -> None:
+    """The disk is full of other things: of what does not go, and of links to what was in the cache."""
+    remote = S3Store(bucket)
+    cache = CachedStore(remote, LocalStore(small_disk / "cache"))
+    kept = [cache.local.put_files({"x": random_file(tmp_path / f"{number}", 1 << 20)}) for number in range(3)]
+    for number, digest in enumerate(kept):
+        cache.local.fetch(digest, small_disk / f"link-{number}")
+    (small_disk / "else").write_bytes(bytes(7 << 19))
+    small = remote.put_files({"x": random_file(tmp_path / "small", 1 << 20)})
+    cache.fetch(small, tmp_path / "small-out")
+    assert sum(map(cache.local.exists, kept)) == 2
+    large = remote.put_files({"x": random_file(tmp_path / "large", 12 << 20)})
+    with pytest.raises(ArtifactError) as caught:
+        cache.fetch(large, tmp_path / "large-out")
+    assert caught.value.reason == "DISK_FULL"
+    assert sum(map(cache.local.exists, kept)) == 2
+
+
 FETCH = """
 import os, sys
 from pathlib import Path
