@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 from yaml.constructor import ConstructorError, SafeConstructor
-from yaml.cyaml import CParser
+from yaml.cyaml import CParser  # type: ignore[attr-defined] # the stubs do not export it
 from yaml.resolver import Resolver
 
 from slipway.texts import quoted
@@ -143,7 +143,8 @@ class _Loader(Composer, CParser, Resolver):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, or return the one that an alias names."""
-        mark = self.peek_event().start_mark
+        event: Any = self.peek_event()
+        mark = event.start_mark
         self._depth += 1
         _check(self._depth <= MAX_DEPTH, _TOO_DEEP, mark)
         is_alias = self.check_event(yaml.AliasEvent)
