@@ -24,8 +24,8 @@ demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the wh
 # The tests pass in any order: each run shuffles them anew and prints the seed of its order.
 WORKERS ?= 2
 SEED ?=
-PYTEST = $(BIN)/python -P -m pytest
-SHUFFLED = $(PYTEST) -n $(WORKERS) --dist worksteal $(if $(SEED),--randomly-seed=$(SEED))
+PYTEST = $(BIN)/python -P -m pytest $(if $(SEED),--randomly-seed=$(SEED))
+SHUFFLED = $(PYTEST) -n $(WORKERS) --dist worksteal
 
 test: $(INSTALLED) ## Run the tests, but for the slow ones, within 10 minutes on 2 cores; SEED=… repeats an order, WORKERS=4 takes more cores
 	$(SHUFFLED) -m 'not slow and not cluster'
@@ -37,8 +37,8 @@ test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are k
 	$(PYTEST) -m cluster
 
 test-k8s: $(INSTALLED) ## Install the checkers of manifests that npm and checkov have, and run all tests of k8s/ with them
-	tests/k8s/tools/tools.sh
-	$(PYTEST) tests/k8s tests/deploy/test_deploy_alerts.py
+	PYTHON=$(PYTHON) tests/k8s/tools/tools.sh
+	$(SHUFFLED) tests/k8s tests/deploy/test_deploy_alerts.py
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .
@@ -69,5 +69,5 @@ test-images: ## Build the images on bases made here and look into each (IMAGES="
 up: ## Start coordinators, workers and everything around them, with compose
 	deploy/up.sh
 
-clean: ## Remove the environment and the demo
-	rm -rf $(VENV) demo
+clean: ## Remove the environment, the checkers of manifests and the demo
+	rm -rf $(VENV) .k8s-tools demo

@@ -17,6 +17,8 @@ from pathlib import Path
 
 _HOME = Path("/var/lib/slipway")
 _ENVIRONMENT = Path("/opt/slipway")
+_AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+"""What docs/kubernetes.md names for a database with a certificate of a public authority; libpq looks nowhere by itself."""
 
 
 def main(extras: set[str]) -> int:
@@ -27,6 +29,7 @@ def main(extras: set[str]) -> int:
         *_user(),
         *_imports(),
         *_file_system(),
+        *_authorities(),
         *_contents(extras),
         *_stages(set(runs), extras),
         *_compiled(extras),
@@ -60,6 +63,11 @@ def _file_system() -> Iterator[str]:
             yield f"{folder} cannot be written to"
     if not any((_ENVIRONMENT / "lib").glob("python3*/site-packages/slipway/__pycache__/*.pyc")):
         yield "the code is not compiled, and cannot be on a read-only file system"
+
+
+def _authorities() -> Iterator[str]:
+    if not _AUTHORITIES.is_file() or "BEGIN CERTIFICATE" not in _AUTHORITIES.read_text(encoding="utf-8"):
+        yield f"{_AUTHORITIES} holds no certificates"
 
 
 def _contents(extras: set[str]) -> Iterator[str]:

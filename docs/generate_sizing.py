@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+
+import yaml
 
 from slipway.preflight import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize, memory_bytes, task_bytes
 from slipway.worker.machine import MEMORY_SHARE
@@ -19,6 +22,10 @@ FREE_SHARE = 0.1
 COMPANION_BYTES = 20_000_000
 LOGIT_BYTES = 2 << 30
 GIB = 1 << 30
+
+BASE = Path(__file__).parents[1] / "k8s" / "base"
+MEMORY = "/spec/template/spec/containers/0/resources/limits/memory"
+VOLUME = "/spec/template/spec/volumes/1/ephemeral/volumeClaimTemplate/spec/resources/requests/storage"
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,17 @@ def _task(stage: str, **params: str) -> SimpleNamespace:
     return SimpleNamespace(id=stage, stage=stage, params=params, format="")
 
 
+def base_gib(stage: str, path: str) -> int:
+    """Return what ``k8s/base`` gives the workers of a stage at a path of their Deployment, in GiB."""
+    kustomization = yaml.safe_load((BASE / stage / "kustomization.yaml").read_text())
+    changed = {
+        one["path"]: one["value"] for patch in kustomization["patches"] for one in yaml.safe_load(patch["patch"])
+    }
+    return int(changed[path].removesuffix("Gi"))
+
+
 def component(name: str) -> str:
-    """The component of one model."""
+    """The component of one model: what its workers need, and never less than they have without it."""
     model = MODELS[name]
     lines = [
         f"# Workers for models of the size of {model.name}; by docs/generate_sizing.py {name}, see docs/sizing.md.",
@@ -103,17 +119,17 @@ def component(name: str) -> str:
         "kind: Component",
         "patches:",
     ]
-    container = "/spec/template/spec/containers/0"
-    claim = "/spec/template/spec/volumes/1/ephemeral/volumeClaimTemplate/spec/resources/requests/storage"
     for stage, need in needs(model.size()).items():
-        memory = f"{need.memory_gib}Gi"
+        memory = max(need.memory_gib, base_gib(stage, MEMORY))
+        volume = max(need.volume_gib, base_gib(stage, VOLUME))
         values = {
-            f"{container}/resources/requests/memory": memory,
-            f"{container}/resources/limits/memory": memory,
-            f"{container}/env/3/value": f"{need.volume_gib // 2}GiB",
-            claim: f"{need.volume_gib}Gi",
+            MEMORY.replace("limits", "requests"): f"{memory}Gi",
+            MEMORY: f"{memory}Gi",
+            "/spec/template/spec/containers/0/env/3/value": f"{volume // 2}GiB",
+            VOLUME: f"{volume}Gi",
         }
-        lines += [f"  - target: {{kind: Deployment, name: slipway-{stage}}}", "    patch: |"]
+        # A second pool of a stage has the stage's name with a suffix.
+        lines += [f"  - target: {{kind: Deployment, name: 'slipway-{stage}(-.*)?'}}", "    patch: |"]
         lines += [f"      - {{op: replace, path: {path}, value: {value}}}" for path, value in values.items()]
     return "\n".join(lines) + "\n"
 
@@ -129,6 +145,8 @@ shapes in their `config.json`, by the estimate that `slipway export --plan` show
   task that runs.
 - *memory* is the container's limit, in steps of 4 GiB: a worker gives a task 80 % of it. Stages that stream hold libraries and four float32 copies of the largest
   tensor; `tensorrt_build` and the reference of `validate` are whole in float32.
+
+The components in `k8s/components/sizes` give each worker that much, or what `k8s/base` gives it where that is more.
 """
 
 MEASURED = """
@@ -140,7 +158,7 @@ attempt is in `slipway get`, on the dashboard, and in `slipway_stage_peak_memory
 - `onnx_export` compares with PyTorch only where 2.1 times the float32 weights fit: {parity} of memory. Otherwise it says so, and `validate`
   compares the outputs.
 - An engine in 16 bits takes {engines} of GPU memory before any cache of keys and values: a 70B model needs int8 or int4 on one GPU of 80 GB.
-- `base/` has {base} of memory for `validate` and `tensorrt_build` 16 GiB, for models of up to 3 and 2 billion weights. For larger ones, take the component of the next
+- `base/` has {base} of memory for `validate` and {build} for `tensorrt_build`, for models of up to 3 and 2 billion weights. For larger ones, take the component of the next
   size:
 
 ```yaml
@@ -177,7 +195,8 @@ def page() -> str:
             estimate=f"{small / 1e9:.1f} GB",
             parity=_each(f"{2.1 * FLOAT32_BYTES * count / 1e9:.0f}" for count in weights),
             engines=_each(f"{2 * count / 1e9:.0f}" for count in weights),
-            base="24 GiB",
+            base=f"{base_gib('validate', MEMORY)} GiB",
+            build=f"{base_gib('tensorrt-build', MEMORY)} GiB",
         )
     )
     return "".join(parts)

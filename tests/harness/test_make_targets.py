@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CHECK = ROOT / ".ci" / "run"
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -44,5 +45,55 @@ def test_slow_tests_run_with_all_others_only() -> None:
     assert "-m" not in everything  # but for what pyproject.toml leaves out, which ran before
 
 
+def test_the_tests_of_manifests_are_shuffled_and_spread_as_all_others() -> None:
+    (call,) = pytest_calls("test-k8s", "SEED=1234", "WORKERS=4")
+    assert "-n 4" in call
+    assert "--randomly-seed=1234" in call
+    assert "tests/k8s" in call
+
+
 def test_the_check_of_a_change_pins_the_order() -> None:
-    assert re.search(r"^make test SEED=\d+$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
+    text = CHECK.read_text()
+    for target in ("test", "test-k8s"):
+        assert re.findall(rf"^make {target} (.*)$", text, flags=re.MULTILINE) == ["SEED=1"]
+
+
+def test_what_make_installs_it_removes() -> None:
+    done = subprocess.run(["make", "--dry-run", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("rm ")]
+    assert {".venv", "demo", ".k8s-tools"} <= set(line.split())
+
+
+def checked_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Run the check of a change where there are a shell's own programs and these scripts alone."""
+    for tool in ("bash", "dirname", "env", "mktemp", "chmod", "rm"):
+        found = shutil.which(tool)
+        assert found
+        (folder / tool).symlink_to(found)
+    for name, text in {"make": "exit 0", **programs}.items():
+        script = folder / name
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+    return subprocess.run([CHECK], env={"PATH": str(folder)}, capture_output=True, text=True)
+
+
+def test_the_check_of_a_change_says_what_was_not_tested_for_want_of_a_tool(tmp_path: Path) -> None:
+    done = checked_with(tmp_path, id="echo 1000")
+    assert done.returncode == 0
+    for tool in ("chromium", "promtool", "kubectl", "npm", "buildah or debootstrap"):
+        assert f"skipped, as there is no {tool}: " in done.stderr
+    (tmp_path / "kubectl").symlink_to(tmp_path / "make")
+    again = subprocess.run([CHECK], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert "no kubectl" not in again.stderr
+
+
+def test_a_package_that_cannot_be_had_keeps_no_other_away(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    apt = f'echo "$@" >>{calls}; case "$*" in *chromium*) exit 100;; esac'
+    done = checked_with(tmp_path, **{"id": "echo 0", "apt-get": apt})
+    assert done.returncode == 0
+    assert "not installed: chromium" in done.stderr
+    made = calls.read_text().splitlines()
+    installed = [line.split()[-1] for line in made if " install " in line]
+    assert installed == ["chromium", "fonts-dejavu-core", "nodejs", "npm"]
+    assert [line for line in made if "prometheus" in line] == ["-qq download prometheus"], "it is a service"

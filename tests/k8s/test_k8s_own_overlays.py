@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import runpy
 import warnings
@@ -9,11 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import k8s_pod_rules
 import k8s_store_rules
 import k8s_wiring_rules
-from k8s_cluster import EXTERNAL_SECRETS, ROOT, Cluster, render
+from k8s_cluster import EXTERNAL_SECRETS, ROOT, Cluster, Workload, place_of, render, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -36,6 +38,20 @@ OVERLAYS = documented()
 INSTALL, EKS, REGISTRY, OUTSIDE, SPOT, LARGE = OVERLAYS
 
 
+def documented_service() -> dict[str, str]:
+    """The settings of the documented ``pg_service.conf``."""
+    (text,) = re.findall(r"```ini\n# pg_service.conf\n(.*?)```", (DOCS / "kubernetes.md").read_text(), re.DOTALL)
+    parser = configparser.ConfigParser()
+    parser.read_string(text)
+    return dict(parser["slipway"])
+
+
+SERVICE = documented_service()
+DATABASE = place_of(f"postgresql://{SERVICE['host']}:{SERVICE.get('port', '5432')}")
+WHOLE = (INSTALL, EKS)
+"""Overlays that are shown whole, so that they use the documented database; the others show what is changed."""
+
+
 @cache
 def _rendered(text: str, folder: Path) -> list[dict[str, object]]:
     (folder / "kustomization.yaml").write_text(text)
@@ -50,16 +66,17 @@ def own(tmp_path: Path) -> Path:
 
 
 def cluster_of(text: str, folder: Path) -> Cluster:
-    return Cluster(_rendered(text, folder))
+    objects = _rendered(text, folder)
+    return Cluster(objects, DATABASE) if text in {OVERLAYS[name] for name in WHOLE} else Cluster(objects)
 
 
 def policy(cluster: Cluster, name: str) -> object:
     return cluster.named("NetworkPolicy", name)["spec"]
 
 
-def with_components(*names: str) -> str:
+def with_components(*names: str, overlay: str = "production") -> str:
     lines = [f"- slipway/k8s/components/{name}" for name in names]
-    return "\n".join(["namespace: slipway", "resources:", "- slipway/k8s/overlays/production", "components:", *lines])
+    return "\n".join(["namespace: slipway", "resources:", f"- slipway/k8s/overlays/{overlay}", "components:", *lines])
 
 
 def broken_rules(cluster: Cluster) -> list[str]:
@@ -84,8 +101,8 @@ def test_an_overlay_of_the_documents_keeps_the_rules(own: Path, name: str) -> No
                 kubernetes_validate.validate(thing, "1.33", strict=True)
 
 
-def test_the_store_of_the_install_example_can_be_reached(own: Path) -> None:
-    """Its policy lets through what its address leads to; without the patch the rule says so."""
+def test_store_and_database_of_the_install_example_can_be_reached(own: Path) -> None:
+    """Their policies let through what their addresses lead to; without the patches the rule says so."""
     text = OVERLAYS[INSTALL]
     cluster = cluster_of(text, own)
     assert container_image(cluster) == "registry.example.org/slipway-merge:0.1.0"
@@ -93,8 +110,17 @@ def test_the_store_of_the_install_example_can_be_reached(own: Path) -> None:
     assert environment["SLIPWAY_STORE"] == "s3://models/slipway"
     assert environment["AWS_ENDPOINT_URL_S3"] == "https://s3.example.org"
     assert environment["AWS_REGION"] == "us-east-1"
-    blocked = list(k8s_wiring_rules.edges(cluster_of(text.partition("patches:")[0], own)))
+    blocked = list(k8s_wiring_rules.edges(Cluster(_rendered(text.partition("patches:")[0], own), DATABASE)))
     assert "slipway-merge: to outside 443 is needed, and not allowed" in blocked
+    assert "slipway-coordinator: to outside 5432 is needed, and not allowed" in blocked
+    assert "slipway-migrate: to outside 5432 is needed, and not allowed" in blocked
+
+
+def test_the_database_is_known_by_the_authorities_that_the_images_hold() -> None:
+    """psycopg's own libcrypto looks elsewhere than Debian's, so that ``system`` finds none."""
+    assert SERVICE["sslrootcert"] == str(runpy.run_path(str(ROOT / "deploy" / "check_image.py"))["_AUTHORITIES"])
+    final = (ROOT / "deploy" / "Dockerfile.cpu").read_text().rpartition("FROM ")[2]
+    assert "ca-certificates" in final
 
 
 def container_image(cluster: Cluster, name: str = "slipway-merge") -> str:
@@ -111,8 +137,18 @@ def test_on_eks_no_pod_has_a_key(own: Path) -> None:
         needs_role = one.name != "slipway-migrate"
         assert ("eks.amazonaws.com/role-arn" in account["metadata"].get("annotations", {})) == needs_role
     reached = policy(cluster, "artifacts")["egress"]  # type: ignore[index]
-    assert [rule["to"][0]["ipBlock"]["cidr"] for rule in reached] == ["0.0.0.0/0", "169.254.170.23/32"]
+    addresses = [[peer["ipBlock"]["cidr"] for peer in rule["to"]] for rule in reached]
+    assert addresses == [["0.0.0.0/0", "::/0"], ["169.254.170.23/32", "fd00:ec2::23/128"]]
     assert "169.254.0.0/16" in reached[0]["to"][0]["ipBlock"]["except"], "the node's own metadata"
+
+
+@pytest.mark.slow
+def test_roles_of_eks_are_for_every_pool(own: Path) -> None:
+    (roles, *_) = yaml.safe_load(OVERLAYS[EKS])["patches"]
+    text = yaml.safe_dump({"namespace": "slipway", "resources": ["slipway/k8s/overlays/gpu-pools"], "patches": [roles]})
+    cluster = cluster_of(text, own)
+    without = {one["metadata"]["name"] for one in cluster.of("ServiceAccount") if "annotations" not in one["metadata"]}
+    assert without == {"slipway-migrate"}
 
 
 @pytest.mark.slow
@@ -166,13 +202,26 @@ def test_the_component_of_a_size_gives_workers_what_the_page_says(own: Path, nam
     assert SIZING["component"](name) == component, f"run python docs/generate_sizing.py {name}"
     size = SIZING["MODELS"][name].size()
     assert size.weights / 1e9 == pytest.approx(billions, rel=0.002), "as the model's own card has it"
-    cluster = cluster_of(with_components(f"sizes/{name}"), own)
+    cluster = cluster_of(with_components(f"sizes/{name}", overlay="gpu-pools"), own)
     assert broken_rules(cluster) == []
+    before = {worker.name: worker for worker in Cluster(rendered("gpu-pools")).workers()}
+    assert "slipway-tensorrt-build-sm90" in before
     for worker in cluster.workers():
-        need = SIZING["needs"](size)[worker.name.removeprefix("slipway-")]
-        resources = worker.container["resources"]
+        need = SIZING["needs"](size)[worker.name.removeprefix("slipway-").removesuffix("-sm90")]
         for side in ("requests", "limits"):
-            assert k8s_pod_rules.quantity(resources[side]["memory"]) * SIZING["MEMORY_SHARE"] >= need.task_memory
-        (claim,) = (one["ephemeral"] for one in worker.pod["volumes"] if "ephemeral" in one)
-        storage = claim["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"]
-        assert k8s_pod_rules.quantity(storage) >= (need.reads + need.writes) * 1.1
+            assert memory_of(worker, side) * SIZING["MEMORY_SHARE"] >= need.task_memory
+            assert memory_of(worker, side) >= memory_of(before[worker.name], side), "no less than without it"
+        assert volume_of(worker) >= (need.reads + need.writes) * 1.1
+        assert volume_of(worker) >= volume_of(before[worker.name]), "no less than without it"
+        assert k8s_pod_rules.quantity(worker.environment["SLIPWAY_CACHE_SIZE"].removesuffix("B")) * 2 == volume_of(
+            worker
+        )
+
+
+def memory_of(worker: Workload, side: str) -> float:
+    return k8s_pod_rules.quantity(worker.container["resources"][side]["memory"])
+
+
+def volume_of(worker: Workload) -> float:
+    (claim,) = (one["ephemeral"] for one in worker.pod["volumes"] if "ephemeral" in one)
+    return k8s_pod_rules.quantity(claim["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"])

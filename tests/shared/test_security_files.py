@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import traceback
 from pathlib import Path
 
@@ -51,6 +52,29 @@ def test_an_access_file_that_is_wrong_says_where_and_repeats_no_secret(tmp_path:
         load_access(path)
     assert caught.value.reason == "ACCESS_INVALID"
     assert str(path) in str(caught.value)
+    assert TOKEN not in str(caught.value)
+
+
+def test_an_access_file_may_have_thousands_of_principals(tmp_path: Path) -> None:
+    path = tmp_path / "access.yaml"
+
+    rows = (f"{{name: s{n}, role: submitter, projects: [red], certificate: s{n}.slipway}}" for n in range(800))
+    path.write_text("principals:\n" + "".join(f"  - {row}\n" for row in rows))
+    began = time.process_time()
+    assert len(load_access(path).principals) == 800
+    assert time.process_time() - began < 1
+    path.write_text(f"principals: [{'x, ' * 50_001}]")
+    with pytest.raises(ModelExportError, match=r"more than 50000 values") as caught:
+        load_access(path)
+    assert caught.value.reason == "ACCESS_INVALID"
+
+
+@pytest.mark.parametrize("text", [f"principals: !!int {TOKEN}", f"principals: *{TOKEN}", f"principals: !{TOKEN} x"])
+def test_an_access_file_that_is_no_yaml_names_the_line_and_repeats_no_secret(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "access.yaml"
+    path.write_text("# who there is\n" + text)
+    with pytest.raises(ModelExportError, match="line 2: not a YAML document") as caught:
+        load_access(path)
     assert TOKEN not in str(caught.value)
 
 

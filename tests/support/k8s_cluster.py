@@ -126,9 +126,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All objects of an overlay."""
+    """All objects of an overlay, and where the database that it is given is."""
 
     objects: list[Object]
+    database: str = "*/postgresql 5432"
+    """Where the service in the Secret ``slipway-state`` is; the default is a pod, as manifests have no Secret."""
 
     def of(self, kind: str) -> list[Object]:
         return [thing for thing in self.objects if thing["kind"] == kind]

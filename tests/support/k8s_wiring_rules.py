@@ -37,6 +37,9 @@ REFERENCES = {
     "authenticationRef": "TriggerAuthentication",
 }
 
+CREDENTIAL_AGENTS = ("169.254.170.23/32", "fd00:ec2::23/128")
+"""Where EKS's Pod Identity hands out credentials, to nodes with IPv4 and with IPv6."""
+
 
 def default_deny(cluster: Cluster) -> Iterator[str]:
     for policy in cluster.of("NetworkPolicy"):
@@ -69,7 +72,7 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
     needed = {"to kube-system/kube-dns 53"}
     environment, arguments = one.environment, one.arguments()
     if environment.get("SLIPWAY_STATE", "").startswith("postgresql:"):
-        needed.add("to */postgresql 5432")
+        needed.add(f"to {cluster.database}")
     if one.kind == "Job":
         return needed
     if _calls(one):
@@ -79,7 +82,7 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
     if environment.get("SLIPWAY_STORE", "").startswith("s3://"):
         needed.add(f"to {place_of(environment.get('AWS_ENDPOINT_URL_S3', 'https://s3.amazonaws.com'))}")
         if "AWS_SHARED_CREDENTIALS_FILE" not in environment:
-            needed.add("to 169.254.170.23/32 80")  # EKS hands out credentials there
+            needed |= {f"to {agent} 80" for agent in CREDENTIAL_AGENTS}
     if one.program == "worker" and IMPORT in stages_of(one):
         needed.add("to outside 443")
     if environment.get("SLIPWAY_TRACING") == "otlp" and arguments.listen:
@@ -132,7 +135,7 @@ def _peer(peer: Object) -> str:
     """``NAMESPACE/APPLICATION``, the component of this namespace, a single address, or ``outside``."""
     if "ipBlock" in peer:
         cidr = str(peer["ipBlock"]["cidr"])
-        return cidr if cidr.endswith("/32") else "outside"
+        return cidr if cidr.endswith(("/32", "/128")) else "outside"
     pods = peer.get("podSelector", {}).get("matchLabels", {})
     if pods.get("slipway.dev/client") == "true":
         return "client"

@@ -30,7 +30,7 @@ from slipway.security.principals import Principal, Role
 from slipway.security.reloading import Reloaded
 from slipway.security.tokens import is_hash, matching
 from slipway.texts import hidden_character
-from slipway.yaml_files import YamlError, load_document
+from slipway.yaml_files import LISTS, YamlError, YamlLimitError, load_document
 
 _PROJECT = r"^(\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?)$"
 
@@ -93,7 +93,7 @@ def load_access(path: Path) -> AccessList:
         ConfigurationError: reason ``ACCESS_INVALID``; no message repeats what the file says where a secret could be.
     """
     try:
-        return AccessList.model_validate(load_document(path))
+        return AccessList.model_validate(load_document(path, limits=LISTS))
     except OSError as error:
         raise _invalid(path, error.strerror or "it cannot be read") from None
     except ValidationError as error:
@@ -102,8 +102,11 @@ def load_access(path: Path) -> AccessList:
             for found in error.errors(include_input=False, include_url=False)
         )
         raise _invalid(path, problems) from None
-    except YamlError:
-        raise _invalid(path, "not a YAML document, or a very large one") from None
+    except YamlLimitError as error:
+        raise _invalid(path, str(error)) from None
+    except YamlError as error:
+        where = f"line {error.line}: " if error.line else ""
+        raise _invalid(path, f"{where}not a YAML document") from None
 
 
 class AccessFile:

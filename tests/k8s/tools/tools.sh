@@ -24,8 +24,8 @@ fi
 
 if [[ $("$tools/checkov/bin/checkov" --version 2>/dev/null || true) != "$CHECKOV" ]]; then
     rm -rf "$tools/checkov"
-    if ! "${PYTHON:-python3}" -m venv "$tools/checkov" ||
-        ! "$tools/checkov/bin/python" -m pip install --quiet --disable-pip-version-check "checkov==$CHECKOV"; then
+    if ! "${PYTHON:-python3}" -P -m venv "$tools/checkov" ||
+        ! "$tools/checkov/bin/python" -P -m pip install --quiet --disable-pip-version-check "checkov==$CHECKOV"; then
         missing "checkov, as Python's packages cannot be had"
         rm -rf "$tools/checkov"
     fi
