@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cli import run_here
 from coordinator_harness import Harness, states, tiny_export, tiny_task, wait_for
 from k8s_cluster import Cluster, rendered
 from s3_server import BUCKET, S3Server
@@ -21,7 +21,6 @@ from slipway.artifacts.collection import collect
 from slipway.artifacts.names import blob_name
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.s3 import S3Store
-from slipway.cli import main
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2
 
@@ -85,13 +84,11 @@ def clean_up(
     """
     (job,) = (one for one in Cluster(rendered("production")).workloads() if one.kind == "CronJob")
     words = [word for word in job.container["args"] if not word.startswith("--coordinator=")]
-    monkeypatch.setattr(sys, "argv", ["slipway", *words, "--coordinator", coordinator])
     capfd.readouterr()
     with monkeypatch.context() as patched:
         patched.setattr(s3_collection, "time", SimpleNamespace(time=lambda: time.time() + days * DAYS))
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return {**json.loads(capfd.readouterr().out), "code": ended.value.code or 0}
+        code = run_here(*words, "--coordinator", coordinator)
+    return {**json.loads(capfd.readouterr().out), "code": code}
 
 
 def test_what_an_export_has_survives_and_nothing_else(

@@ -50,11 +50,12 @@ LIBRARY_LOGGERS = {
 LIBRARY_VARIABLES = {b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler"}
 """Environment variables that a library sets when it is imported, and why."""
 
-LIBRARY_CONTEXT = dict.fromkeys(
-    ("deterministic", "torch._inductor.config._hash_dirty"),
-    "torch's compiler follows whether algorithms are deterministic, which is looked at by itself",
-)
-"""Context variables that a library sets later than at its import, and why."""
+LIBRARY_CONTEXT = {
+    "deterministic": "torch's compiler follows whether algorithms are deterministic, which is looked at by itself",
+    "torch._dynamo.config.": "torch's compiler keeps one for each of its decorators",
+    "torch._inductor.config.": "torch's compiler keeps what it knows of its settings",
+}
+"""Beginnings of the names of context variables that a library sets later than at its import, and why."""
 
 _FIELDS = ("level", "propagate", "disabled", "handlers", "filters")
 _UNTOUCHED = (logging.NOTSET, True, False, (), ())
@@ -204,7 +205,7 @@ def _is_excused(kind: str, name: str | bytes, before: object, after: object) -> 
         case "torch":
             return new
         case "context variable":
-            return new and name in LIBRARY_CONTEXT
+            return new and str(name).startswith(tuple(LIBRARY_CONTEXT))
         case "environment variable":
             return new and name in LIBRARY_VARIABLES
         case "logger":
