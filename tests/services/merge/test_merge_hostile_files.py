@@ -62,7 +62,7 @@ def test_as_many_targets_as_modules_are_found_in_reasonable_time() -> None:
 
 def test_more_patterns_than_can_be_matched_are_refused(adapter: Path) -> None:
     modules = [f"layers.{number}.q_proj" for number in range(5000)]
-    config = {**CONFIG, "rank_pattern": {f"m{number}": 2 for number in range(20_000)}}
+    config = {**CONFIG, "rank_pattern": {f"m{number}.*": 2 for number in range(20_000)}}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     found = answer(lambda: parse_adapter_config(config, modules))
     assert isinstance(found, ModelExportError)
