@@ -74,8 +74,9 @@ index_answers || skip "Python's packages cannot be had: $(tail -n 1 "$WORK/index
 
 read -ra MOUNTS <<<"${BUILD_FLAGS:-}"
 MOUNTS+=(--volume "$WORK/pip.conf:/etc/pip.conf:ro" --volume /etc/ssl/certs:/etc/ssl/certs:ro)
-for folder in $(grep -oE '(^|[ /])/[a-zA-Z0-9_./-]+' "$WORK/pip.conf" | sed -E 's#^[ /]*/#/#; s#/simple$##' | sort -u); do
-    [[ ! -d $folder ]] || MOUNTS+=(--volume "$folder:$folder:ro")
+# Folders of packages, and files such as a list of constraints. Certificates are there already.
+for place in $(grep -oE '(^|[ /])/[a-zA-Z0-9_./-]+' "$WORK/pip.conf" | sed -E 's#^[ /]*/#/#; s#/simple$##' | sort -u); do
+    [[ $place == /etc/ssl/certs* || (! -d $place && ! -f $place) ]] || MOUNTS+=(--volume "$place:$place:ro")
 done
 export BUILD_FLAGS="${MOUNTS[*]}"
 reached='import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)'

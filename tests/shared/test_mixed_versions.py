@@ -70,6 +70,7 @@ def test_each_version_of_a_library_has_results_of_its_own(tmp_path: Path) -> Non
     assert texts == ["1.0", "2.0"]
 
 
+@pytest.mark.slow
 def test_a_library_that_is_missing_is_a_version_too(tmp_path: Path) -> None:
     with_it = work(tmp_path, install(tmp_path / "old", "1.0"), "LIBRARY")
     without = work(tmp_path, None, "LIBRARY")
@@ -78,6 +79,7 @@ def test_a_library_that_is_missing_is_a_version_too(tmp_path: Path) -> None:
     assert with_it["LIBRARY"]["output"] != without["LIBRARY"]["output"]
 
 
+@pytest.mark.slow
 def test_results_that_depend_on_the_gpu_are_not_taken_from_another(tmp_path: Path) -> None:
     stages = ("DEVICE", "SOURCE")
     first = work(tmp_path, None, *stages, architecture="sm89")

@@ -139,7 +139,13 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(wrap, id=name, marks=() if name == "compiled-inside" else pytest.mark.slow)
+        for name, wrap in WRAPPED.items()
+    ],
+)
 def test_what_a_training_run_wraps_the_model_in(make_case, wrap):
     case = make_case("qwen3", target_modules=["q_proj"])
     plain, _ = case.merge(verify="full")

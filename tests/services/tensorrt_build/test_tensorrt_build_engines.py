@@ -62,6 +62,7 @@ def test_two_builds_are_equal_but_for_the_numbers_of_sizes(decoder: Path, tmp_pa
     assert_same_plan(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "told"),
     [("weight", "the weights differ"), ("kernel", "the kernels differ"), ("name", "the names differ")],
