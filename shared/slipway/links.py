@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 from slipway.errors import ArtifactError
 
+_CACHED = ("models--", "datasets--")
+"""Beginnings of the names of repositories in the cache."""
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe that nobody writes to would be waited for
 
@@ -161,8 +163,9 @@ def _allowed(folder: Path) -> Iterator[Path]:
     root = Path(os.path.realpath(folder))
     yield root
     for place in (root, *root.parents):
-        if place.parent.name == "snapshots":
-            yield place.parent.parent / "blobs"
+        repository = place.parent.parent
+        if place.parent.name == "snapshots" and repository.name.startswith(_CACHED):
+            yield repository / "blobs"
 
 
 def _leads_out(path: Path, folder: Path) -> ArtifactError:

@@ -68,14 +68,15 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
         CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``.
     """
     tried = [(key, text) for key, text in _texts(config) if not _special(key).isdisjoint(text)]
+    if not tried:
+        return
     found = sorted(set(names))
     if sum(len(_forms(key)) for key, _ in tried) * len(found) > MOST_MATCHES:
         raise _refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched")
     for key, text in tried:
         if len(text) > LONGEST:
             raise _refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
-    if tried:
-        _try(tried, found)
+    _try(tried, found)
 
 
 def names_in(model: Any) -> Iterator[str]:

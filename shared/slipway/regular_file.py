@@ -58,16 +58,6 @@ def read_regular(path: Path, *, largest: int) -> bytes:
     return bytes(data)
 
 
-def special_file(folder: Path) -> Path | None:
-    """Find a pipe, device or socket below a folder, or a link to one; None if there is none."""
-    for place, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = Path(place, name)
-            if path.exists() and not path.is_file():
-                return path
-    return None
-
-
 def _require_regular(path: Path, mode: int) -> None:
     if stat.S_ISREG(mode):
         return

@@ -28,7 +28,7 @@ from slipway.errors import CheckpointValidationError, ModelExportError, StageErr
 from slipway.json_documents import parse_json, read_json
 from slipway.model_files import has_chat_template, resolve_base_model
 from slipway.module_patterns import check_patterns
-from slipway.regular_file import open_regular, read_regular, special_file
+from slipway.regular_file import open_regular, read_regular
 from slipway.safetensors_file import MOST_TENSORS, read_index, read_safetensors
 
 DIGEST = digest_bytes(b"")
@@ -461,7 +461,6 @@ def test_what_is_no_regular_file_is_named(tmp_path: Path, kind: str) -> None:
     with special(tmp_path / "x", kind), pytest.raises(OSError, match="not a regular file") as caught:
         open_regular(tmp_path / "x")
     assert kind in str(caught.value)
-    assert special_file(tmp_path) == tmp_path / "x"
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -475,4 +474,3 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(OSError, match="larger"):
         answer(lambda: read_json(tmp_path / "x"), megabytes=1)
-    assert special_file(tmp_path) is None

@@ -98,6 +98,15 @@ def hub_snapshot(cache: Path) -> Path:
     return snapshot
 
 
+def test_a_folder_that_is_only_called_snapshots_is_no_cache(tmp_path: Path) -> None:
+    run = tmp_path / "disk" / "snapshots" / "run"
+    run.mkdir(parents=True)
+    (tmp_path / "disk" / "blobs").mkdir()
+    (tmp_path / "disk" / "blobs" / "1234").write_text("w")
+    (run / "weights").symlink_to("../../blobs/1234")
+    assert "weights" in str(refused(lambda: file_in(run, "weights")))
+
+
 def test_a_snapshot_of_the_hubs_cache_leads_to_its_own_blobs_and_nowhere_else(tmp_path: Path, secret: Path) -> None:
     snapshot, other = hub_snapshot(tmp_path / "cache"), hub_snapshot(tmp_path / "other")
     blob = tmp_path / "cache" / "models--owner--base" / "blobs" / "1234"

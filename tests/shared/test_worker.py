@@ -14,6 +14,7 @@ import pytest
 from google.rpc import status_pb2
 
 from slipway.artifacts import LocalStore
+from slipway.registry import IMPORT
 from slipway.rpc import listen
 from slipway.runner import TaskRunner
 from slipway.security.server import ServerSecurity
@@ -32,7 +33,7 @@ STAGE = "coordinator_stages:STAGE"
 async def service(home: Path) -> AsyncIterator[tuple[stage_pb2_grpc.StageServiceStub, LocalStore]]:
     store = LocalStore(home / "store")
     machine = Machine(cores=2, memory_bytes=8 << 30, scratch_bytes=1 << 30)
-    worker = Worker(WorkerOptions("", (STAGE,), slots=1), TaskRunner(store, home / "scratch"), machine)
+    worker = Worker(WorkerOptions("", (STAGE, IMPORT), slots=1), TaskRunner(store, home / "scratch"), machine)
     server = grpc.aio.server(interceptors=[ServerSecurity(audits=True).interceptor()])
     stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
     port = listen(server, "127.0.0.1:0")
@@ -115,8 +116,9 @@ def test_a_busy_worker_and_wrong_calls_are_refused(tmp_path: Path) -> None:
         await running.read()
         assert await refused(stub.Run(request())) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WORKER_BUSY")
         running.cancel()
-        unknown = stub.Run(stage_pb2.RunRequest(stage="other"))
-        assert await refused(unknown) == (grpc.StatusCode.INVALID_ARGUMENT, "STAGE_UNKNOWN")
+        for other in ("other", IMPORT):
+            unknown = stub.Run(stage_pb2.RunRequest(stage=other))
+            assert await refused(unknown) == (grpc.StatusCode.INVALID_ARGUMENT, "STAGE_UNKNOWN")
         assert await refused(stub.Run(request(nonesuch=1))) == (grpc.StatusCode.INVALID_ARGUMENT, "PARAMS_INVALID")
         await there_is_room(stub)  # cancelling the call ended its task
 

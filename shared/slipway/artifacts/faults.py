@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 from slipway.disk_full import disk_full_is_typed
 from slipway.errors import ArtifactError
@@ -35,6 +37,18 @@ def corrupt(digest: str, what: str) -> ArtifactError:
 def unreadable(path: str | Path, error: OSError) -> ArtifactError:
     """A file to be stored that the operating system does not give."""
     return ArtifactError(f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path})
+
+
+def open_source(opened: Callable[[Path], BinaryIO], path: Path) -> BinaryIO:
+    """Open a file to be stored.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR``, and what ``opened`` raises of its own.
+    """
+    try:
+        return opened(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def changed(path: str | Path) -> ArtifactError:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from slipway.artifacts import uses
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file
-from slipway.artifacts.faults import corrupt, disk_full, not_found, unreadable
+from slipway.artifacts.faults import corrupt, disk_full, not_found, open_source
 from slipway.artifacts.files import clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
@@ -222,11 +222,7 @@ class LocalStore:
     ) -> str:
         def take(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
             name, path = item
-            try:
-                file = opened(path)
-            except OSError as error:
-                raise unreadable(path, error) from error
-            with file:
+            with open_source(opened, path) as file:
                 return self._take(name, file, give, count, known.get(path))
 
         with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):

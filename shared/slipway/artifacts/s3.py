@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes
-from slipway.artifacts.faults import ABSENT, changed, corrupt, disk_full, not_found, unreadable
+from slipway.artifacts.faults import ABSENT, changed, corrupt, disk_full, not_found, open_source
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import (
@@ -83,11 +83,7 @@ class S3Store:
 
             def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
                 name, path = item
-                try:
-                    file = opened(path)
-                except OSError as error:
-                    raise unreadable(path, error) from error
-                with file:
+                with open_source(opened, path) as file:
                     entry = describe_file(name, file, known=known.get(path), on_bytes=count)
                     self.during(count).put_blob(entry, lambda: contextlib.nullcontext(file), pool, count)
                 return entry

@@ -28,6 +28,7 @@ from slipway.artifacts.s3_errors import S3_EXCEPTIONS, store_error
 from slipway.artifacts.s3_transfer import complete, workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
+from slipway.links import open_unlinked
 
 PART_BYTES = 8 << 20
 """Two of these are in memory for each file on its way in: one that fills, one that is sent."""
@@ -67,7 +68,7 @@ class S3Blobs:
         """As :meth:`~slipway.artifacts.blobs.Blobs.keep`, by parts at the same time."""
         store = self._store.during(on_bytes)
         with workers() as pool:
-            store.put_blob(file, lambda: path.open("rb", buffering=0), pool, lambda _: on_bytes(0))
+            store.put_blob(file, lambda: open_unlinked(path), pool, lambda _: on_bytes(0))
 
 
 def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:

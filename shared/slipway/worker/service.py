@@ -27,6 +27,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        # But for the import: a call says of no project, so whose sources it may read cannot be told.
+        self._stages = [stage for stage in worker.options.stages if stage != IMPORT]
 
     @unary
     async def Describe(  # noqa: N802 - the RPC's name
@@ -37,7 +39,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         """What this worker can run."""
         options = self._worker.options
         return stage_pb2.DescribeResponse(
-            stages=[describe(name) for name in options.stages],
+            stages=[describe(name) for name in self._stages],
             capabilities=self._worker.machine.capabilities(slots=options.slots),
         )
 
@@ -79,11 +81,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     def _check(self, request: stage_pb2.RunRequest) -> None:
         """Refuse what can be refused before any work."""
         options = self._worker.options
-        if request.stage not in options.stages or request.stage == IMPORT:  # whose sources it would be, no caller says
+        if request.stage not in self._stages:
             raise ConfigurationError(
                 f"this worker does not run {request.stage!r}",
                 reason="STAGE_UNKNOWN",
-                remedy=f"it runs {', '.join(options.stages)}",
+                remedy=f"it runs {', '.join(self._stages)}",
                 about={"stage": request.stage},
             )
         check_call(load_stage(request.stage), dict_of(request.params), request.inputs)
