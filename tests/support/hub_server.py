@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from local_http import local_http
 
 LARGE_BYTES = 16 << 10
 _INFO = re.compile(r"/api/models/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?")
@@ -53,19 +55,15 @@ class HubServer:
         return [path.rpartition("/")[2] for path in whole]
 
     def __enter__(self) -> Self:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self._stack = ExitStack()
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self.endpoint = self._stack.enter_context(local_http(handler, waits=False))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._stack.close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -21,6 +21,7 @@ from google.rpc import status_pb2
 from slipway.errors import ModelExportError
 from slipway.security.callers import ANONYMOUS, Context
 from slipway.security.principals import Principal
+from slipway.texts import one_line
 from slipway.wire import STATUS_KEY, failure_of_status
 
 log = logging.getLogger("slipway.audit")
@@ -136,10 +137,10 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
     facts = {
         "action": action,
         "outcome": outcome,
-        "principal": _printable(principal),
-        "project": _printable(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
-        "resource": _printable(resource),
-        "peer": _printable(peer),
+        "principal": _shown(principal),
+        "project": _shown(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
+        "resource": _shown(resource),
+        "peer": _shown(peer),
     }
     message = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
     log.info(message, extra={"audit": facts})
@@ -157,6 +158,5 @@ def _reason_of(error: BaseException | None, context: Context) -> str:
     return "INTERNAL"
 
 
-def _printable(text: str) -> str:
-    """A text of limited length, without characters that end a line, turn its direction or command a terminal."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in text[:_MOST])
+def _shown(text: str) -> str:
+    return one_line(text[:_MOST])

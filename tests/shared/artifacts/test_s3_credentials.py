@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from minio.credentials.providers import Provider
 from urllib3.exceptions import HTTPError
 
 from credential_services import CredentialService
+from local_http import local_http
 from s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY, S3Server
 from slipway.artifacts import s3_credentials
 from slipway.artifacts.s3_client import S3Bucket
@@ -214,13 +215,9 @@ def test_requests_to_the_store_carry_them(service: CredentialService, token: Pat
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as store:
-        thread = threading.Thread(target=store.serve_forever)
-        thread.start()
-        variables = way(service, token) | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{store.server_port}"}  # type: ignore[operator]
+    with local_http(Store, waits=False) as endpoint:
+        variables = way(service, token) | {"AWS_ENDPOINT_URL_S3": endpoint}  # type: ignore[operator]
         S3Bucket(S3Options.from_environment(variables), BUCKET).get_range("x", 0, 1)
-        store.shutdown()
-        thread.join()
     ((authorization, session),) = seen
     assert authorization is not None
     assert "Credential=KEY1/" in authorization

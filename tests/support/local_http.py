@@ -1,0 +1,22 @@
+"""A small HTTP server on loopback for the length of a block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@contextmanager
+def local_http(handler: type[BaseHTTPRequestHandler], *, waits: bool) -> Iterator[str]:
+    """Serve with a handler; gives the address. Its end waits for open connections if asked for: a client may keep them open."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = not waits
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
