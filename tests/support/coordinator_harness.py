@@ -156,6 +156,30 @@ class Harness:
         await running
 
 
+@dataclass
+class TinyStages:
+    """A home of stages that do next to nothing, and wait where a test wants it; see tests/support/tiny_stages."""
+
+    home: Path
+
+    def hold(self, stage: str) -> Path:
+        """Let a stage wait until the file is removed."""
+        path = self.home / f"hold-{stage}"
+        path.touch()
+        return path
+
+    def runs(self) -> list[str]:
+        """What the stages did so far."""
+        path = self.home / "runs"
+        return path.read_text().split() if path.exists() else []
+
+    def sources(self) -> dict[str, str]:
+        """Digests of a base and an adapter in the home's store."""
+        (self.home / "base").write_text("base")
+        digest = LocalStore(self.home / "store").put_files({"base": self.home / "base"})
+        return {"base": digest, "adapter": digest}
+
+
 def watch(client: Client, name: str, *, after: int = 0) -> Iterator[export_pb2.Export]:
     """The states of an export until it ends."""
     for event in client.watch_export(name, after_sequence=after):

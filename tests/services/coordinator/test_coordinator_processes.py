@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from cli import SLIPWAY
-from coordinator_harness import coordinator_process, process, state, wait_for, worker_process
+from coordinator_harness import TinyStages, coordinator_process, process, state, wait_for, worker_process
 from free_ports import free_port
-from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
@@ -30,10 +29,9 @@ SETTINGS = parse({"formats": {"onnx": {"enabled": False}}})
 
 
 @dataclass
-class Cluster:
+class Cluster(TinyStages):
     """A coordinator and workers over one home."""
 
-    home: Path
     stack: ExitStack
     address: str
 
@@ -45,21 +43,8 @@ class Cluster:
         more = {"SLIPWAY_TEST_STAGES": str(self.home), "SLIPWAY_TEST_SECONDS": str(seconds), "PYTHONPATH": path}
         return self.stack.enter_context(worker_process(self.home, self.address, stages, **more))
 
-    def hold(self, stage: str) -> Path:
-        path = self.home / f"hold-{stage}"
-        path.touch()
-        return path
-
-    def runs(self) -> list[str]:
-        path = self.home / "runs"
-        return path.read_text().split() if path.exists() else []
-
     def create(self, client: Client, settings: ExportConfiguration = SETTINGS) -> str:
-        store = LocalStore(self.home / "store")
-        (self.home / "base").write_text("base")
-        digest = store.put_files({"base": self.home / "base"})
-        sources = {"base": digest, "adapter": digest}
-        return client.create_export(settings, sources=sources, export_id="x").name
+        return client.create_export(settings, sources=self.sources(), export_id="x").name
 
     def finished(self, client: Client, name: str) -> export_pb2.Export:
         return wait_for(lambda: ended(client, name), seconds=120)

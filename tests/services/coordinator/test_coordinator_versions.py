@@ -17,10 +17,9 @@ import pytest
 import sqlalchemy as sa
 
 from cli import SLIPWAY
-from coordinator_harness import process, state, states, wait_for, worker_process
+from coordinator_harness import TinyStages, process, state, states, wait_for, worker_process
 from free_ports import free_port
 from postgres_server import PostgresServer, postgres_server
-from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
@@ -41,10 +40,9 @@ THIS, OTHER = engine.WORKFLOW_VERSION, "slipway-of-another-day"
 
 
 @dataclass
-class Installation:
+class Installation(TinyStages):
     """A state, a worker of tiny stages, and coordinators that come and go."""
 
-    home: Path
     place: str
     address: str
     client: Client
@@ -77,19 +75,7 @@ class Installation:
         return found[0]
 
     def create(self) -> None:
-        (self.home / "base").write_text("base")
-        digest = LocalStore(self.home / "store").put_files({"base": self.home / "base"})
-        sources = {"base": digest, "adapter": digest}
-        self.client.create_export(SETTINGS, sources=sources, export_id="x")
-
-    def hold(self, stage: str) -> Path:
-        path = self.home / f"hold-{stage}"
-        path.touch()
-        return path
-
-    def runs(self) -> list[str]:
-        path = self.home / "runs"
-        return path.read_text().split() if path.exists() else []
+        self.client.create_export(SETTINGS, sources=self.sources(), export_id="x")
 
     def log(self) -> str:
         return (self.home / "coordinator.log").read_text()
