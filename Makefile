@@ -12,7 +12,7 @@ help: ## Show the targets
 
 install: $(INSTALLED) ## Make the environment .venv with everything in it
 
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard services/merge/slipway_merge/kernel*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard services/merge/slipway_merge/tensors/kernel*.[ch])
 	$(PYTHON) -P -m venv $(VENV)
 	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@

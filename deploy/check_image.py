@@ -78,7 +78,9 @@ def _contents(extras: set[str]) -> Iterator[str]:
 
 def _compiled(extras: set[str]) -> Iterator[str]:
     """The merge would do without its kernel, but slower."""
-    if "merge" in extras and not any((_ENVIRONMENT / "lib").glob("python3*/site-packages/slipway_merge/_kernel*.so")):
+    if "merge" in extras and not any(
+        (_ENVIRONMENT / "lib").glob("python3*/site-packages/slipway_merge/tensors/_kernel*.so")
+    ):
         yield "the merge's kernel is not compiled"
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import yaml
 
-from slipway.preflight import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize, memory_bytes, task_bytes
+from slipway.planning.preflight import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize, memory_bytes, task_bytes
 from slipway.worker.machine import MEMORY_SHARE
 
 FREE_SHARE = 0.1

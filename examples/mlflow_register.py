@@ -35,7 +35,7 @@ def tags(report: dict[str, Any], model: str) -> dict[str, str]:
         "slipway.export_id": result["export_id"],
         "slipway.format": model,
         "slipway.digest": result["formats"][model]["digest"],
-        "slipway.validation": result["formats"][model]["status"],
+        "slipway.validation.findings": result["formats"][model]["status"],
     }
     for name, digest in sorted(report["lineage"].get("sources", {}).items()):
         found[f"slipway.source.{name}"] = str(digest)

@@ -12,7 +12,7 @@ from slipway.stage import Stage
 GROUP = "slipway.stages"
 IMPORT = "import"
 """What workers themselves do for exports that only name their sources; no distribution brings it."""
-_OWN = {IMPORT: "slipway.sources.stage:STAGE"}
+_OWN = {IMPORT: "slipway.export_sources.import_stage:STAGE"}
 
 
 def stage_names() -> tuple[str, ...]:

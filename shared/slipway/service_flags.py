@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from slipway.errors import ModelExportError
-from slipway.logs import add_log_options, configure_service_logs
+from slipway.observability.logs import add_log_options, configure_service_logs
 from slipway.security.flags import add_flags, examples
 from slipway.texts import printable
 

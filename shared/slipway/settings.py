@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.artifacts.s3_options import SCHEME, S3Options
+from slipway.artifacts.s3.options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
-from slipway.local_folders import check_local
+from slipway.execution.stage_environment import added_names
+from slipway.files.local_folders import check_local
+from slipway.files.user_paths import has_unknown_home, user_path
 from slipway.security.settings import Security
-from slipway.stage_environment import added_names
 from slipway.texts import number_of, quoted
-from slipway.user_paths import has_unknown_home, user_path
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _MOST = 1_000_000

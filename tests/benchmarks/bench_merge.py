@@ -53,7 +53,7 @@ PeftModel.from_pretrained(base, sys.argv[2]).merge_and_unload().save_pretrained(
 STAGE = """
 import sys
 from pathlib import Path
-from slipway.cgroup import usable_cores
+from slipway.machine.cgroup import usable_cores
 from slipway.stage import Context
 from slipway_merge.stage import STAGE, MergeParams
 out = Path(sys.argv[3])

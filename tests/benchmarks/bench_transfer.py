@@ -28,9 +28,9 @@ CHUNK = 64 << 20
 OURS = """
 import os, sys
 from pathlib import Path
-from slipway.artifacts.s3 import S3Store
-from slipway.artifacts.s3_client import S3Bucket
-from slipway.artifacts.s3_options import S3Options
+from slipway.artifacts.s3.store import S3Store
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.options import S3Options
 verb, prefix, source, out = sys.argv[1:]
 store = S3Store(S3Bucket(S3Options.from_environment(os.environ), "slipway", prefix=prefix))
 if verb == "put":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from slipway.executor.process import Execution, Outcome, execute
+from slipway.execution.process import Execution, Outcome, execute
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-stage.md"
 

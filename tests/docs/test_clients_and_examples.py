@@ -15,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from coordinator_harness import Harness, tiny_export, tiny_task
-from slipway.security.rules import RULES
+from slipway.security.access.rules import RULES
 from slipway_protos.v1 import artifact_pb2, export_pb2
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_a_result_is_registered_with_its_report(tmp_path: Path, delivered: Path,
     assert version.tags["slipway.source.base"] == "sha256:b"
     run = client.get_run(version.run_id)
     assert run.data.metrics == {"mean_kl": 0.01, "size_bytes": 5.0}
-    assert run.data.tags["slipway.validation"] == "passed"
+    assert run.data.tags["slipway.validation.findings"] == "passed"
     assert {entry.path for entry in client.list_artifacts(version.run_id)} >= {"report.html", "lineage.json"}
     # Its threads would outlast the test.
     fetch = "import mlflow, sys; mlflow.artifacts.download_artifacts(sys.argv[1], dst_path=sys.argv[2])"

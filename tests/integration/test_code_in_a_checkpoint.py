@@ -17,7 +17,7 @@ from coordinator_harness import process, wait_for
 from free_ports import free_port
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.executor.process import Execution, execute
+from slipway.execution.process import Execution, execute
 from traps import Traps
 
 ONLY_PYTORCH = ("--set", "formats.onnx.enabled=false")
@@ -120,6 +120,6 @@ def test_the_traps_work(checkpoint: Checkpoint, tmp_path: Path) -> None:
     trapped = tmp_path / "trapped"
     trapped.mkdir()
     traps = Traps(trapped, tmp_path / "ran")
-    command = [SLIPWAY.removesuffix("slipway") + "python", "-m", "slipway.executor.child", "1"]
+    command = [SLIPWAY.removesuffix("slipway") + "python", "-m", "slipway.execution.child", "1"]
     subprocess.run(command, cwd=trapped, env=environment(checkpoint.home), capture_output=True)
     assert traps.ran()

@@ -16,8 +16,8 @@ from free_ports import free_port
 from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.errors import ModelExportError
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.settings import Security
-from slipway.security.tokens import new_token, token_hash
 
 pytestmark = [pytest.mark.slow]
 PEOPLE = {

@@ -27,8 +27,8 @@ from k8s_cluster import EXTERNAL_SECRETS, Cluster, Workload, host_of, rendered
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.registry import stage_names
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.settings import Security
-from slipway.security.tokens import new_token, token_hash
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import export_pb2, export_pb2_grpc

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slipway.base_format import base_format, prepared_sizes
 from slipway.errors import CheckpointValidationError
+from slipway.models.base_format import base_format, prepared_sizes
 
 
 def model(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.worker.machine import probe
 
 GIB = 1 << 30

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slipway.checkpoints import find_checkpoint, list_checkpoints
 from slipway.errors import CheckpointValidationError
-from slipway.model_files import model_files, resolve_base_model, travelling_files
+from slipway.models.checkpoints import find_checkpoint, list_checkpoints
+from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 
 HEADER = json.dumps({"base_model.model.x.lora_A.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}})
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER.encode() + bytes(16)

@@ -16,9 +16,9 @@ import pytest
 
 from cli import SLIPWAY, Done, environment, run_here, slipway
 from coordinator_harness import Harness
-from slipway.cli.columns import Column, FittedTable, Prose
-from slipway.cli.console import show, unbroken
-from slipway.logs import PlainFormatter
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
+from slipway.cli.terminal.console import show, unbroken
+from slipway.observability.logs import PlainFormatter
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -132,7 +132,7 @@ def test_an_unforeseen_error_is_logged_and_not_shown(
     capfd: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No input makes doctor fail on purpose, so one of its parts is broken here.
-    monkeypatch.setattr("slipway.doctor.stage_names", lambda: 1 / 0)
+    monkeypatch.setattr("slipway.machine.doctor.stage_names", lambda: 1 / 0)
     done = in_process(capfd, "doctor", "--json", home=home)
     assert (done.code, done.json["reason"]) == (1, "INTERNAL")
     assert "Traceback" not in done.err
@@ -403,8 +403,8 @@ def test_limits_that_are_none_are_refused(capfd: pytest.CaptureFixture[str], hom
 def test_collection_spares_what_unfinished_exports_use(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
-    from slipway_coordinator.database import Database
-    from slipway_coordinator.records import ExportRecord
+    from slipway_coordinator.model.records import ExportRecord
+    from slipway_coordinator.storage.database import Database
 
     digests = []
     for name in ("used", "unused"):

@@ -24,7 +24,7 @@ from slipway.configuration import (
 from slipway.configuration.model import STAGES, CombinationConfiguration
 from slipway.configuration.schema import keys, sections
 from slipway.errors import ConfigurationError
-from slipway_coordinator.plan import plan
+from slipway.planning.plan import plan
 from slipway_protos.v1 import configuration_pb2
 
 CANONICAL = """\
@@ -237,8 +237,8 @@ def test_limits_of_another_form_are_refused(canonical: Path, row: str) -> None:
 
 
 def test_the_levels_of_limits_are_the_stage_s() -> None:
-    from slipway.validation import LIMIT_LEVELS
-    from slipway_validate.limits import LIMITS
+    from slipway.validation.findings import LIMIT_LEVELS
+    from slipway_validate.judging.limits import LIMITS
 
     assert tuple(LIMITS) == LIMIT_LEVELS
 
@@ -473,7 +473,7 @@ def test_the_model_and_the_message_have_the_same_fields() -> None:
 
 
 def test_a_configuration_survives_the_wire(canonical: Path) -> None:
-    from slipway.wire import configuration_message, configuration_of
+    from slipway.rpc.wire import configuration_message, configuration_of
 
     settings = ["formats.tensorrt.batch=1,2,4", "formats.onnx.quantization=none", "formats.tensorrt.targets=sm89"]
     configuration = loaded(canonical, *settings).configuration

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from free_ports import free_port
 from merge_cases import make_case
-from slipway.checkpoints import find_checkpoint
 from slipway.errors import CheckpointValidationError
+from slipway.models.checkpoints import find_checkpoint
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install deepspeed, with DS_BUILD_OPS=0")
 

@@ -12,11 +12,18 @@ from pathlib import Path
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.delivery import MANIFEST, deliver, verify_directory
 from slipway.errors import ArtifactError, Failure
-from slipway.outcome import export_failure, export_result
-from slipway.validation import Engine, OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
-from slipway.wire import status_of, struct_of
+from slipway.results.delivery import MANIFEST, deliver, verify_directory
+from slipway.results.outcome import export_failure, export_result
+from slipway.rpc.wire import status_of, struct_of
+from slipway.validation.findings import (
+    Engine,
+    OutputStatus,
+    OutputValidation,
+    Reference,
+    ValidationInputs,
+    ValidationReport,
+)
 from slipway_protos.v1 import export_pb2 as pb
 
 
@@ -158,7 +165,7 @@ def test_a_killed_delivery_is_cleaned_up_by_the_next_and_a_living_one_is_left_al
         import os, sys, time
         from pathlib import Path
         from slipway.artifacts import LocalStore
-        from slipway.delivery import deliver
+        from slipway.results.delivery import deliver
         from slipway_protos.v1 import export_pb2 as pb
         export = pb.Export.FromString(bytes.fromhex(sys.argv[1]))
         def describe(folder):

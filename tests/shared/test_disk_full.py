@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.disk_full import disk_full_is_typed
 from slipway.errors import QuantizationError
+from slipway.folders.disk_full import disk_full_is_typed
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["space", "quota"])

@@ -12,10 +12,10 @@ import pytest
 
 from coordinator_harness import DIGEST, state, wait_for
 from slipway.configuration import ExportConfiguration
-from slipway.embedded import Embedded
+from slipway.embedded.coordinator import Embedded
 from slipway.errors import ServiceError
+from slipway.rpc.wire import failure_of_status
 from slipway.settings import Settings
-from slipway.wire import failure_of_status
 from unhurried import unhurried
 
 SOURCES = {"base": DIGEST, "adapter": DIGEST}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipway.runner import TaskResult
+from slipway.execution.runner import TaskResult
+from slipway.rpc.wire import dict_of
 from slipway.stage import MOST_FACTS_BYTES, Context
-from slipway.wire import dict_of
 from slipway.worker.leased import output_message
-from slipway_merge.deltas import Change
-from slipway_merge.writer import relative_changes
+from slipway_merge.tensors.deltas import Change
+from slipway_merge.writing.writer import relative_changes
 
 NAMES = [f"model.layers.{n % 48}.mlp.experts.{n // 48}.gate_proj" for n in range(20_000)]
 FACTS: dict[str, Any] = {

@@ -14,13 +14,13 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
-from slipway.health import HealthService
-from slipway.rpc import add_health_and_reflection
-from slipway.security.access_file import AccessFile
+from slipway.rpc.health import HealthService
+from slipway.rpc.serving import add_health_and_reflection
+from slipway.rpc.wire import failure_of_call
+from slipway.security.access.access_file import AccessFile
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.limits import Limits
 from slipway.security.server import ServerSecurity
-from slipway.security.tokens import new_token, token_hash
-from slipway.wire import failure_of_call
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 UNNAMED = 3

@@ -17,19 +17,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hostile_json import NUMBERS, TEXTS, VALUES, answer, documents
-from slipway import module_patterns
 from slipway.artifacts import ActionResult, LocalStore, Manifest
 from slipway.artifacts.digests import digest_bytes
-from slipway.base_format import base_format, prepared_sizes, read_config
 from slipway.base_match.recorded import recorded_base
-from slipway.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
-from slipway.checksums import read_checksums
 from slipway.errors import CheckpointValidationError, ModelExportError, StageError
-from slipway.json_documents import parse_json, read_json
-from slipway.model_files import has_chat_template, resolve_base_model
-from slipway.module_patterns import check_patterns
-from slipway.regular_file import open_regular, read_regular
-from slipway.safetensors_file import MOST_TENSORS, read_index, read_safetensors
+from slipway.files.checksums import read_checksums
+from slipway.files.json_documents import parse_json, read_json
+from slipway.files.regular_file import open_regular, read_regular
+from slipway.models import module_patterns
+from slipway.models.base_format import base_format, prepared_sizes, read_config
+from slipway.models.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
+from slipway.models.model_files import has_chat_template, resolve_base_model
+from slipway.models.module_patterns import check_patterns
+from slipway.models.safetensors_file import MOST_TENSORS, read_index, read_safetensors
 
 DIGEST = digest_bytes(b"")
 ADAPTER = {

@@ -18,17 +18,17 @@ from hub_server import HubServer
 from s3_server import BUCKET, S3Server
 from slipway.artifacts import LocalStore, files
 from slipway.artifacts.opening import open_store
-from slipway.artifacts.s3_client import S3Bucket
+from slipway.artifacts.s3.client import S3Bucket
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError, ModelExportError, StageError
+from slipway.export_sources.import_stage import ImportParams, import_sources
 from slipway.export_sources.naming import sources_to_import
 from slipway.settings import Settings
 from slipway.sources import mirror
 from slipway.sources.allowed import Allowed
 from slipway.sources.hub_origin import HubOrigin
-from slipway.sources.stage import ImportParams, import_sources
 from slipway.stage import Context, Progress
-from slipway_coordinator.importing import import_task
+from slipway_coordinator.model.importing import import_task
 
 LIST = "s3://training/{project}, s3://models hf://Qwen hf://org/tiny"
 

@@ -14,11 +14,11 @@ import tiny_models
 from cli import run_here
 from slipway.artifacts.files import folder_files
 from slipway.artifacts.local import LocalStore
-from slipway.checkpoints import find_checkpoint, list_checkpoints
-from slipway.checksums import verify_directory, write_checksums
 from slipway.errors import ArtifactError, CheckpointValidationError
-from slipway.links import all_files, file_in, open_real, open_unlinked
-from slipway.model_files import copy_companions, model_files, travelling_files
+from slipway.files.checksums import verify_directory, write_checksums
+from slipway.files.links import all_files, file_in, open_real, open_unlinked
+from slipway.models.checkpoints import find_checkpoint, list_checkpoints
+from slipway.models.model_files import copy_companions, model_files, travelling_files
 
 SECRET = "of this machine, and nobody else's"
 

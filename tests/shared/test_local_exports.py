@@ -7,10 +7,10 @@ import threading
 import time
 from pathlib import Path
 
-from slipway.cli.local_exports import local_exports
-from slipway.embedded import Embedded
+from slipway.embedded.coordinator import Embedded
+from slipway.embedded.local_exports import local_exports
 from slipway.settings import Settings
-from slipway_coordinator.lock import FileLock
+from slipway_coordinator.leadership.file_lock import FileLock
 
 
 def test_an_export_starts_while_somebody_looks_whether_it_runs(tmp_path: Path) -> None:

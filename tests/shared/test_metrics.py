@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from metrics_page import page
-from slipway import metrics
 from slipway.errors import ServiceError
+from slipway.observability import metrics
 
 
 def test_counting_is_free_while_nobody_looks() -> None:

@@ -19,7 +19,7 @@ WORKER = """
 import asyncio, json, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
-from slipway.runner import TaskRunner, TaskSpec
+from slipway.execution.runner import TaskRunner, TaskSpec
 from slipway.worker.machine import probe
 store, scratch, architecture, *stages = sys.argv[1:]
 runner = TaskRunner(LocalStore(Path(store)), Path(scratch), gpu_architecture=architecture)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.model_facts import CannotBuildError, model_facts
+from slipway.models.model_facts import CannotBuildError, model_facts
 from tiny_models import make_base
 
 

@@ -15,12 +15,12 @@ from cli import SLIPWAY, Done, environment, run_here, slipway
 from coordinator_harness import DIGEST
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.configuration import load
-from slipway.embedded import Embedded
+from slipway.embedded.coordinator import Embedded
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.executor.failures import failure_of, failure_of_exit
+from slipway.execution.failures import failure_of, failure_of_exit
 from slipway.settings import Settings
-from slipway_coordinator.reading import read_exports
-from slipway_coordinator.state import state_at
+from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.reading import read_exports
 
 ODD = "a#b?mode=memory&c=%41%2F d"
 
@@ -153,7 +153,7 @@ def test_too_little_memory_has_a_reason_and_no_traceback(tmp_path: Path) -> None
 
 def test_an_export_that_does_not_fit_into_its_address_space_says_so(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom slipway.embedded import Embedded\nfrom slipway.settings import Settings\n"
+        "import sys\nfrom pathlib import Path\nfrom slipway.embedded.coordinator import Embedded\nfrom slipway.settings import Settings\n"
         "from slipway.cli.boundary import outcome\nhome = Path(sys.argv[1])\n"
         "sys.exit(outcome(lambda: Embedded(Settings(home=home, scratch=home), 'x').__enter__(), []))"
     )

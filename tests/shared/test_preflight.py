@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.opsets import BEST_OPSET, ENGINE_OPSETS, unwritten
-from slipway.preflight import Verdict, preflight
+from slipway.planning.preflight import Verdict, preflight
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def test_an_opset_that_an_engine_writes_needs_no_word(base: Path, tmp_path: Path
 def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
     """As attempts fail that no engine can make, the recovery table ends at what the plan said."""
     from slipway.errors import Failure
-    from slipway_coordinator.records import AttemptRecord
-    from slipway_coordinator.recovery import Profile, recover
-    from slipway_coordinator.states import TaskState
+    from slipway_coordinator.model.records import AttemptRecord
+    from slipway_coordinator.model.recovery import Profile, recover
+    from slipway_coordinator.model.states import TaskState
 
     params: dict[str, Any] = {"engine": "mobius", "opset": opset}
     history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]

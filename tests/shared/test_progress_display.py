@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from slipway.cli.display import LineDisplay, LiveDisplay, Pace
-from slipway.cli.lines import JsonLines, PlainLines
-from slipway.cli.overall import Overall
-from slipway.cli.remote_view import answer_export
-from slipway.cli.rows import Rows
-from slipway.cli.table import progress_table
+from slipway.cli.progress.display import LineDisplay, LiveDisplay, Pace
+from slipway.cli.progress.lines import JsonLines, PlainLines
+from slipway.cli.progress.overall import Overall
+from slipway.cli.progress.rows import Rows
+from slipway.cli.progress.table import progress_table
+from slipway.cli.remote.view import answer_export
 from slipway.errors import Failure
-from slipway.logs import command_logs, json_handler, terminal_handler
-from slipway.wire import status_of
+from slipway.observability.logs import command_logs, json_handler, terminal_handler
+from slipway.rpc.wire import status_of
 from slipway_protos.v1 import export_pb2 as pb
 
 

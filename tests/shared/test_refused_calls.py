@@ -10,14 +10,14 @@ import grpc
 import pytest
 
 from metrics_page import page
-from slipway import metrics
-from slipway.security.access_file import unauthenticated
+from slipway.observability import metrics
+from slipway.rpc.wire import failure_of_call
+from slipway.security.access.access_file import unauthenticated
+from slipway.security.access.principals import OWNER, Principal
+from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
-from slipway.security.principals import OWNER, Principal
-from slipway.security.rules import Rule
-from slipway.wire import failure_of_call
-from slipway_coordinator.gate import Gate
+from slipway_coordinator.leadership.gate import Gate
 
 METHOD = "/slipway.v1.Test/Call"
 STREAM = "/slipway.v1.Test/Stream"

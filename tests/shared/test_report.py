@@ -11,11 +11,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from report_parts import LINEAGE, not_run, output, result, validation
-from slipway.report import figures, usage_examples, write_report
-from slipway.report.environment import markdown_text
-from slipway.report.plots import Bar, bar_chart
-from slipway.result import ExportResult, FailedFormat
-from slipway.validation import ValidationReport
+from slipway.results.report import figures, usage_examples, write_report
+from slipway.results.report.environment import markdown_text
+from slipway.results.report.plots import Bar, bar_chart
+from slipway.results.result import ExportResult, FailedFormat
+from slipway.validation.findings import ValidationReport
 
 HOSTILE = '<script>alert("1")</script>|`x` & </title>\n# [a](javascript:b)'
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})

@@ -10,8 +10,8 @@ import pytest
 
 from browser import Browser, find_browser, running_browser
 from report_parts import LINEAGE, not_run, output, result, validation
-from slipway.report import write_report
-from slipway.result import AttemptResult, FailedFormat
+from slipway.results.report import write_report
+from slipway.results.result import AttemptResult, FailedFormat
 
 SIX = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4", "tensorrt")
 WIDTHS = (320, 400, 1280)

@@ -17,13 +17,13 @@ from cli import slipway
 from coordinator_harness import wait_for
 from s3_server import BUCKET, S3Server
 from slipway.artifacts.opening import open_store
-from slipway.artifacts.s3_client import S3Bucket, StoredObject
+from slipway.artifacts.s3.client import S3Bucket, StoredObject
 from slipway.base_match import BaseMatchStatus
-from slipway.checkpoints import find_checkpoint, list_checkpoints
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import find_sources
-from slipway.model_files import travelling_files
+from slipway.models.checkpoints import find_checkpoint, list_checkpoints
+from slipway.models.model_files import travelling_files
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources import bucket_origin as origins

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import CheckpointValidationError
-from slipway.safetensors_file import iter_shards, read_safetensors, read_weights
+from slipway.models.safetensors_file import iter_shards, read_safetensors, read_weights
 
 
 def pack(header: object, data: bytes = b"", *, length: int | None = None) -> bytes:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from slipway.safetensors_file import DTYPE_BITS, read_weights
-from slipway.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway.models.safetensors_file import DTYPE_BITS, read_weights
+from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 dtypes = st.sampled_from(["F64", "F32", "BF16", "U8", "BOOL", "F8_E4M3"])

@@ -12,13 +12,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from cli import run_here
 from slipway.errors import ModelExportError
-from slipway.security.access_file import AccessFile, load_access
+from slipway.observability.telemetry import recording, span
+from slipway.security.access.access_file import AccessFile, load_access
+from slipway.security.access.tokens import is_token, matching, new_token, token_hash
 from slipway.security.channels import Identity
 from slipway.security.server import coordinator_security
 from slipway.security.settings import Security
-from slipway.security.tokens import is_token, matching, new_token, token_hash
 from slipway.settings import Settings
-from slipway.telemetry import recording, span
 
 TOKEN = "slipway_" + "tHe-sAmE_in-EVERY-w0rker" * 2  # it is in names of tests
 KEY = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/Ke+wggSjAgEAAo\n" * 26

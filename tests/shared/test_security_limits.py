@@ -9,12 +9,12 @@ import grpc
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.security.access_file import Everyone
+from slipway.rpc.wire import failure_of_call
+from slipway.security.access.access_file import Everyone
+from slipway.security.access.principals import OWNER
+from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits, OpenStreams
-from slipway.security.principals import OWNER
-from slipway.security.rules import Rule
-from slipway.wire import failure_of_call
 
 RULES = {"/t/Flood": Rule(OWNER.roles), "/t/Hang": Rule(OWNER.roles, seconds=0.2)}
 

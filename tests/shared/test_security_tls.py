@@ -16,12 +16,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from certificates import Authority, replace
 from slipway.client import AsyncClient
 from slipway.errors import Failure, ModelExportError
-from slipway.rpc import add_health_and_reflection
+from slipway.rpc.serving import add_health_and_reflection
+from slipway.security.access.tokens import new_token
 from slipway.security.channels import AsyncChannel, BlockingChannel
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security
 from slipway.security.settings import Security
 from slipway.security.tls import TlsFiles, load
-from slipway.security.tokens import new_token
 
 
 @asynccontextmanager

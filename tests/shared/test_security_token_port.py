@@ -16,11 +16,11 @@ from certificates import Authority
 from free_ports import free_ports
 from slipway.client import AsyncClient, Client
 from slipway.errors import Failure, ModelExportError
-from slipway.rpc import add_health_and_reflection
+from slipway.rpc.serving import add_health_and_reflection
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.channels import AsyncChannel
 from slipway.security.server import coordinator_security
 from slipway.security.settings import Security
-from slipway.security.tokens import new_token, token_hash
 
 
 @asynccontextmanager

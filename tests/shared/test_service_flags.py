@@ -16,7 +16,7 @@ from slipway.errors import ModelExportError
 from slipway.security.flags import at_least
 from slipway.worker.flags import worker_parser
 from slipway_coordinator.flags import coordinator_parser
-from slipway_coordinator.state import state_at
+from slipway_coordinator.storage.database_address import state_at
 
 COMMANDS = {"worker": worker_parser, "coordinator": coordinator_parser}
 STATE = {"worker": [], "coordinator": ["--state", "x"]}

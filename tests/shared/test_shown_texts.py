@@ -15,20 +15,20 @@ from hostile_texts import DECEPTIVE
 from logs_kept import logs_kept
 from report_parts import output, result, validation
 from slipway.base_match import BaseMatch, BaseMatchStatus
-from slipway.cli.columns import Column, FittedTable, Prose
-from slipway.cli.console import CleanConsole, errors, print_json, show, unbroken
-from slipway.cli.display import LineDisplay, LiveDisplay
-from slipway.cli.lines import JsonLines, PlainLines
-from slipway.cli.remote_view import answer_export, answer_exports
-from slipway.cli.summary import summary
+from slipway.cli.export.summary import summary
+from slipway.cli.progress.display import LineDisplay, LiveDisplay
+from slipway.cli.progress.lines import JsonLines, PlainLines
+from slipway.cli.remote.view import answer_export, answer_exports
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
+from slipway.cli.terminal.console import CleanConsole, errors, print_json, show, unbroken
 from slipway.errors import ServiceError
 from slipway.export_sources.titles import title
-from slipway.logs import JsonFormatter, PlainFormatter, configure_service_logs
-from slipway.report import write_report
-from slipway.report.environment import markdown_text
-from slipway.result import ExportResult, FailedFormat
+from slipway.observability.logs import JsonFormatter, PlainFormatter, configure_service_logs
+from slipway.results.report import write_report
+from slipway.results.report.environment import markdown_text
+from slipway.results.result import ExportResult, FailedFormat
+from slipway.rpc.wire import sendable, status_of
 from slipway.texts import hidden_character, printable
-from slipway.wire import sendable, status_of
 from slipway_protos.v1 import export_pb2 as pb
 from terminal import script_on_terminal
 
@@ -147,9 +147,9 @@ def test_a_table_stays_as_wide_as_the_terminal() -> None:
 
 WATCHED = """
 from test_shown_texts import HOSTILE, hostile_events, hostile_export
-from slipway.cli.display import showing
-from slipway.cli.progress_form import ProgressForm
-from slipway.cli.remote_view import answer_export, answer_exports
+from slipway.cli.progress.display import showing
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.remote.view import answer_export, answer_exports
 answer_exports([hostile_export()], as_json=False)
 with showing(ProgressForm.AUTO, level="debug") as display:
     display.title(HOSTILE)

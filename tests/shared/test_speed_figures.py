@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from slipway.artifacts import LocalStore
-from slipway.cli import stage_view
-from slipway.cli.summary import summary
-from slipway.outcome import export_result
-from slipway.report import figures, write_report
-from slipway.result import ExportResult, FormatResult
-from slipway.validation import (
+from slipway.cli.export.summary import summary
+from slipway.cli.stages import view as stage_view
+from slipway.results.outcome import export_result
+from slipway.results.report import figures, write_report
+from slipway.results.result import ExportResult, FormatResult
+from slipway.validation.findings import (
     Engine,
     Memory,
     OutputStatus,

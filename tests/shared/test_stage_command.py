@@ -8,7 +8,7 @@ import pytest
 
 import tiny_models
 from cli import slipway
-from slipway.cli.stage_help import parameters, stage_help
+from slipway.cli.stages.help import parameters, stage_help
 from slipway.registry import load_stage, stage_names
 
 

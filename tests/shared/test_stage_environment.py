@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ConfigurationError
-from slipway.executor.process import Execution, execute
+from slipway.execution.process import Execution, execute
+from slipway.execution.stage_environment import VARIABLE, stage_environment
 from slipway.settings import Settings
-from slipway.stage_environment import VARIABLE, stage_environment
 
 NEEDED = {
     "HOME": "/home/somebody",

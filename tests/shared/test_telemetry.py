@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otlp_collector import Collector, collecting
-from slipway.logs import JsonFormatter, command_logs, json_handler, redact, secrets_of
-from slipway.settings import Settings
-from slipway.telemetry import (
+from slipway.observability.logs import JsonFormatter, command_logs, json_handler
+from slipway.observability.secrets import redact, secrets_of
+from slipway.observability.telemetry import (
     current_trace_id,
     current_traceparent,
     derived,
@@ -28,6 +28,7 @@ from slipway.telemetry import (
     span,
     tracing,
 )
+from slipway.settings import Settings
 from unhurried import unhurried
 
 
@@ -139,8 +140,8 @@ SERVICE = """
 import logging
 import subprocess
 import sys
-from slipway.logs import configure_service_logs
-from slipway.telemetry import span, within
+from slipway.observability.logs import configure_service_logs
+from slipway.observability.telemetry import span, within
 log = logging.getLogger("slipway.test")
 configure_service_logs("INFO", form="json")
 with within("TRACE"), span("stage merge"):
@@ -193,7 +194,7 @@ def test_no_password_of_a_url_is_written() -> None:
 
 
 def test_secrets_never_reach_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from slipway import logs
+    from slipway.observability import logs
 
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     logs._secrets.cache_clear()

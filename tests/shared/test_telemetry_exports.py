@@ -22,9 +22,9 @@ from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
+from slipway.observability.telemetry import new_trace, span, tracing
 from slipway.settings import Settings
-from slipway.telemetry import new_trace, span, tracing
-from slipway_coordinator.recovery import load_rules
+from slipway_coordinator.model.recovery import load_rules
 
 TINY_STAGES = Path(__file__).parents[1] / "support" / "tiny_stages"
 

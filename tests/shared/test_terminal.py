@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cli import SLIPWAY, environment, slipway
-from slipway.cli.columns import Column, FittedTable, wrapped
+from slipway.cli.terminal.columns import Column, FittedTable, wrapped
 from terminal import WIDTHS, Screen, on_terminal, script_on_terminal
 
 LEVELS = ("pytorch", "pytorch-int8", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4")
@@ -213,9 +213,9 @@ def test_an_export_that_was_killed_is_interrupted_and_one_in_use_runs(home: Path
 RESULT = """
 import sys
 from pathlib import Path
-from slipway.cli.console import show
-from slipway.cli.summary import summary
-from slipway.result import ExportResult
+from slipway.cli.terminal.console import show
+from slipway.cli.export.summary import summary
+from slipway.results.result import ExportResult
 show(summary(ExportResult.model_validate_json(Path(sys.argv[1]).read_text())))
 """
 

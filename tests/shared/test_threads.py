@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cgroup import ControlGroup
-from slipway.executor.process import Execution, execute
-from slipway.threads import session_options, sleeping_threads, thread_variables
+from slipway.execution.process import Execution, execute
+from slipway.machine.cgroup import ControlGroup
+from slipway.machine.threads import session_options, sleeping_threads, thread_variables
 
 BUSY = "while True: pass"
 SHOW_OPENMP = {"OMP_DISPLAY_ENV": "VERBOSE"}
@@ -156,7 +156,7 @@ def joined(join: str, program: str, *arguments: str) -> str:
 
 
 def test_a_real_quota_of_half_a_core_is_one_thread() -> None:
-    program = "from slipway.cgroup import *; print(ControlGroup().cores(), usable_cores())"
+    program = "from slipway.machine.cgroup import *; print(ControlGroup().cores(), usable_cores())"
     if ControlGroup().cores() is not None:
         pytest.skip("this process has a quota already")
     with half_a_core() as join:

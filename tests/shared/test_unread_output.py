@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import SLIPWAY, environment
-from slipway.cli.unread import EXIT_UNREAD
+from slipway.cli.terminal.unread import EXIT_UNREAD
 from slipway.errors import EXIT_CODES
 
 

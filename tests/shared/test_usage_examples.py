@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from report_parts import result
-from slipway.model_files import has_chat_template
-from slipway.report import usage_examples, write_report
+from slipway.models.model_files import has_chat_template
+from slipway.results.report import usage_examples, write_report
 from tiny_models import save_tokenizer
 
 FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")

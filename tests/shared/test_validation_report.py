@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from slipway.validation import (
+from slipway.validation.findings import (
     Check,
     Engine,
     LogitComparison,

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import MOST_TEXT, REASONS, ConfigurationError, Failure, ModelMergeError
-from slipway.wire import (
+from slipway.rpc.wire import (
     RETRY_AFTER,
     call_status,
     configuration_message,

@@ -10,9 +10,9 @@ import sys
 
 from dbos import DBOS
 
-from slipway_coordinator import engine, workflow
 from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.main import main
+from slipway_coordinator.workflow import engine, workflow
 
 if __name__ == "__main__":
     version, *arguments = sys.argv[1:]

@@ -11,13 +11,13 @@ import grpc
 
 from coordinator_harness import Harness
 from slipway.artifacts import ManifestFile
-from slipway.checksums import MANIFEST
 from slipway.client import Client
 from slipway.client.calls import BlockingCalls
-from slipway.security.access_file import AccessFile
+from slipway.files.checksums import MANIFEST
+from slipway.security.access.access_file import AccessFile
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.server import ServerSecurity
 from slipway.security.settings import Security
-from slipway.security.tokens import new_token, token_hash
 from slipway_protos.v1 import artifact_pb2 as pb
 
 PEOPLE = {

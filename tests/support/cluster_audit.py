@@ -18,10 +18,10 @@ from coordinator_harness import state, wait_for
 from s3_server import BUCKET
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.names import ACTIONS, blob_name, manifest_name
-from slipway.artifacts.s3 import S3Store
-from slipway_coordinator.graph import Event
-from slipway_coordinator.records import AttemptRecord, ExportRecord
-from slipway_coordinator.states import TaskState
+from slipway.artifacts.s3.store import S3Store
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord
+from slipway_coordinator.model.states import TaskState
+from slipway_coordinator.model.transitions import Event
 
 QUIET_SECONDS = 60.0
 
@@ -164,7 +164,7 @@ def stage_processes(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             ours = process.environ().get("SLIPWAY_TEST_STAGES") == str(folder)
-            if ours and "slipway.executor.child" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            if ours and "slipway.execution.child" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue

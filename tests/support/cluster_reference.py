@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster import CONFIGURATION, TINY_STAGES
 from slipway.artifacts import LocalStore
-from slipway.embedded import Embedded
+from slipway.embedded.coordinator import Embedded
 from slipway.settings import Settings
 
 

@@ -19,15 +19,16 @@ from cli import SLIPWAY
 from slipway.artifacts import ArtifactStore, LocalStore
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
-from slipway.runner import TaskRunner
+from slipway.execution.runner import TaskRunner
 from slipway.security.server import ServerSecurity
 from slipway.worker import Worker, WorkerOptions
 from slipway.worker.machine import probe
 from slipway_coordinator.coordinator import CoordinatorOptions
-from slipway_coordinator.lock import holding
-from slipway_coordinator.records import ExportRecord, TaskRecord
+from slipway_coordinator.leadership.file_lock import holding
+from slipway_coordinator.leadership.locks import lock_of
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.server import CoordinatorServer
-from slipway_coordinator.state import SqliteState
+from slipway_coordinator.storage.database_address import SqliteState
 from slipway_protos.v1 import export_pb2
 
 STAGE = "coordinator_stages:STAGE"
@@ -127,7 +128,7 @@ class Harness:
         state = SqliteState(self.home / "state.db")
         options = {"workers_gone": True, **self.options}
         try:
-            with holding(state.lock()):
+            with holding(lock_of(state)):
                 self.server = CoordinatorServer(
                     CoordinatorOptions(state=state, **options),
                     address=self.address if self.security is None else "127.0.0.1:0",

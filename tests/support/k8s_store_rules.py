@@ -62,7 +62,7 @@ def _store(one: Workload) -> str:
 
 
 def _days(age: str | None) -> float:
-    from slipway.cli.cache_work import age as seconds
+    from slipway.cli.artifacts.cache_work import age as seconds
 
     return seconds(age) / _DAY_SECONDS if age else float("inf")
 
@@ -74,8 +74,8 @@ def _sees_everything(cluster: Cluster, one: Workload) -> bool:
 
 
 def _views_all(text: str, names: set[str]) -> bool:
-    from slipway.security.access_file import load_access
-    from slipway.security.principals import ALL_PROJECTS, Role
+    from slipway.security.access.access_file import load_access
+    from slipway.security.access.principals import ALL_PROJECTS, Role
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "access.yaml"

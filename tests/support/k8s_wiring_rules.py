@@ -22,8 +22,8 @@ from k8s_cluster import (
     stages_of,
     walk,
 )
+from slipway.planning.matching import NO_GPU
 from slipway.registry import IMPORT
-from slipway_coordinator.matching import NO_GPU
 
 Rule = Callable[[Cluster], Iterator[str]]
 
@@ -233,7 +233,7 @@ def _service_ports(cluster: Cluster, services: list[Object]) -> set[int]:
 
 def access(cluster: Cluster) -> Iterator[str]:
     """Names in the access file are names in certificates of clients; with an authority, everybody shows a certificate."""
-    from slipway.security.access_file import load_access
+    from slipway.security.access.access_file import load_access
 
     clients = {
         name

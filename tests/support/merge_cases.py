@@ -12,7 +12,8 @@ import transformers as tf
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from slipway.stage import Context
-from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
 
 torch.set_num_threads(1)
 VOCAB = 96

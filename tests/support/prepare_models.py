@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipway.base_format import base_format
 from slipway.errors import ModelExportError
+from slipway.models.base_format import base_format
 from slipway.stage import Context
-from slipway_prepare.stage import STAGE, PrepareParams
+from slipway_prepare.params import PrepareParams
+from slipway_prepare.stage import STAGE
 
 
 def configure(folder: Path, **changes):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from slipway.result import AttemptResult, ExportResult, FormatResult
-from slipway.validation import (
+from slipway.results.result import AttemptResult, ExportResult, FormatResult
+from slipway.validation.findings import (
     Check,
     Engine,
     GreedyComparison,

@@ -14,24 +14,25 @@ from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
 from slipway.sources.allowed import NOWHERE, Allowed
-from slipway_coordinator import engine, graph, history, workflow
-from slipway_coordinator.broker import Broker
-from slipway_coordinator.database import Database
-from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.hub import Hub
-from slipway_coordinator.inbox import Inbox, Message
-from slipway_coordinator.journal import Journal, answering, patiently, to_its_end
-from slipway_coordinator.ledger import Ledger
-from slipway_coordinator.observation import observe
-from slipway_coordinator.offering import offer_of
-from slipway_coordinator.offers import Offer
-from slipway_coordinator.records import ExportRecord, TaskRecord
-from slipway_coordinator.recovery import RuleTable, default_rules
-from slipway_coordinator.state import State
-from slipway_coordinator.states import ExportState, TaskState
-from slipway_coordinator.transfers import TransferLimits
-from slipway_coordinator.unserved import Unserved
-from slipway_coordinator.workflow import Change
+from slipway_coordinator.api.transfers import TransferLimits
+from slipway_coordinator.broker.broker import Broker
+from slipway_coordinator.broker.offering import offer_of
+from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model.offers import Offer
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.recovery import RuleTable, default_rules
+from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import State
+from slipway_coordinator.storage.events import Hub
+from slipway_coordinator.storage.inbox import Inbox, Message
+from slipway_coordinator.storage.journal import Journal, answering, patiently, to_its_end
+from slipway_coordinator.storage.ledger import Ledger
+from slipway_coordinator.workflow import engine, history, workflow
+from slipway_coordinator.workflow.observation import observe
+from slipway_coordinator.workflow.unserved import Unserved
+from slipway_coordinator.workflow.workflow import Change
 
 log = logging.getLogger("slipway.coordinator")
 

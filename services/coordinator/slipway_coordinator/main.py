@@ -9,20 +9,20 @@ import logging
 import os
 
 from slipway.artifacts.opening import open_store
-from slipway.metrics import serving
+from slipway.observability.metrics import serving
+from slipway.observability.telemetry import tracing
 from slipway.security.flags import given
 from slipway.security.server import coordinator_security
 from slipway.security.settings import Security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.sources.allowed import Allowed
-from slipway.telemetry import tracing
+from slipway_coordinator.api.transfers import TransferLimits
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.recovery import DEFAULT_RULES, load_rules
+from slipway_coordinator.model.recovery import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
-from slipway_coordinator.state import state_at
-from slipway_coordinator.transfers import TransferLimits
+from slipway_coordinator.storage.database_address import state_at
 
 log = logging.getLogger("slipway.coordinator")
 

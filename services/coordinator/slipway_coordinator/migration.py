@@ -6,9 +6,9 @@ import logging
 
 from dbos import DBOS
 
-from slipway_coordinator.database import Database
-from slipway_coordinator.database_faults import faults_of
-from slipway_coordinator.state import State
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import State
+from slipway_coordinator.storage.database_faults import faults_of
 
 log = logging.getLogger("slipway.coordinator.migration")
 

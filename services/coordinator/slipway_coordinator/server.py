@@ -12,24 +12,25 @@ from dataclasses import replace
 import grpc
 
 from slipway.artifacts import ArtifactStore
-from slipway.artifacts.blobs import blobs_of
-from slipway.metrics import reading
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection
+from slipway.artifacts.opening import blobs_of
+from slipway.observability.metrics import reading
+from slipway.rpc.serving import SERVER_OPTIONS, add_health_and_reflection
 from slipway.security.server import ServerSecurity
-from slipway_coordinator.artifact_service import ArtifactService
+from slipway_coordinator.api.artifact_service import ArtifactService
+from slipway_coordinator.api.export_service import ExportService
+from slipway_coordinator.api.worker_service import WorkerService
+from slipway_coordinator.broker.scaler import SERVICE as SCALER
+from slipway_coordinator.broker.scaler import ExternalScaler
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
-from slipway_coordinator.database_faults import enter, faults_of
-from slipway_coordinator.forwarding import Forwarder
-from slipway_coordinator.gate import Gate
-from slipway_coordinator.lock import StateLock
-from slipway_coordinator.observation import Gauges
-from slipway_coordinator.probes import HealthPort
-from slipway_coordinator.scaler import SERVICE as SCALER
-from slipway_coordinator.scaler import ExternalScaler
-from slipway_coordinator.service import ExportService
-from slipway_coordinator.standby import advertised, stand_by
-from slipway_coordinator.state import State
-from slipway_coordinator.worker_service import WorkerService
+from slipway_coordinator.leadership.file_lock import StateLock
+from slipway_coordinator.leadership.forwarding import Forwarder
+from slipway_coordinator.leadership.gate import Gate
+from slipway_coordinator.leadership.locks import lock_of
+from slipway_coordinator.leadership.probes import HealthPort
+from slipway_coordinator.leadership.standby import advertised, stand_by
+from slipway_coordinator.storage.database_address import State
+from slipway_coordinator.storage.database_faults import enter, faults_of
+from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
 
@@ -150,7 +151,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     security = security or ServerSecurity()
-    lock = options.state.lock()
+    lock = lock_of(options.state)
     held = lock.acquire()
     if not held and not options.state.shared:
         raise lock.refusal()

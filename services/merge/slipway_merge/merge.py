@@ -7,26 +7,26 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from slipway.disk_full import disk_full_is_typed
 from slipway.errors import ModelMergeError
-from slipway.model_facts import ModelFacts
-from slipway.safetensors_file import TensorInfo, read_weights
+from slipway.folders.disk_full import disk_full_is_typed
+from slipway.models.model_facts import ModelFacts
+from slipway.models.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
-from slipway_merge.adapter import Adapter, read_adapter
-from slipway_merge.budget import memory_limit
-from slipway_merge.deltas import Change, arithmetic, is_zero
-from slipway_merge.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
-from slipway_merge.kept_shards import Written
-from slipway_merge.layout import FLOATS, Layout, plan_layout
-from slipway_merge.model_facts import facts_for
-from slipway_merge.plan import Planner
-from slipway_merge.replication import check_deeper, deeper_config
-from slipway_merge.spot_check import spot_check
-from slipway_merge.stage import MergeParams
-from slipway_merge.tensor_io import TensorReader
-from slipway_merge.values import MergePlan
-from slipway_merge.vocabulary import check_vocabulary
-from slipway_merge.writer import MergeWriter, relative_changes
+from slipway_merge.adapter.adapter import Adapter, read_adapter
+from slipway_merge.params import MergeParams
+from slipway_merge.plan.budget import memory_limit
+from slipway_merge.plan.layout import FLOATS, Layout, plan_layout
+from slipway_merge.plan.plan import Planner
+from slipway_merge.plan.replication import check_deeper, deeper_config
+from slipway_merge.plan.vocabulary import check_vocabulary
+from slipway_merge.tensors.deltas import Change, arithmetic, is_zero
+from slipway_merge.tensors.tensor_io import TensorReader
+from slipway_merge.tensors.values import MergePlan
+from slipway_merge.verify.model_facts import facts_for
+from slipway_merge.verify.spot_check import spot_check
+from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
+from slipway_merge.writing.kept_shards import Written
+from slipway_merge.writing.writer import MergeWriter, relative_changes
 
 #: Up to this size of the merged weights, a load by transformers takes a few seconds.
 SMALL_MODEL_BYTES = 256_000_000
@@ -77,7 +77,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         tell = partial(ctx.progress, "verify", unit="tensors")
         verified = spot_check(output, layout, reader, on_tensor=lambda done, total: tell(done=done, total=total))
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
-        from slipway_merge.reload_check import reload_check  # imports torch, transformers and peft
+        from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
 
         stored = dtype or _STORED_NAMES[written_dtype]
         rounded = None if written.converted else {change.module for change in written.changes}

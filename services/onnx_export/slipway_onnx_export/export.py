@@ -15,9 +15,9 @@ from slipway.stage import Context
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
 from slipway_onnx_export.graph import declare_interface, settle
 from slipway_onnx_export.package import complete_folder
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity import check_parity
 from slipway_onnx_export.source import ModelSource, open_source
-from slipway_onnx_export.stage import OnnxExportParams
 from slipway_onnx_export.weights import stream_weights
 
 MODEL_FILE = "model.onnx"

@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from slipway.model_files import copy_companions
+from slipway.models.model_files import copy_companions
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.stage import OnnxExportParams
 
 LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 

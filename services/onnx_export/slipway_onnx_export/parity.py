@@ -16,7 +16,7 @@ import transformers
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
-from slipway.threads import session_options
+from slipway.machine.threads import session_options
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 Array = npt.NDArray[Any]

@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 
-from slipway.base_format import read_config
 from slipway.errors import CheckpointValidationError, ONNXExportError
-from slipway.safetensors_file import read_index
+from slipway.models.base_format import read_config
+from slipway.models.safetensors_file import read_index
 
 # Attention windows up to this many tokens are exceeded by the parity check; longer ones cost too much to run.
 WINDOW_LIMIT = 512

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipway.json_documents import parse_json
+from slipway.files.json_documents import parse_json
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
-from slipway.regular_file import open_regular
+from slipway.files.regular_file import open_regular
 from slipway_prepare.faults import invalid
 
 _MOST_TENSORS = 1 << 17

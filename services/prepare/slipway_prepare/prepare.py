@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from slipway.base_format import quantization_of, read_config
 from slipway.counts import counted
-from slipway.model_files import CONFIG, copy_companions, has_safetensors
+from slipway.models.base_format import quantization_of, read_config
+from slipway.models.model_files import CONFIG, copy_companions, has_safetensors
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed
@@ -20,9 +20,9 @@ from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.fp8_format import read_fp8
 from slipway_prepare.gptq_format import read_awq, read_gptq
 from slipway_prepare.nf4_round_trip import nf4_round_trip
+from slipway_prepare.params import PrepareParams
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account
 from slipway_prepare.source import open_source
-from slipway_prepare.stage import PrepareParams
 from slipway_prepare.writer import write_weights
 
 READERS: Mapping[str, Callable[[Base], Dequantized]] = {

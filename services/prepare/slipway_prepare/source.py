@@ -18,8 +18,8 @@ from torch import Tensor
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
-from slipway.model_files import has_safetensors, pickle_files
-from slipway.safetensors_file import corrupt, read_weights
+from slipway.models.model_files import has_safetensors, pickle_files
+from slipway.models.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
 from slipway_prepare.pickle_archive import check_archive
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from slipway.model_facts import CannotBuildError, model_facts
+from slipway.models.model_facts import CannotBuildError, model_facts
 from slipway_prepare.faults import invalid
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipway.disk_full import disk_full_is_typed
 from slipway.errors import CheckpointValidationError
-from slipway.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway.folders.disk_full import disk_full_is_typed
+from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway.stage import Context
 from slipway_prepare.recipes import Recipe
 from slipway_prepare.source import DTYPES, Source

@@ -10,10 +10,10 @@ import torch
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.check import check_result
-from slipway_quantize.companions import copy_companions, read_json, write_json
+from slipway_quantize.checkpoints.companions import copy_companions, read_json, write_json
 from slipway_quantize.levels import BITS, IntLevel
+from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome, write_report
-from slipway_quantize.stage import QuantizeParams
 
 
 def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> None:
@@ -39,10 +39,10 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
 
 def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
     if params.level in ("fp16", "bf16"):
-        from slipway_quantize.pytorch_half import write_half
+        from slipway_quantize.checkpoints.half import write_half
 
         return write_half(source, target, level=params.level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
-    from slipway_quantize.pytorch_int import write_int
+    from slipway_quantize.checkpoints.integer import write_int
 
     level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
     return write_int(source, target, level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
@@ -50,7 +50,7 @@ def _write_pytorch(source: Path, target: Path, params: QuantizeParams, ctx: Cont
 
 def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
     if params.level in BITS:
-        from slipway_quantize.onnx_int import write_int
+        from slipway_quantize.graphs.integer import write_int
 
         level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
         return write_int(source, target, level, accuracy_level=params.accuracy_level, ctx=ctx)
@@ -61,7 +61,7 @@ def _write_onnx(source: Path, target: Path, params: QuantizeParams, ctx: Context
             remedy="use fp16, int8 or int4 for ONNX, and bf16 for the PyTorch format",
             about={"format": "onnx", "level": "bf16"},
         )
-    from slipway_quantize.onnx_half import write_half
+    from slipway_quantize.graphs.half import write_half
 
     return write_half(source, target, ctx=ctx)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import TensorRTBuildError
-from slipway.json_documents import read_json
-from slipway.model_files import copy_companions
+from slipway.files.json_documents import read_json
+from slipway.models.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
+from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.profiles import InputProfile, plan_profile
-from slipway_tensorrt_build.stage import TensorRTBuildParams
 
 _GRAPH = "model.onnx"
 _SHOWN = 10

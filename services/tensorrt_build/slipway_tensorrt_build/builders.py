@@ -10,7 +10,7 @@ from slipway.stage import Provider, installed_version
 from slipway_tensorrt_build.gpus import Gpu, find_gpus
 
 if TYPE_CHECKING:
-    from slipway_tensorrt_build.stage import TensorRTBuildParams
+    from slipway_tensorrt_build.params import TensorRTBuildParams
 
 # What TensorRT-RTX 1.7 builds for; it has no name for the data-centre architectures sm90, sm100 and sm103.
 RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")

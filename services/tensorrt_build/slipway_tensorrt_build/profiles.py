@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slipway.errors import TensorRTBuildError
 
 if TYPE_CHECKING:
-    from slipway_tensorrt_build.stage import TensorRTBuildParams
+    from slipway_tensorrt_build.params import TensorRTBuildParams
 
 Shape = tuple[int, ...]
 

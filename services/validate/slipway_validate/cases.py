@@ -7,7 +7,7 @@ graph specialised to the batch, sequence or past it was traced with, a KV cache 
 
 from __future__ import annotations
 
-from slipway_validate.protocol import Case, CaseRow
+from slipway_validate.protocol.messages import Case, CaseRow
 
 LENGTH = 32
 """Longest row of a case; enough for an off-by-one to show, short enough to cost nothing."""

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slipway import json_documents
 from slipway.errors import CheckpointValidationError
-from slipway.safetensors_file import read_safetensors
+from slipway.files import json_documents
+from slipway.models.safetensors_file import read_safetensors
 
 SAFETENSORS_NAMES = {
     "F64": "float64",

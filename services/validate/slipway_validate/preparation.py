@@ -11,13 +11,14 @@ import numpy as np
 
 from slipway.errors import StageError, ValidationError
 from slipway.stage import Context
-from slipway.validation import ValidationInputs
-from slipway_validate import process, texts
+from slipway.validation.findings import ValidationInputs
+from slipway_validate import texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.folders import read_json
-from slipway_validate.numerics import Ints
-from slipway_validate.protocol import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
-from slipway_validate.stage import ValidateParams
+from slipway_validate.judging.numerics import Ints
+from slipway_validate.params import ValidateParams
+from slipway_validate.protocol import process
+from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
 
 LOGIT_FILES = 4
 """On disk at once: reference, base, merged, and the output at hand."""

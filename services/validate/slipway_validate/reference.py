@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.stage import Context
-from slipway.validation import Engine, Reference, Speed
-from slipway_validate import process
-from slipway_validate.compare import CaseLogits, compare_case
-from slipway_validate.evaluate import MERGED, ReferenceRun
+from slipway.validation.findings import Engine, Reference, Speed
 from slipway_validate.folders import stored_dtype
-from slipway_validate.limits import level_of
+from slipway_validate.judging.compare import CaseLogits, compare_case
+from slipway_validate.judging.evaluate import MERGED, ReferenceRun
+from slipway_validate.judging.limits import level_of
+from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, require
-from slipway_validate.protocol import RunResult, RunSpec, Spec
-from slipway_validate.stage import ValidateParams
+from slipway_validate.protocol import process
+from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
 
 DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
 NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from slipway.cgroup import ControlGroup, available_memory
+from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.stage import Context
-from slipway.validation import Speed
-from slipway_validate.process import Runner
-from slipway_validate.protocol import RunResult
-from slipway_validate.stage import ValidateParams
+from slipway.validation.findings import Speed
+from slipway_validate.params import ValidateParams
+from slipway_validate.protocol.messages import RunResult
+from slipway_validate.protocol.process import Runner
 from slipway_validate.timing import Rounds, speed_of, take_rounds
 
 NO_REFERENCE = "timed alone: compare_outputs is off, so no reference was run"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipway.counts import counted
 from slipway.errors import ValidationError
-from slipway.regular_file import read_regular
+from slipway.files.regular_file import read_regular
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
 BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")

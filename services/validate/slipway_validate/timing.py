@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 import psutil
 
-from slipway.validation import Ratio, Speed
-from slipway_validate.process import RunnerEnded
-from slipway_validate.protocol import Round, RunResult
+from slipway.validation.findings import Ratio, Speed
+from slipway_validate.protocol.messages import Round, RunResult
+from slipway_validate.protocol.process import RunnerEnded
 
 LOW, HIGH = 10, 90
 """Percentiles of the rounds between which a figure scatters."""

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from slipway.errors import ValidationError
 from slipway.stage import Context
-from slipway.validation import OutputStatus, OutputValidation, Speed, ValidationReport
-from slipway_validate import process
-from slipway_validate.evaluate import MERGED, Evaluator, runtime_for
-from slipway_validate.limits import LIMITS, table
+from slipway.validation.findings import OutputStatus, OutputValidation, Speed, ValidationReport
+from slipway_validate.judging.evaluate import MERGED, Evaluator, runtime_for
+from slipway_validate.judging.limits import LIMITS, table
+from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, decoder, prepare, require
-from slipway_validate.protocol import RunResult, RunSpec, Spec
+from slipway_validate.protocol import process
+from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
-from slipway_validate.stage import ValidateParams
 from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
 NOT_OUTPUTS = ("adapter", "base", "heldout")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slipway.artifacts.digests import is_digest
-from slipway.json_documents import parse_json
+from slipway.files.json_documents import parse_json
 from slipway.stage import Stage, StageParams
 
 _MOST_VALUES = 1 << 22

@@ -16,9 +16,9 @@ from slipway.artifacts.faults import corrupt, disk_full, not_found
 from slipway.artifacts.files import link_or_copy, write_all
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.store import ArtifactStore, OnBytes
+from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
-from slipway.links import open_unlinked
+from slipway.files.links import open_unlinked
 
 CHUNK_BYTES = 1 << 20
 
@@ -113,17 +113,6 @@ class Blobs(Protocol):
     def admit(self, manifest: Manifest) -> None:
         """Commit an artifact whose content is there."""
         ...
-
-
-def blobs_of(store: ArtifactStore) -> Blobs:
-    """A store as its single files; of one behind a cache, the remote one alone."""
-    if isinstance(store, LocalStore):
-        return LocalBlobs(store)
-    from slipway.artifacts.cached import CachedStore
-    from slipway.artifacts.s3_blobs import S3Blobs
-
-    assert isinstance(store, CachedStore)
-    return S3Blobs(store.remote)
 
 
 def verified(

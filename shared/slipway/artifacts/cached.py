@@ -9,19 +9,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway import metrics
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.faults import ABSENT, disk_full
 from slipway.artifacts.files import in_threads, regular_files
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.s3 import S3Store
-from slipway.artifacts.s3_transfer import workers
+from slipway.artifacts.s3.store import S3Store
+from slipway.artifacts.s3.transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
-from slipway.folder_locks import is_at
-from slipway.links import open_real, open_unlinked
+from slipway.files.links import open_real, open_unlinked
+from slipway.folders.folder_locks import is_at
+from slipway.observability import metrics
 
 _TRIES = 3
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.disk_full import disk_full_is_typed
 from slipway.errors import ArtifactError
+from slipway.folders.disk_full import disk_full_is_typed
 
 #: Reasons for which an artifact counts as not there.
 ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from slipway.errors import ArtifactError, StageError
-from slipway.links import all_files
+from slipway.files.links import all_files
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -98,7 +98,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
     """Return the real paths of all files below somebody's folder, by their path inside the artifact.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what :func:`slipway.links.all_files` refuses.
+        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what :func:`slipway.files.links.all_files` refuses.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})

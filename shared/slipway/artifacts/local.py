@@ -25,8 +25,8 @@ from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
-from slipway.json_documents import LARGEST_LIST
-from slipway.links import open_real, open_unlinked
+from slipway.files.json_documents import LARGEST_LIST
+from slipway.files.links import open_real, open_unlinked
 
 _USES = "uses"
 _Give = Callable[[BinaryIO, Path], None]

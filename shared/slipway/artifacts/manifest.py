@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.artifacts.faults import changed, unreadable
 from slipway.errors import ArtifactError
-from slipway.json_documents import parse_json
+from slipway.files.json_documents import parse_json
 from slipway.texts import quoted
 
 MANIFEST_VERSION = 1

@@ -1,15 +1,16 @@
-"""The store that the settings name."""
+"""The store that the settings name, and a store as its single files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway import metrics
+from slipway.artifacts.blobs import Blobs, LocalBlobs
 from slipway.artifacts.local import LocalStore
-from slipway.artifacts.s3_options import SCHEME, parse_s3_url
+from slipway.artifacts.s3.options import SCHEME, parse_s3_url
 from slipway.artifacts.store import ArtifactStore
 from slipway.errors import ArtifactError
+from slipway.observability import metrics
 from slipway.settings import Settings
 
 
@@ -24,8 +25,8 @@ def open_store(settings: Settings) -> ArtifactStore:
     bucket, prefix = parse_s3_url(settings.store)
     try:
         from slipway.artifacts.cached import CachedStore
-        from slipway.artifacts.s3 import S3Store
-        from slipway.artifacts.s3_client import S3Bucket
+        from slipway.artifacts.s3.client import S3Bucket
+        from slipway.artifacts.s3.store import S3Store
     except ModuleNotFoundError as error:
         raise ArtifactError(
             f"the store {settings.store} needs the S3 extra, which is not installed",
@@ -36,7 +37,18 @@ def open_store(settings: Settings) -> ArtifactStore:
     return CachedStore(remote, LocalStore(settings.cache_path), max_bytes=settings.cache_bytes)
 
 
+def blobs_of(store: ArtifactStore) -> Blobs:
+    """A store as its single files; of one behind a cache, the remote one alone."""
+    if isinstance(store, LocalStore):
+        return LocalBlobs(store)
+    from slipway.artifacts.cached import CachedStore
+    from slipway.artifacts.s3.blobs import S3Blobs
+
+    assert isinstance(store, CachedStore)
+    return S3Blobs(store.remote)
+
+
 def cache_size(settings: Settings) -> Iterator[metrics.Sample]:
-    """For :func:`slipway.metrics.reading`: the size of this node's cache, if the store is behind one."""
+    """For :func:`slipway.observability.metrics.reading`: the size of this node's cache, if the store is behind one."""
     if settings.store.startswith(SCHEME):
         yield metrics.NODE_CACHE_BYTES, {}, LocalStore(settings.cache_path).size_bytes()

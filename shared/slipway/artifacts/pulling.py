@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from slipway.artifacts.store import Artifacts, OnBytes
-from slipway.checksums import MANIFEST, write_checksums
 from slipway.errors import ArtifactError
-from slipway.unfinished import unfinished
+from slipway.files.checksums import MANIFEST, write_checksums
+from slipway.folders.unfinished import unfinished
 
 
 def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | None = None) -> Path:

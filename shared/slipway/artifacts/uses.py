@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.folder_locks import lock_folder, unheld
+from slipway.folders.folder_locks import lock_folder, unheld
 
 
 @contextlib.contextmanager

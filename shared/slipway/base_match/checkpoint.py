@@ -13,9 +13,9 @@ from typing import Any
 from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
-from slipway.json_documents import LARGEST_LIST
-from slipway.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
-from slipway.safetensors_file import TensorInfo, read_safetensors, read_weights
+from slipway.files.json_documents import LARGEST_LIST
+from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
+from slipway.models.safetensors_file import TensorInfo, read_safetensors, read_weights
 
 _PREFIX = "base_model.model."
 _LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")

@@ -10,8 +10,8 @@ from slipway.base_match.checkpoint import misfit, other_library, other_tokenizer
 from slipway.base_match.match import BaseMatch, BaseMatchStatus
 from slipway.base_match.models import Comparison, Outcome, compare_models
 from slipway.base_match.recorded import Recorded, last_part, recorded_base, repository_of
-from slipway.checkpoints import read_adapter_config
 from slipway.errors import CheckpointValidationError
+from slipway.models.checkpoints import read_adapter_config
 
 MISFIT, MISMATCH = "ADAPTER_BASE_MISMATCH", "BASE_MODEL_MISMATCH"
 _REMEDY = (

@@ -13,7 +13,7 @@ import statistics
 from dataclasses import dataclass
 
 from slipway.base_match.match import BaseMatch, BaseMatchStatus
-from slipway.validation import ValidationReport
+from slipway.validation.findings import ValidationReport
 
 LEAST_GAIN = 0.02
 """Nats per token that the adapter has to save on held-out text, whatever the scatter: 2 % of the perplexity."""

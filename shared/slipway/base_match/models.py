@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipway.base_format import quantization_of
 from slipway.base_match.recorded import read_known_json
 from slipway.base_match.weights import WeightsOutcome, compare_weights, same_files
 from slipway.errors import CheckpointValidationError
-from slipway.model_files import CONFIG, has_safetensors
-from slipway.safetensors_file import TensorInfo, read_weights
+from slipway.models.base_format import quantization_of
+from slipway.models.model_files import CONFIG, has_safetensors
+from slipway.models.safetensors_file import TensorInfo, read_weights
 
 _SIZES = (
     "hidden_size",

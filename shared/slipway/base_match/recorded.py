@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ArtifactError, CheckpointValidationError
-from slipway.json_documents import LARGEST, read_json
-from slipway.links import file_in
-from slipway.model_files import CONFIG, cached_snapshot
-from slipway.user_paths import has_unknown_home, user_path
+from slipway.files.json_documents import LARGEST, read_json
+from slipway.files.links import file_in
+from slipway.files.user_paths import has_unknown_home, user_path
+from slipway.models.model_files import CONFIG, cached_snapshot
 
 TRAINING_FOLDERS = 3
 """Folders above a checkpoint in which a base model named by a relative path is looked for."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.errors import CheckpointValidationError
-from slipway.model_files import MODEL_WEIGHTS, has_safetensors, model_files, pickle_files
-from slipway.safetensors_file import DTYPE_BITS, TensorInfo
+from slipway.models.model_files import MODEL_WEIGHTS, has_safetensors, model_files, pickle_files
+from slipway.models.safetensors_file import DTYPE_BITS, TensorInfo
 
 MOST_TENSORS = 4096
 """Tensors sampled at most, spread evenly over all of them."""

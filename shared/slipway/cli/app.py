@@ -6,9 +6,14 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli import artifacts, export, inspection, remote, services, stages, tokens
+from slipway.cli import services, tokens
+from slipway.cli.artifacts import commands as artifacts
+from slipway.cli.export import command as export
+from slipway.cli.inspection import commands as inspection
 from slipway.cli.options import examples
-from slipway.cli.stage_help import StageCommand
+from slipway.cli.remote import commands as remote
+from slipway.cli.stages import commands as stages
+from slipway.cli.stages.help import StageCommand
 
 app = typer.Typer(
     name="slipway",

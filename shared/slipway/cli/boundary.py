@@ -21,8 +21,8 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
     from slipway.cli.completion import join_words
-    from slipway.cli.encoding import write_any_encoding
-    from slipway.cli.unread import flush
+    from slipway.cli.terminal.encoding import write_any_encoding
+    from slipway.cli.terminal.unread import flush
 
     join_words(os.environ)
     write_any_encoding()
@@ -68,7 +68,7 @@ def _say_unexpected(error: Exception, *, as_json: bool, words: Sequence[str]) ->
 
 def _left(error: SystemExit, words: Sequence[str]) -> int:
     """The exit code of a command that typer, or the command itself, has ended."""
-    from slipway.cli.unread import EXIT_UNREAD, left_unread
+    from slipway.cli.terminal.unread import EXIT_UNREAD, left_unread
 
     as_json = "--json" in words
     if left_unread(error):
@@ -114,9 +114,9 @@ def _interrupted(words: Sequence[str]) -> Any:
 
 def _unexpected(error: Exception) -> Any:
     """A fault of Slipway's own, or one of the surroundings that has a reason."""
-    from slipway.disk_full import is_disk_full
     from slipway.errors import ArtifactError, ModelExportError, StageError
-    from slipway.out_of_memory import REMEDY, is_out_of_memory
+    from slipway.folders.disk_full import is_disk_full
+    from slipway.machine.out_of_memory import REMEDY, is_out_of_memory
 
     if is_out_of_memory(error):
         what = f"out of memory ({type(error).__name__}: {error})"
@@ -140,7 +140,7 @@ def _unexpected(error: Exception) -> Any:
 def _surroundings() -> dict[str, int]:
     """What this machine has left, as failures of stages note it."""
     from slipway.errors import ConfigurationError
-    from slipway.executor.surroundings import PREFIX, surroundings
+    from slipway.execution.surroundings import PREFIX, surroundings
     from slipway.settings import Settings
 
     try:
@@ -152,7 +152,7 @@ def _surroundings() -> dict[str, int]:
 
 def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
     from slipway.errors import ConfigurationError
-    from slipway.logs import redact
+    from slipway.observability.secrets import redact
     from slipway.settings import Settings
 
     try:
@@ -167,14 +167,14 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
 
 
 def _traceback(error: Exception) -> str:
-    from slipway.logs import redact
+    from slipway.observability.secrets import redact
     from slipway.texts import printable
 
     return printable(redact("".join(traceback.format_exception(error))))
 
 
 def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:
-    from slipway.cli.progress_form import error_line, progress_is_json
+    from slipway.cli.progress.forms import error_line, progress_is_json
 
     failure = error.failure()
     with contextlib.suppress(BrokenPipeError, SystemExit):  # that nobody hears of it makes it no other failure
@@ -191,8 +191,8 @@ def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:
 def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
-    from slipway.cli.console import errors
-    from slipway.logs import redact
+    from slipway.cli.terminal.console import errors
+    from slipway.observability.secrets import redact
 
     lines = Text("error", style="bold red")
     lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))
@@ -219,6 +219,6 @@ def _document(failure: Any) -> dict[str, Any]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    from slipway.cli.console import print_json
+    from slipway.cli.terminal.console import print_json
 
     print_json(document)

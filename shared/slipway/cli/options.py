@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli import completion
-from slipway.cli.progress_form import ProgressForm
+from slipway.cli.progress.forms import ProgressForm
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Progress = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli.options import Debug, Json, examples
-from slipway.security.principals import Role
+from slipway.security.access.principals import Role
 
 EXAMPLES = examples(
     "slipway token --name ci --role submitter --project research --token-file ci.token",
@@ -29,8 +29,8 @@ def token(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Make a token, and print its entry for the access file of a coordinator or worker."""
-    from slipway.cli.console import answers, print_json
-    from slipway.security.issuing import as_yaml, issue_token
+    from slipway.cli.terminal.console import answers, print_json
+    from slipway.security.access.issuing import as_yaml, issue_token
 
     entry = issue_token(token_file, name=name, role=role.value, projects=project or [])
     if as_json:

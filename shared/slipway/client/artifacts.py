@@ -21,8 +21,8 @@ from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
 from slipway.errors import REASONS, ArtifactError, Category, Failure
-from slipway.links import open_real, open_unlinked
-from slipway.wire import MAX_FILES, RETRY_AFTER, sendable
+from slipway.files.links import open_real, open_unlinked
+from slipway.rpc.wire import MAX_FILES, RETRY_AFTER, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")

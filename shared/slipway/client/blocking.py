@@ -14,7 +14,6 @@ import grpc
 from slipway.artifacts.files import folder_files
 from slipway.artifacts.pulling import pull
 from slipway.artifacts.store import OnBytes
-from slipway.checksums import without_checksums
 from slipway.client.artifacts import ProjectArtifacts, list_artifacts
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import (
@@ -28,6 +27,7 @@ from slipway.client.requests import (
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
+from slipway.files.checksums import without_checksums
 from slipway.security.settings import Security
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
@@ -97,7 +97,7 @@ class Client:
             validate_only: Plan and check only.
             request_id: Makes a repeated request known, even without an ``export_id``.
             priority: Of several exports that wait, the higher goes first; -100 to 100.
-            source_formats: How sources are stored that are not plain safetensors; :func:`slipway.base_format.base_format` of the base.
+            source_formats: How sources are stored that are not plain safetensors; :func:`slipway.models.base_format.base_format` of the base.
         """
         request = create_request(
             configuration,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipway.configuration import ExportConfiguration
-from slipway.telemetry import current_traceparent
-from slipway.wire import configuration_message, sendable
+from slipway.observability.telemetry import current_traceparent
+from slipway.rpc.wire import configuration_message, sendable
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"

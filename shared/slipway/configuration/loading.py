@@ -17,9 +17,9 @@ from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.yaml_file import read_yaml
-from slipway.local_folders import is_address
+from slipway.files.local_folders import is_address
+from slipway.files.user_paths import has_unknown_home, user_path
 from slipway.texts import quoted
-from slipway.user_paths import has_unknown_home, user_path
 
 PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
 """Settings that are paths, or lists of them; a relative one starts at the YAML file's folder, or at the current one elsewhere."""

@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from slipway.configuration.naming import pattern_fault
 from slipway.configuration.problems import did_you_mean
-from slipway.local_folders import is_address
+from slipway.files.local_folders import is_address
 from slipway.texts import hidden_character, quoted
-from slipway.validation import LIMIT_LEVELS, LimitOverrides
+from slipway.validation.findings import LIMIT_LEVELS, LimitOverrides
 
 Level = Literal["fp16", "bf16", "int8", "int4"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -335,7 +335,7 @@ class ValidationConfiguration(_Section):
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
         heldout: Folder of .txt files with text the model was not trained on; empty uses the built-in text.
-        limits: Limits of the comparison that replace the table's (``services/validate/slipway_validate/limits.py``), by the type that
+        limits: Limits of the comparison that replace the table's (``services/validate/slipway_validate/judging/limits.py``), by the type that
             weights are stored in (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97`` as text. They are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
             ``perplexity_ratio``, ``case_mean_kl`` and ``adapter_strength_error``.

@@ -9,7 +9,7 @@ import yaml
 from slipway.configuration.layers import Layer, Setting
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import keys, sections, size
-from slipway.yaml_files import YamlError, flatten, read_document, value_of
+from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
 
 TOP = "export"
 

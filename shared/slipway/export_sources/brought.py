@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.checkpoints import Checkpoint, find_checkpoint
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import adapters_base, base_label, files_by_name, model_name
 from slipway.export_sources.naming import source_settings
-from slipway.model_files import model_files, resolve_base_model, travelling_files
+from slipway.models.checkpoints import Checkpoint, find_checkpoint
+from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.sources.folders import SourceFolders
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 
 from slipway.artifacts import Artifacts
-from slipway.base_format import base_format
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
-from slipway.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.titles import title
-from slipway.links import real_file
-from slipway.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.files.links import real_file
+from slipway.models.base_format import base_format
+from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
+from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
@@ -36,7 +36,7 @@ class Sources:
         more: Those whose adapters join it.
         heldout: Folder of held-out text, or None.
         base_match: Whether the base is the one the adapter was trained on, as far as files tell.
-        formats: How sources are stored that have to be prepared first, by name (``slipway.base_format``).
+        formats: How sources are stored that have to be prepared first, by name (``slipway.models.base_format``).
         warnings: What was odd in finding them.
         folders: Knows which of them are in a bucket, and what they are called.
     """

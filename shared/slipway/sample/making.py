@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from slipway.disk_full import is_disk_full
 from slipway.errors import ModelExportError
-from slipway.json_documents import LARGEST
-from slipway.regular_file import read_regular
+from slipway.files.json_documents import LARGEST
+from slipway.files.regular_file import read_regular
+from slipway.folders.disk_full import is_disk_full
+from slipway.folders.unfinished import unfinished
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
 from slipway.stage import Progress, installed_version
-from slipway.unfinished import unfinished
 
 HELDOUT = "heldout"
 CONFIGURATION = "export.yaml"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.cgroup import usable_cores
+from slipway.machine.cgroup import usable_cores
+from slipway.machine.threads import sleeping_threads
 from slipway.sample.corpus import Corpus
 from slipway.sample.recipe import Recipe
 from slipway.stage import Progress
-from slipway.threads import sleeping_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM

@@ -12,14 +12,14 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipway import metrics
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
-from slipway.security.audit import AUDITED, Attempt, audited
-from slipway.security.callers import ANONYMOUS, Authenticator, Callers, host_of
+from slipway.observability import metrics
+from slipway.rpc.wire import STATUS_KEY, call_status
+from slipway.security.access.audit import AUDITED, Attempt, audited
+from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
+from slipway.security.access.principals import OWNER, Principal
+from slipway.security.access.rules import RULES, Rule
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
-from slipway.security.principals import OWNER, Principal
-from slipway.security.rules import RULES, Rule
-from slipway.wire import STATUS_KEY, call_status
 
 log = logging.getLogger("slipway.security")
 
@@ -38,7 +38,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
         limits: What one client may use.
         rules: Terms of each RPC.
-        audits: Write down who changes what; see :mod:`slipway.security.audit`.
+        audits: Write down who changes what; see :mod:`slipway.security.access.audit`.
     """
 
     def __init__(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
-from slipway.rpc import listen
-from slipway.security.access_file import AccessFile, Everyone, Nobody
-from slipway.security.callers import Authenticator
+from slipway.rpc.serving import listen
+from slipway.security.access.access_file import AccessFile, Everyone, Nobody
+from slipway.security.access.callers import Authenticator
+from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
-from slipway.security.principals import OWNER
 from slipway.security.settings import Security
 from slipway.security.tls import TlsFiles, server_credentials
 

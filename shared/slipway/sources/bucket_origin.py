@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from slipway.artifacts.s3_client import S3Bucket
-from slipway.artifacts.s3_transfer import download
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.transfer import download
 from slipway.artifacts.store import OnBytes
 from slipway.sources.origins import OnWait, OriginFile
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
-from slipway.artifacts.s3_options import SCHEME, parse_s3_url
+from slipway.artifacts.s3.options import SCHEME, parse_s3_url
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ModelExportError
+from slipway.files.user_paths import user_path
 from slipway.settings import Settings
 from slipway.sources import hub
 from slipway.sources.origins import Origin
-from slipway.user_paths import user_path
 
 if TYPE_CHECKING:
     from slipway.sources.mirror import Mirror
@@ -112,7 +112,7 @@ class SourceFolders:
         )
 
     def _bucket(self, url: str) -> Path:
-        from slipway.artifacts.s3_client import S3Bucket
+        from slipway.artifacts.s3.client import S3Bucket
         from slipway.sources.bucket_origin import BucketOrigin
 
         name, prefix = parse_s3_url(url)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.artifacts.store import OnBytes
-from slipway.disk_full import is_disk_full
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
+from slipway.folders.disk_full import is_disk_full
 from slipway.sources.hub import SCHEME, WANTED, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 

@@ -16,7 +16,7 @@ from slipway.artifacts import ActionResult, Artifacts
 from slipway.artifacts.blobs import Blobs
 from slipway.artifacts.files import in_threads
 from slipway.artifacts.manifest import Manifest, ManifestFile, check_path, media_type
-from slipway.artifacts.s3_transfer import workers
+from slipway.artifacts.s3.transfer import workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 from slipway.sources.origins import OnWait, Origin, OriginFile

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.errors import ConfigurationError
-from slipway.gpu import first_gpu
+from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.machine.gpu import first_gpu
 from slipway.registry import load_stage
 from slipway_protos.v1 import worker_pb2
 

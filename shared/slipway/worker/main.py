@@ -12,18 +12,18 @@ import grpc
 
 from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError
-from slipway.metrics import reading, serving
+from slipway.execution.runner import TaskRunner
+from slipway.observability.metrics import reading, serving
+from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
-from slipway.rpc import SERVER_OPTIONS, add_health_and_reflection
-from slipway.runner import TaskRunner
+from slipway.rpc.serving import SERVER_OPTIONS, add_health_and_reflection
 from slipway.security.flags import given
 from slipway.security.server import worker_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.sources.allowed import Allowed
-from slipway.telemetry import tracing
+from slipway.worker.gauges import Gauges
 from slipway.worker.machine import probe
-from slipway.worker.observation import Gauges
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.service import StageService
 from slipway_protos.v1 import stage_pb2_grpc

@@ -1,33 +1,9 @@
-"""What is seen of a worker from outside: its gauges, and each task it ran."""
+"""Metrics of the tasks that a worker ran."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from slipway import metrics
-from slipway.runner import TaskResult
-
-if TYPE_CHECKING:
-    from slipway.worker.pull import Worker
-
-
-class Gauges:
-    """What a worker runs now."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def __call__(self) -> Iterator[metrics.Sample]:
-        """Look now, from any thread."""
-        yield metrics.SLOTS, {}, self._worker.options.slots
-        yield metrics.WITHOUT_ROOM, {}, not self._worker.room.enough
-        yield metrics.SCRATCH_FREE, {}, self._worker.room.free_bytes()
-        running = self._worker.running()
-        for stage in sorted(self._worker.options.stages):
-            memory = [bytes_used for name, bytes_used in running if name == stage]
-            yield metrics.RUNNING, {"stage": stage}, len(memory)
-            yield metrics.STAGE_MEMORY, {"stage": stage}, sum(memory)
+from slipway.execution.runner import TaskResult
+from slipway.observability import metrics
 
 
 def observe(stage: str, result: TaskResult, *, seconds: float) -> None:

@@ -15,10 +15,10 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.errors import Failure
-from slipway.runner import TaskRunner
+from slipway.execution.runner import TaskRunner
+from slipway.rpc.wire import failure_of_call
 from slipway.security.channels import AsyncChannel
 from slipway.security.settings import Security
-from slipway.wire import failure_of_call
 from slipway.worker.leased import LeasedTask
 from slipway.worker.machine import Machine, known_parameters
 from slipway.worker.room import LOOK_SECONDS, Room

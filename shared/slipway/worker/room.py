@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from slipway.executor.pressure import nearly_full, size_text
+from slipway.execution.pressure import nearly_full, size_text
 
 log = logging.getLogger("slipway.worker")
 

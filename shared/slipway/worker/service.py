@@ -10,11 +10,11 @@ import grpc
 from google.protobuf import struct_pb2
 
 from slipway.errors import ConfigurationError, ServiceError
+from slipway.execution.runner import TaskResult, TaskSpec, check_call
 from slipway.registry import IMPORT, load_stage
-from slipway.rpc import stream, unary
-from slipway.runner import TaskResult, TaskSpec, check_call
+from slipway.rpc.serving import stream, unary
+from slipway.rpc.wire import dict_of, status_of, struct_of
 from slipway.stage import Progress
-from slipway.wire import dict_of, status_of, struct_of
 from slipway.worker.leased import log_line, output_message, progress_message
 from slipway.worker.pull import Worker
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc

@@ -21,7 +21,7 @@ from postgres_server import PostgresServer
 from s3_server import S3Server
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway_coordinator.advisory_lock import LOCK_KEY
+from slipway_coordinator.leadership.advisory_lock import LOCK_KEY
 from unhurried import unhurried
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

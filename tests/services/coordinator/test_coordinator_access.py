@@ -18,14 +18,14 @@ from certificates import Authority
 from coordinator_harness import CONFIGURATION, DIGEST, Harness, tiny_export, tiny_task
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.rpc import add_health_and_reflection
-from slipway.security.access_file import AccessFile, Everyone
+from slipway.rpc.serving import add_health_and_reflection
+from slipway.security.access.access_file import AccessFile, Everyone
+from slipway.security.access.principals import OWNER
+from slipway.security.access.rules import RULES
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.interceptor import AccessInterceptor
-from slipway.security.principals import OWNER
-from slipway.security.rules import RULES
 from slipway.security.server import ServerSecurity
 from slipway.security.settings import Security
-from slipway.security.tokens import new_token, token_hash
 from slipway_coordinator.server import SERVICES
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, stage_pb2, worker_pb2, worker_pb2_grpc
 

@@ -20,12 +20,12 @@ from cli import run_here
 from coordinator_harness import CONFIGURATION, wait_for
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.logs import JsonFormatter, PlainFormatter
-from slipway.security import audit
-from slipway.security.principals import Role
-from slipway.security.rules import RULES
+from slipway.observability.logs import JsonFormatter, PlainFormatter
+from slipway.security.access import audit
+from slipway.security.access.principals import Role
+from slipway.security.access.rules import RULES
 from slipway.security.settings import Security
-from slipway_coordinator.history import forget_old
+from slipway_coordinator.workflow.history import forget_old
 from slipway_protos.v1 import export_pb2 as pb
 
 Lines = Callable[[int], list[dict[str, str]]]
@@ -198,8 +198,8 @@ def test_what_the_coordinator_forgets_by_itself_has_a_line(place: Place, caplog:
 
 
 SERVICE = """
-from slipway.logs import configure_service_logs
-from slipway.security import audit
+from slipway.observability.logs import configure_service_logs
+from slipway.security.access import audit
 for form in ("json", "text"):
     configure_service_logs("ERROR", form=form)
     audit.write("CancelExport", outcome="done", principal="ci", resource="projects/red/exports/e", peer="ipv4:10.0.0.7:99")

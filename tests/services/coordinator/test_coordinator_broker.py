@@ -13,15 +13,15 @@ import pytest
 
 from coordinator_harness import tiny_export, tiny_task
 from slipway.errors import ServiceError
-from slipway_coordinator import broker as broker_module
-from slipway_coordinator.broker import Broker
-from slipway_coordinator.database import Database
-from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.inbox import Message
-from slipway_coordinator.journal import Journal
-from slipway_coordinator.leases import LeaseState
-from slipway_coordinator.ledger import Ledger
-from slipway_coordinator.offers import Answer, Granted, Held, Offer, WorkerReport
+from slipway_coordinator.broker import broker as broker_module
+from slipway_coordinator.broker.broker import Broker
+from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.inbox import Message
+from slipway_coordinator.storage.journal import Journal
+from slipway_coordinator.storage.leases import LeaseState
+from slipway_coordinator.storage.ledger import Ledger
 
 EXPORT = "projects/p/exports/x"
 STAGES = frozenset({"merge"})

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinator_harness import Harness, state, states, tiny_export, tiny_task
-from slipway.rpc import MAX_REQUEST_BYTES
+from slipway.rpc.serving import MAX_REQUEST_BYTES
+from slipway.rpc.wire import failure_of_status
 from slipway.stage import MOST_FACTS_BYTES
-from slipway.wire import failure_of_status
 
 
 @pytest.fixture

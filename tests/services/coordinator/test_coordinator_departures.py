@@ -14,7 +14,7 @@ import pytest
 
 from coordinator_harness import Harness, state, tiny_export, tiny_task, wait_for
 from slipway.errors import ServiceError
-from slipway_coordinator.history import forget_old
+from slipway_coordinator.workflow.history import forget_old
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ import pytest
 
 from free_ports import free_port
 from slipway.errors import ServiceError
-from slipway.rpc import SERVER_OPTIONS, listen
-from slipway_coordinator import forwarding
+from slipway.rpc.serving import SERVER_OPTIONS, listen
 from slipway_coordinator.flags import coordinator_parser
-from slipway_coordinator.forwarding import Forwarder
-from slipway_coordinator.standby import advertised, stand_by
+from slipway_coordinator.leadership import forwarding
+from slipway_coordinator.leadership.forwarding import Forwarder
+from slipway_coordinator.leadership.standby import advertised, stand_by
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from coordinator_harness import tiny_export, tiny_task
 from slipway.errors import Failure
-from slipway_coordinator import graph
-from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.records import ExportRecord
-from slipway_coordinator.recovery import NextAttempt
-from slipway_coordinator.states import ExportState, TaskState
+from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.model.recovery import NextAttempt
+from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.model.transitions import Event, EventKind
 
 OOPS = Failure(reason="STAGE_ERROR", message="oops")
 

@@ -13,8 +13,8 @@ from coordinator_harness import DIGEST, Harness, state, tiny_export, tiny_task
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
-from slipway_coordinator.history import forget_old
-from slipway_coordinator.states import ExportState
+from slipway_coordinator.model.states import ExportState
+from slipway_coordinator.workflow.history import forget_old
 from slipway_protos.v1 import export_pb2
 
 SOURCES = {"base": DIGEST, "adapter": DIGEST}

@@ -19,16 +19,16 @@ from coordinator_harness import CONFIGURATION, DIGEST, Harness, state, states, t
 from hostile_texts import DECEPTIVE, TEXTS, within_bounds
 from random_messages import messages
 from slipway.errors import ModelExportError
+from slipway.planning.plan import plan
+from slipway.rpc.wire import STATUS_KEY, configuration_message, failure_of_status, status_of, struct_of
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
-from slipway.wire import STATUS_KEY, configuration_message, failure_of_status, status_of, struct_of
-from slipway_coordinator import graph
-from slipway_coordinator.filters import page_start, page_token, parse_filter
-from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.plan import plan
-from slipway_coordinator.records import TaskRecord
-from slipway_coordinator.reports import completion, worker_report
-from slipway_coordinator.service import new_record
+from slipway_coordinator.api.export_service import new_record
+from slipway_coordinator.api.reports import completion, worker_report
+from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model.records import TaskRecord
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.storage.filters import page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2 as pb
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from coordinator_harness import tiny_export, tiny_task
-from slipway_coordinator.hub import ENDED_CHANNELS_KEPT, Happening, Hub
-from slipway_coordinator.records import ExportRecord
-from slipway_coordinator.states import ExportState
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.model.states import ExportState
+from slipway_coordinator.storage.events import ENDED_CHANNELS_KEPT, Happening, Hub
 from slipway_protos.v1 import export_pb2
 
 RUNNING = tiny_export("x", tiny_task("m")).with_(state=ExportState.RUNNING)

@@ -9,15 +9,15 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import Failure, ModelExportError
+from slipway.planning.plan import plan
+from slipway.rpc.wire import configuration_message
 from slipway.sources.allowed import Allowed
-from slipway.wire import configuration_message
-from slipway_coordinator import graph
-from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.plan import plan
-from slipway_coordinator.records import ExportRecord, Resources, TaskRecord
-from slipway_coordinator.recovery import NextAttempt
-from slipway_coordinator.service import new_record
-from slipway_coordinator.states import ExportState, TaskState
+from slipway_coordinator.api.export_service import new_record
+from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model.records import ExportRecord, Resources, TaskRecord
+from slipway_coordinator.model.recovery import NextAttempt
+from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_protos.v1 import export_pb2
 
 BASE, ADAPTER, OTHER = ("sha256:" + digit * 64 for digit in "abc")

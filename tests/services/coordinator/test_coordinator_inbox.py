@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from slipway_coordinator.graph import Event, EventKind
-from slipway_coordinator.inbox import Inbox, Message
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.storage.inbox import Inbox, Message
 
 EXPORT = "projects/p/exports/x"
 

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from coordinator_harness import DIGEST, Harness, tiny_export, tiny_task
-from slipway_coordinator.listing import PAGE_BYTES
-from slipway_coordinator.records import ExportRecord
-from slipway_coordinator.states import ExportState
+from slipway_coordinator.api.listing import PAGE_BYTES
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.model.states import ExportState
 from slipway_protos.v1 import artifact_pb2, artifact_pb2_grpc, export_pb2_grpc
 from slipway_protos.v1 import export_pb2 as pb
 

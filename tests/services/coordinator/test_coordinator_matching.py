@@ -14,15 +14,15 @@ import pytest
 from coordinator_harness import STAGE, Harness, states, tiny_export, tiny_task, wait_for
 from slipway.configuration import parse
 from slipway.errors import StageError
-from slipway.wire import failure_of_status
-from slipway_coordinator.matching import Abilities, Needs, Requirements
-from slipway_coordinator.offering import offer_of, requirements_of
-from slipway_coordinator.offers import Offer
-from slipway_coordinator.plan import builders, plan
-from slipway_coordinator.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.states import TaskState
-from slipway_coordinator.unserved import Unserved
-from slipway_coordinator.waiting import Waiting
+from slipway.planning.matching import Abilities, Needs, Requirements
+from slipway.planning.plan import builders, plan
+from slipway.rpc.wire import failure_of_status
+from slipway_coordinator.broker.offering import offer_of, requirements_of
+from slipway_coordinator.broker.waiting import Waiting
+from slipway_coordinator.model.offers import Offer
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
+from slipway_coordinator.model.states import TaskState
+from slipway_coordinator.workflow.unserved import Unserved
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 GIB = 1 << 30

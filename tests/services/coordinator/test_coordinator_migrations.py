@@ -15,11 +15,11 @@ import sqlalchemy as sa
 
 from postgres_server import PostgresServer, postgres_server
 from slipway.errors import ModelExportError
-from slipway_coordinator import migrations, schema
-from slipway_coordinator.database import Database
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.migrations import MIGRATIONS
-from slipway_coordinator.state import state_at
+from slipway_coordinator.storage import migrations, schema
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.migrations import MIGRATIONS
 
 BASE, MADE = (f"sha256:{digit * 64}" for digit in "ab")
 OLD = "projects/default/exports/old"

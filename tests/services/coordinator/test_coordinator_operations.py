@@ -16,9 +16,9 @@ from postgres_server import PostgresServer, postgres_server
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway_coordinator.database import Database
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.state import state_at
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import state_at
 
 DOCS = Path(__file__).parents[3] / "docs"
 PLACE = "postgresql:///passwords?service=slipway"

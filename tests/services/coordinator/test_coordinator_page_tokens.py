@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hostile_json import VALUES, WHOLES, answer
 from slipway.errors import ModelExportError
-from slipway_coordinator.filters import page_start, page_token
+from slipway_coordinator.storage.filters import page_start, page_token
 
 QUERY = ("projects/red", "")
 FINGERPRINT = json.loads(base64.urlsafe_b64decode(page_token((0.0, "a"), query=QUERY)))[2]

@@ -12,10 +12,10 @@ from slipway.artifacts import action_key
 from slipway.artifacts.digests import digest_bytes
 from slipway.configuration import parse
 from slipway.errors import ServiceError
+from slipway.execution.runner import check_call
+from slipway.planning.plan import PlannedTask, plan
 from slipway.registry import load_stage
-from slipway.runner import check_call
-from slipway.wire import dict_of, struct_of
-from slipway_coordinator.plan import PlannedTask, plan
+from slipway.rpc.wire import dict_of, struct_of
 
 SOURCES = ("adapter", "base")
 

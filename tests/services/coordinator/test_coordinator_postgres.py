@@ -15,17 +15,18 @@ from coordinator_harness import DIGEST, tiny_export, tiny_task
 from postgres_server import PostgresServer, postgres_server
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
-from slipway.wire import configuration_message
-from slipway_coordinator import database as database_module
-from slipway_coordinator.advisory_lock import AdvisoryLock
-from slipway_coordinator.database import Database
-from slipway_coordinator.filters import parse_filter
-from slipway_coordinator.journal import answering
-from slipway_coordinator.leases import LeaseState
-from slipway_coordinator.listing import page_of
-from slipway_coordinator.records import ExportRecord
-from slipway_coordinator.service import new_record
-from slipway_coordinator.state import PostgresState, state_at
+from slipway.rpc.wire import configuration_message
+from slipway_coordinator.api.export_service import new_record
+from slipway_coordinator.api.listing import page_of
+from slipway_coordinator.leadership.advisory_lock import AdvisoryLock
+from slipway_coordinator.leadership.locks import lock_of
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage import database as database_module
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import PostgresState, state_at
+from slipway_coordinator.storage.filters import parse_filter
+from slipway_coordinator.storage.journal import answering
+from slipway_coordinator.storage.leases import LeaseState
 from slipway_protos.v1 import export_pb2
 
 
@@ -140,7 +141,7 @@ def test_epochs_go_on_after_exports_are_forgotten(database: Database) -> None:
 
 def test_one_of_two_holds_the_lock(server: PostgresServer) -> None:
     state = state_at(server.create("locked"))
-    first, second = state.lock(), state.lock()
+    first, second = lock_of(state), lock_of(state)
     assert first.acquire()
     assert not second.acquire()
     assert second.refusal().reason == "COORDINATOR_LOCKED"
@@ -170,7 +171,7 @@ def test_losing_the_connection_is_noticed_at_once(server: PostgresServer) -> Non
 
 
 def test_a_database_that_is_not_there_is_waited_for() -> None:
-    lock = state_at("postgresql://nobody@127.0.0.1:1/none").lock()
+    lock = lock_of(state_at("postgresql://nobody@127.0.0.1:1/none"))
     assert not lock.acquire()
     assert "does not answer" in str(lock.refusal())
 

@@ -12,8 +12,8 @@ import pytest
 
 from slipway.errors import REASONS, ConfigurationError, Failure
 from slipway.registry import load_stage
-from slipway_coordinator.records import AttemptRecord, Resources
-from slipway_coordinator.recovery import (
+from slipway_coordinator.model.records import AttemptRecord, Resources
+from slipway_coordinator.model.recovery import (
     NextAttempt,
     Profile,
     Rule,
@@ -23,7 +23,7 @@ from slipway_coordinator.recovery import (
     recover,
     with_guidance,
 )
-from slipway_coordinator.states import TaskState
+from slipway_coordinator.model.states import TaskState
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
 START: dict[str, dict[str, Any]] = {

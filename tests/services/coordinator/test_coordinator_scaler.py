@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator_harness import STAGE as ELSEWHERE
 from coordinator_harness import Harness, tiny_export, tiny_task, wait_for
-from slipway_coordinator.matching import Needs, Requirements
-from slipway_coordinator.records import TaskRecord
+from slipway.planning.matching import Needs, Requirements
+from slipway_coordinator.model.records import TaskRecord
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc

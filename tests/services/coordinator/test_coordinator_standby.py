@@ -25,12 +25,12 @@ from postgres_server import PostgresServer, postgres_server
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
+from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.settings import Security
-from slipway.security.tokens import new_token, token_hash
-from slipway_coordinator.advisory_lock import AdvisoryLock
-from slipway_coordinator.database import Database
+from slipway_coordinator.leadership.advisory_lock import AdvisoryLock
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.state import PostgresState, state_at
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import PostgresState, state_at
 from unhurried import unhurried
 
 ACCESS = """

@@ -16,10 +16,11 @@ from cli import SLIPWAY
 from free_ports import free_port
 from postgres_server import PostgresServer, postgres_server
 from slipway.errors import ModelExportError
-from slipway_coordinator.database_faults import enter, words
-from slipway_coordinator.journal import answering
+from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.state import state_at
+from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.database_faults import enter, words
+from slipway_coordinator.storage.journal import answering
 
 PASSWORD = "open-sesame"
 
@@ -171,7 +172,7 @@ def test_words_are_one_line_without_secrets() -> None:
 
 def test_a_password_is_not_shown_wherever_it_stands_in_the_url() -> None:
     state = state_at(f"postgresql://me@h/d?sslmode=require&password={PASSWORD}&sslpassword={PASSWORD}")
-    assert str(state) == str(state.lock()) == "postgresql://me@h/d?sslmode=require"
+    assert str(state) == str(lock_of(state)) == "postgresql://me@h/d?sslmode=require"
     with pytest.raises(ModelExportError, match="%40") as caught:
         state_at(f"postgresql://me:half@{PASSWORD}@h/d")
     assert PASSWORD not in str(caught.value)

@@ -10,10 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator_harness import tiny_export, tiny_task
-from slipway_coordinator import engine, graph, schema
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
-from slipway_coordinator.records import ExportRecord
-from slipway_coordinator.state import SqliteState
+from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage import schema
+from slipway_coordinator.storage.database_address import SqliteState
+from slipway_coordinator.workflow import engine
 
 
 @pytest.mark.parametrize("version", ["slipway-2", "slipway-of-another-day"])

@@ -13,12 +13,12 @@ import pytest
 from artifact_places import Place, content, some_files, write
 from coordinator_harness import wait_for
 from metrics_page import page
-from slipway import metrics
 from slipway.artifacts import ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.wire import MAX_FILES, failure_of_call
+from slipway.observability import metrics
+from slipway.rpc.wire import MAX_FILES, failure_of_call
 from slipway_protos.v1 import artifact_pb2 as pb
 
 OPEN, LARGEST = 4, 4_000_000  # as many as one client sends at a time: some_files are four contents

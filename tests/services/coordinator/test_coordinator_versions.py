@@ -23,10 +23,11 @@ from postgres_server import PostgresServer, postgres_server
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
-from slipway_coordinator import engine, schema
-from slipway_coordinator.database import Database
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.state import state_at
+from slipway_coordinator.storage import schema
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.workflow import engine
 from slipway_protos.v1 import export_pb2
 
 pytestmark = pytest.mark.slow

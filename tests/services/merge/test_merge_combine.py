@@ -14,9 +14,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from merge_cases import load, logits, make_model, randomise
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
-from slipway_merge.combine_stage import STAGE, CombineParams
+from slipway_merge.combine.params import CombineParams
+from slipway_merge.combine.stage import STAGE
+from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
-from slipway_merge.stage import MergeParams
 
 WEIGHTS = (0.7, -0.4, 1.5)
 TYPES: dict[str, dict[str, Any]] = {

@@ -14,8 +14,9 @@ from merge_forms import FORMS, save_form
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
 from slipway_merge import merge as merge_module
-from slipway_merge.spot_check import spot_check
-from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
+from slipway_merge.verify.spot_check import spot_check
 
 #: Of every way a weight is computed and looked at: linear, transposed, convolution, embedding, bias, other layers, shared state.
 CHECKED = ["dora", "dora on Conv1D", "dora on Conv2d", "loha", "lokr on Conv2d", "oft", "hira", "ia3 with biases", "lora_bias",

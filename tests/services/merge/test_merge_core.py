@@ -14,17 +14,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.safetensors_file import read_safetensors
+from slipway.models.safetensors_file import read_safetensors
 from slipway.stage import Context
-from slipway_merge.block import Block
-from slipway_merge.budget import memory_limit
-from slipway_merge.deltas import Change, round_block
-from slipway_merge.halves import convert
-from slipway_merge.layout import plan_layout
-from slipway_merge.stage import STAGE, MergeParams
-from slipway_merge.tensor_io import FLOAT_TYPES, TensorReader, is_finite
-from slipway_merge.values import Computed, Value
-from slipway_merge.writer import MergeWriter
+from slipway_merge.params import MergeParams
+from slipway_merge.plan.budget import memory_limit
+from slipway_merge.plan.layout import plan_layout
+from slipway_merge.stage import STAGE
+from slipway_merge.tensors.block import Block
+from slipway_merge.tensors.deltas import Change, round_block
+from slipway_merge.tensors.halves import convert
+from slipway_merge.tensors.tensor_io import FLOAT_TYPES, TensorReader, is_finite
+from slipway_merge.tensors.values import Computed, Value
+from slipway_merge.writing.writer import MergeWriter
 
 TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PLAIN = """

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from slipway.stage import Context
-from slipway_merge import output_file
-from slipway_merge.folder import merged_config
-from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
+from slipway_merge.writing import output_file
+from slipway_merge.writing.folder import merged_config
 
 LEFTOVERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "trainer_state.json", "training_args.bin")
 

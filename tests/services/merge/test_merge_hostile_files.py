@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import save_file
 
-import slipway_merge.peft_forms  # noqa: F401 - its libraries are not what reading a file costs
+import slipway_merge.plan.peft_forms  # noqa: F401 - its libraries are not what reading a file costs
 from hostile_json import answer, documents
 from slipway.errors import ModelExportError
-from slipway_merge.adapter import read_adapter
-from slipway_merge.adapter_config import parse_adapter_config
-from slipway_merge.names import fit_names
-from slipway_merge.vocabulary import check_vocabulary, highest_token_id
+from slipway_merge.adapter.adapter import read_adapter
+from slipway_merge.adapter.adapter_config import parse_adapter_config
+from slipway_merge.adapter.names import fit_names
+from slipway_merge.plan.vocabulary import check_vocabulary, highest_token_id
 
 CONFIG = {
     "peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"], "rank_pattern": {"q_proj": 2}, "use_rslora": False,

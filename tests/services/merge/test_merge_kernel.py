@@ -10,11 +10,12 @@ import torch
 
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
-from slipway_merge import deltas
-from slipway_merge.block import Block
-from slipway_merge.kernel import Kernel, kernel, library
-from slipway_merge.stage import STAGE, MergeParams
-from slipway_merge.tensor_io import FLOAT_TYPES
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
+from slipway_merge.tensors import deltas
+from slipway_merge.tensors.block import Block
+from slipway_merge.tensors.kernel import Kernel, kernel, library
+from slipway_merge.tensors.tensor_io import FLOAT_TYPES
 
 BF16 = FLOAT_TYPES["BF16"]
 OLDER = {"avx512": ["avx512", "avx2"], "avx2": ["avx2"], "neon": ["neon"]}

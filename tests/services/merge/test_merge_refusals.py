@@ -15,7 +15,8 @@ from merge_cases import Case
 from merge_forms import save_form
 from slipway.errors import CheckpointValidationError, ModelExportError, ModelMergeError
 from slipway.stage import Context
-from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 

@@ -23,9 +23,10 @@ from peft import LoraConfig, get_peft_model
 from merge_cases import Case, randomise
 from slipway.artifacts import LocalStore
 from slipway.errors import ModelMergeError
-from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
 from slipway.stage import Context, Progress
-from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
 
 PARAMS = {"max_shard_bytes": 15_000}
 SHARDS = 4
@@ -188,7 +189,7 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
-from slipway.runner import TaskRunner, TaskSpec
+from slipway.execution.runner import TaskRunner, TaskSpec
 root, models = Path(sys.argv[1]), Path(sys.argv[2])
 store = LocalStore(root / "store")
 inputs = {name: store.put_files({p.name: p for p in (models / name).iterdir()}) for name in ("base", "adapter")}
@@ -228,7 +229,7 @@ def kill_in_the_middle(folder: Path, models: Path, *, command: bool) -> tuple[Pa
             time.sleep(0.001)
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(process.pid).children(recursive=True)
-            child = next((one for one in children if "slipway.executor.child" in one.cmdline()), process)
+            child = next((one for one in children if "slipway.execution.child" in one.cmdline()), process)
             (process if command else child).kill()
         if command:
             process.communicate()

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from merge_cases import TOKENS, VOCAB, Case, load, logits, make_model
 from slipway.errors import ModelMergeError
-from slipway_merge.adapter_config import UNMERGED_REMEDY
+from slipway_merge.unsupported import UNMERGED_REMEDY
 
 RESIZED = VOCAB + 8
 

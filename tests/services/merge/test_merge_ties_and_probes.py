@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from merge_cases import load, logits
 from merge_forms import lora, save_form
 from slipway.errors import ModelMergeError
-from slipway.safetensors_file import read_safetensors
-from slipway_merge.adapter_config import parse_adapter_config
-from slipway_merge.tensor_io import TensorReader
+from slipway.models.safetensors_file import read_safetensors
+from slipway_merge.adapter.adapter_config import parse_adapter_config
+from slipway_merge.tensors.tensor_io import TensorReader
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -17,8 +17,9 @@ from merge_cases import SMALL, save_case
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
 from slipway_merge import merge as merge_module
-from slipway_merge.spot_check import spot_check
-from slipway_merge.stage import STAGE, MergeParams
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE
+from slipway_merge.verify.spot_check import spot_check
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

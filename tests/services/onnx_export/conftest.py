@@ -10,7 +10,8 @@ import pytest
 
 from onnx_models import Exported, save_model
 from slipway.stage import Context
-from slipway_onnx_export.stage import STAGE, OnnxExportParams
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from onnx_models import Exported
 @pytest.fixture(scope="module")
 def tied(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
     from slipway.stage import Context
-    from slipway_onnx_export.stage import STAGE, OnnxExportParams
+    from slipway_onnx_export.params import OnnxExportParams
+    from slipway_onnx_export.stage import STAGE
 
     context = Context(workdir=tmp_path_factory.mktemp("tied"))
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, OnnxExportParams(), context)["onnx"], context.facts)
@@ -164,7 +165,8 @@ def test_same_input_same_bytes(tied: Exported, family: Callable[[str], Path], ex
 
 def test_parity_is_skipped_with_a_warning_beyond_the_memory(family: Callable[[str], Path], tmp_path: Path) -> None:
     from slipway.stage import Context
-    from slipway_onnx_export.stage import STAGE, OnnxExportParams
+    from slipway_onnx_export.params import OnnxExportParams
+    from slipway_onnx_export.stage import STAGE
 
     context = Context(workdir=tmp_path, max_memory_bytes=1000)
     STAGE.run({"pytorch": family("llama")}, OnnxExportParams(), context)
@@ -174,7 +176,8 @@ def test_parity_is_skipped_with_a_warning_beyond_the_memory(family: Callable[[st
 
 def test_progress_counts_bytes_to_the_end(family: Callable[[str], Path], tmp_path: Path) -> None:
     from slipway.stage import Context
-    from slipway_onnx_export.stage import STAGE, OnnxExportParams
+    from slipway_onnx_export.params import OnnxExportParams
+    from slipway_onnx_export.stage import STAGE
 
     seen = []
     context = Context(workdir=tmp_path, on_progress=seen.append)

@@ -13,7 +13,8 @@ import pytest
 from onnx_models import Exported
 from slipway.errors import ModelExportError, TracerWarningError, UnorderedMapError
 from slipway.stage import Context
-from slipway_onnx_export.stage import STAGE, OnnxExportParams
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from prepare_models import linears, loads, refusal, run, stored
-from slipway.base_format import base_format
+from slipway.models.base_format import base_format
 
 
 def test_stacked_experts_are_not_taken_without_their_scales(dense, tmp_path):

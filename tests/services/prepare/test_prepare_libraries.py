@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
-from slipway_prepare.stage import STAGE, PrepareParams
+from slipway_prepare.params import PrepareParams
+from slipway_prepare.stage import STAGE
 from tiny_models import make_base
 
 FIXTURES = Path(__file__).parents[2] / "support" / "quantized"

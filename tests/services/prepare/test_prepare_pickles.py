@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from hostile_json import answer
 from prepare_models import loads, refusal, run
-from slipway.base_format import base_format
 from slipway.errors import CheckpointValidationError
-from slipway.safetensors_file import read_weights
+from slipway.models.base_format import base_format
+from slipway.models.safetensors_file import read_weights
 from slipway_prepare.source import open_source
 
 

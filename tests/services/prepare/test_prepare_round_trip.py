@@ -13,7 +13,8 @@ from prepare_models import linears, loads, refusal, run, stored
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway_prepare.nf4_round_trip import nf4_round_trip
-from slipway_prepare.stage import STAGE, PrepareParams
+from slipway_prepare.params import PrepareParams
+from slipway_prepare.stage import STAGE
 
 
 def test_the_nf4_round_trip_takes_the_layers_that_load_in_4bit_takes(dense, tmp_path):

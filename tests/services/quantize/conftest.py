@@ -11,9 +11,10 @@ import pytest
 
 from quantize_models import save_tiny
 from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_onnx_export.stage import OnnxExportParams
-from slipway_quantize.stage import STAGE, QuantizeParams
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ import pytest
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
-from slipway_quantize.stage import STAGE, QuantizeParams
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE
 
 EXPECTED = {
     "ONNX_INVALID", "SAFETENSORS_CORRUPT", "BASE_MODEL_INVALID", "QUANTIZATION_UNSUPPORTED", "QUANTIZATION_FAILED",

@@ -18,8 +18,8 @@ import pytest
 from quantize_models import divergence, onnx_logits, onnx_session, onnx_step, prompt, save_tiny
 from slipway.errors import ModelExportError
 from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_onnx_export.stage import OnnxExportParams
 
 Quantize = Callable[..., tuple[Path, Context]]
 
@@ -265,7 +265,7 @@ def test_example_travels_and_description_names_the_level(quantize: Quantize, tin
 _MEASURE = """
 import sys, threading, time
 from pathlib import Path
-import slipway_quantize.quantize, slipway_quantize.onnx_int, slipway_quantize.onnx_half, slipway_quantize.pytorch_int
+import slipway_quantize.quantize, slipway_quantize.graphs.integer, slipway_quantize.graphs.half, slipway_quantize.checkpoints.integer
 from slipway.stage import Context
 from slipway_quantize.stage import STAGE, QuantizeParams
 def anonymous():

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from quantize_models import onnx_session
 from slipway.stage import Context
-from slipway_quantize.onnx_weights import find_weights
+from slipway_quantize.graphs.weights import find_weights
 
 Quantize = Callable[..., tuple[Path, Context]]
 WIDTH, TOKENS = 32, 48

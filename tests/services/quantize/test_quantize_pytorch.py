@@ -252,7 +252,8 @@ def test_model_without_a_fitting_linear_layer_is_refused(quantize: Quantize, tmp
 
 
 def test_too_large_to_load_is_quantized_without_the_check(tiny: Path, tmp_path: Path) -> None:
-    from slipway_quantize.stage import STAGE, QuantizeParams
+    from slipway_quantize.params import QuantizeParams
+    from slipway_quantize.stage import STAGE
 
     ctx = Context(workdir=tmp_path, log=logging.getLogger("test"), max_memory_bytes=1 << 10)
     folder = STAGE.run({"model": tiny}, QuantizeParams(format="pytorch", level="int4"), ctx)["model"]
@@ -261,7 +262,8 @@ def test_too_large_to_load_is_quantized_without_the_check(tiny: Path, tmp_path: 
 
 
 def test_cancellation_stops_between_tensors(tiny: Path, tmp_path: Path) -> None:
-    from slipway_quantize.stage import STAGE, QuantizeParams
+    from slipway_quantize.params import QuantizeParams
+    from slipway_quantize.stage import STAGE
 
     seen = []
     ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
@@ -276,7 +278,7 @@ def test_cancellation_stops_between_tensors(tiny: Path, tmp_path: Path) -> None:
 def test_params_refuse_what_no_runtime_takes() -> None:
     from pydantic import ValidationError
 
-    from slipway_quantize.stage import QuantizeParams
+    from slipway_quantize.params import QuantizeParams
 
     for bad in ({"group_size": 48}, {"group_size": 8}, {"level": "int2"}, {"format": "tensorrt"}, {"grup_size": 32}):
         with pytest.raises(ValidationError):
@@ -285,7 +287,8 @@ def test_params_refuse_what_no_runtime_takes() -> None:
 
 @pytest.mark.parametrize("level", ["int8", "fp16"])
 def test_full_disk_is_reported_as_such(small_disk: Path, tmp_path: Path, level: str) -> None:
-    from slipway_quantize.stage import STAGE, QuantizeParams
+    from slipway_quantize.params import QuantizeParams
+    from slipway_quantize.stage import STAGE
 
     source = save_tiny(
         tmp_path / "source", vocab_size=65536, tied=False

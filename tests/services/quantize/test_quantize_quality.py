@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from quantize_models import divergence, onnx_logits, torch_logits
 from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_onnx_export.stage import OnnxExportParams
 
 Quantize = Callable[..., tuple[Path, Context]]
 

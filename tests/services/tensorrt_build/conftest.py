@@ -12,9 +12,10 @@ import pytest
 
 from quantize_models import save_tiny
 from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_onnx_export.stage import OnnxExportParams
-from slipway_tensorrt_build.stage import STAGE, TensorRTBuildParams
+from slipway_tensorrt_build.params import TensorRTBuildParams
+from slipway_tensorrt_build.stage import STAGE
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from slipway.errors import TensorRTBuildError
 from slipway_tensorrt_build.builders import Choice, Machine, choose
 from slipway_tensorrt_build.gpus import Gpu, find_gpus
+from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.profiles import plan_profile
-from slipway_tensorrt_build.stage import STAGE, Range, TensorRTBuildParams
+from slipway_tensorrt_build.stage import STAGE
 
 H100 = Gpu(name="NVIDIA H100", target="sm90")
 ADA = Gpu(name="NVIDIA L4", target="sm89")

@@ -17,7 +17,8 @@ from engine_plans import assert_same_plan
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
 from slipway_tensorrt_build.callbacks import make_logger
-from slipway_tensorrt_build.stage import STAGE, Range, TensorRTBuildParams
+from slipway_tensorrt_build.params import Range, TensorRTBuildParams
+from slipway_tensorrt_build.stage import STAGE
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is made for x86-64 Linux and Windows")
 

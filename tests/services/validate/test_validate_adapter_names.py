@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from slipway_validate.adapter_names import match
-from slipway_validate.model import Unusable, left_padded, run_segments
-from slipway_validate.runtime_reference import load
+from slipway_validate.runner.adapter_names import match
+from slipway_validate.runner.model import Unusable, left_padded, run_segments
+from slipway_validate.runner.runtime_reference import load
 
 PREFIX = "base_model.model."
 NAMES: dict[str, Callable[[str], str]] = {

@@ -11,15 +11,15 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from slipway.stage import Context
-from slipway.validation import ValidationReport
+from slipway.validation.findings import ValidationReport
+from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
-from slipway_merge.stage import MergeParams
+from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_onnx_export.stage import OnnxExportParams
+from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
-from slipway_quantize.stage import QuantizeParams
+from slipway_validate.params import ValidateParams
 from slipway_validate.stage import STAGE as VALIDATE
-from slipway_validate.stage import ValidateParams
 from validation_models import VOCABULARY, save_tokenizer
 
 SHARD_BYTES = 60_000

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import tiny_models
-from slipway_validate.model import Unusable
-from slipway_validate.runtime_reference import load
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.runtime_reference import load
 
 
 @pytest.fixture(scope="module")

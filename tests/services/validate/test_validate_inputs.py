@@ -12,13 +12,13 @@ import pytest
 from slipway.errors import ValidationError
 from slipway_validate import folders, texts
 from slipway_validate.cases import shape_cases
-from slipway_validate.evaluate import runtime_for
-from slipway_validate.model import Bounds, Unusable, left_padded, positions_of, segments_within
+from slipway_validate.judging.evaluate import runtime_for
+from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable
-from slipway_validate.protocol import TokenizeSpec
-from slipway_validate.runtime_tensorrt import NotRunnable, choose_engine
-from slipway_validate.stage import ValidateParams
-from slipway_validate.windows import cut, load_tokenizer
+from slipway_validate.protocol.messages import TokenizeSpec
+from slipway_validate.runner.model import Bounds, Unusable, left_padded, positions_of, segments_within
+from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
+from slipway_validate.runner.windows import cut, load_tokenizer
 from validation_models import TEXT, Models
 
 

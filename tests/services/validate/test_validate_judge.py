@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError as PydanticError
 
-from slipway.validation import LogitComparison, OutputStatus, OutputValidation, ShapeCase
-from slipway_validate import explain
-from slipway_validate.judge import Judge
-from slipway_validate.limits import LIMITS, LimitOverrides, absolute_limit, coarser, level_of, table
+from slipway.validation.findings import LogitComparison, OutputStatus, OutputValidation, ShapeCase
+from slipway_validate.judging import explain
+from slipway_validate.judging.judge import Judge
+from slipway_validate.judging.limits import LIMITS, LimitOverrides, absolute_limit, coarser, level_of, table
 
 
 def comparison(kl: float | None = 0.0, *, largest: float | None = 0.0, top1: float = 1.0) -> LogitComparison:

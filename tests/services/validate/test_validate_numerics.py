@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_validate import numerics
-from slipway_validate.numerics import (
+from slipway_validate.judging import numerics
+from slipway_validate.judging.numerics import (
     LogitComparer,
     adapter_strength,
     common_prefix,

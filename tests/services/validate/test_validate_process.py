@@ -21,10 +21,11 @@ import pytest
 from coordinator_harness import wait_for
 from slipway.errors import ModelExportError
 from slipway.stage import Context
-from slipway.validation import OutputStatus, ValidationReport
-from slipway_validate import process
-from slipway_validate.protocol import Benchmark, RunSpec, Spec
-from slipway_validate.stage import STAGE, ValidateParams
+from slipway.validation.findings import OutputStatus, ValidationReport
+from slipway_validate.params import ValidateParams
+from slipway_validate.protocol import process
+from slipway_validate.protocol.messages import Benchmark, RunSpec, Spec
+from slipway_validate.stage import STAGE
 from slipway_validate.stopwatch import Stopwatch
 from validation_models import Models
 

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from slipway_validate.model import left_padded, run_segments
-from slipway_validate.runtime_reference import load
+from slipway_validate.runner.model import left_padded, run_segments
+from slipway_validate.runner.runtime_reference import load
 
 TASK = {"task_type": "CAUSAL_LM"}
 FORMS = {

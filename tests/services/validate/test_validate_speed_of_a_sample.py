@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from slipway.stage import Context
-from slipway.validation import Speed, ValidationReport
+from slipway.validation.findings import Speed, ValidationReport
+from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
-from slipway_merge.stage import MergeParams
+from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
-from slipway_quantize.stage import QuantizeParams
-from slipway_validate import runtime_transformers
-from slipway_validate.model import plain_step
-from slipway_validate.stage import STAGE, ValidateParams
+from slipway_validate.params import ValidateParams
+from slipway_validate.runner import runtime_transformers
+from slipway_validate.runner.model import plain_step
+from slipway_validate.stage import STAGE
 
 ROUNDS = 5
 

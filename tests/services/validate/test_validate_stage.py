@@ -12,9 +12,10 @@ import pytest
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
-from slipway.validation import OutputStatus, ValidationReport
-from slipway_validate.runtime_tensorrt import gpu_targets
-from slipway_validate.stage import STAGE, ValidateParams
+from slipway.validation.findings import OutputStatus, ValidationReport
+from slipway_validate.params import ValidateParams
+from slipway_validate.runner.runtime_tensorrt import gpu_targets
+from slipway_validate.stage import STAGE
 from validation_models import TEXT, Models, all_ones, edited_onnx, fixed_batch, negated
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 4, "benchmark_decode_steps": 4, "benchmark_repeats": 2}

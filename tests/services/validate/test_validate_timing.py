@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from slipway.stage import Context, Progress
-from slipway.validation import Engine, Memory, Speed
+from slipway.validation.findings import Engine, Memory, Speed
 from slipway_validate import stopwatch as stopwatch_module
-from slipway_validate.benchmark import WARM_UP_STEPS, time_round
-from slipway_validate.model import Bounds, Past, Step
-from slipway_validate.process import RunnerEnded
-from slipway_validate.protocol import Benchmark, Round, RunResult
-from slipway_validate.stage import ValidateParams
+from slipway_validate.params import ValidateParams
+from slipway_validate.protocol.messages import Benchmark, Round, RunResult
+from slipway_validate.protocol.process import RunnerEnded
+from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
+from slipway_validate.runner.model import Bounds, Past, Step
 from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, REFERENCE_GONE, Stopwatch
 from slipway_validate.timing import Rounds, speed_of, take_rounds
 

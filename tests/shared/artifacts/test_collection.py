@@ -188,9 +188,9 @@ def replaced_by_a_folder(state: Path) -> None:
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with an export that was interrupted after it had made something."""
-    from slipway_coordinator.database import Database
-    from slipway_coordinator.records import ExportRecord
-    from slipway_coordinator.state import SqliteState
+    from slipway_coordinator.model.records import ExportRecord
+    from slipway_coordinator.storage.database import Database
+    from slipway_coordinator.storage.database_address import SqliteState
 
     home = tmp_path_factory.mktemp("unfinished") / "home"
     digest = stored(LocalStore(home / "store"), "finished")

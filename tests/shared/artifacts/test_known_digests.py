@@ -11,8 +11,8 @@ import pytest
 from slipway.artifacts import LocalStore, action_key
 from slipway.artifacts.digests import digest_bytes
 from slipway.errors import ArtifactError
+from slipway.execution.runner import TaskRunner, TaskSpec
 from slipway.registry import load_stage
-from slipway.runner import TaskRunner, TaskSpec
 from slipway.stage import Context, Stage, StageParams
 
 CONTENT = b"weights" * 1000

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slipway.artifacts import ActionResult, LocalStore, Manifest, ManifestFile
-from slipway.artifacts.blobs import blobs_of
 from slipway.artifacts.collection import collect
 from slipway.artifacts.digests import digest_bytes
+from slipway.artifacts.opening import blobs_of
 from slipway.errors import ArtifactError
 
 

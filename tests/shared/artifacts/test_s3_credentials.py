@@ -17,10 +17,10 @@ from urllib3.exceptions import HTTPError
 from credential_services import CredentialService
 from local_http import local_http
 from s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY, S3Server
-from slipway.artifacts import s3_credentials
-from slipway.artifacts.s3_client import S3Bucket
-from slipway.artifacts.s3_credentials import check_agent, connections, credentials
-from slipway.artifacts.s3_options import S3Options
+from slipway.artifacts.s3 import credentials as s3_credentials
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.credentials import check_agent, connections, credentials
+from slipway.artifacts.s3.options import S3Options
 from slipway.errors import ArtifactError
 
 TOKEN = "the-token-of-a-service-account"

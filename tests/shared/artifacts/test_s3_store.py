@@ -25,16 +25,17 @@ import pytest
 
 from cli import start
 from s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, s3_server
-from slipway.artifacts import ActionResult, LocalStore, s3_collection
-from slipway.artifacts import s3_transfer as transfer
+from slipway.artifacts import ActionResult, LocalStore
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.collection import collect
 from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, blob_name, manifest_name
-from slipway.artifacts.s3 import S3Store
-from slipway.artifacts.s3_client import S3Bucket
-from slipway.artifacts.s3_collection import collect_bucket, expire_unfinished_uploads
-from slipway.artifacts.s3_options import S3Options, parse_s3_url
+from slipway.artifacts.s3 import collection as s3_collection
+from slipway.artifacts.s3 import transfer
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.collection import collect_bucket, expire_unfinished_uploads
+from slipway.artifacts.s3.options import S3Options, parse_s3_url
+from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError, ServiceError
 
 PART = 5 << 20  # the smallest the protocol allows

@@ -11,8 +11,8 @@ import pytest
 from s3_server import BUCKET, S3Server
 from slipway.artifacts import ActionResult, LocalStore
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.s3 import S3Store
-from slipway.artifacts.s3_client import S3Bucket
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.store import S3Store
 from slipway.artifacts.store import ArtifactStore
 from slipway.errors import ArtifactError
 

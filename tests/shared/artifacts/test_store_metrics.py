@@ -11,14 +11,14 @@ import pytest
 
 from metrics_page import page
 from s3_server import BUCKET, FaultyProxy, S3Server
-from slipway import metrics
 from slipway.artifacts import LocalStore
-from slipway.artifacts import s3_transfer as transfer
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.opening import cache_size
-from slipway.artifacts.s3 import S3Store
-from slipway.artifacts.s3_client import S3Bucket
+from slipway.artifacts.s3 import transfer
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
+from slipway.observability import metrics
 from slipway.settings import Settings
 
 PART = 5 << 20  # the smallest the protocol allows

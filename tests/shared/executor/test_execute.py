@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway.executor.process import GRACE_SECONDS, Execution, Outcome, execute
-from slipway.executor.surroundings import surroundings_of
+from slipway.execution.process import GRACE_SECONDS, Execution, Outcome, execute
+from slipway.execution.surroundings import surroundings_of
 from slipway.stage import Progress
 from unhurried import unhurried
 
@@ -145,7 +145,7 @@ def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from slipway.executor.process import Execution, execute
+from slipway.execution.process import Execution, execute
 execution = Execution("stages_for_tests:TROUBLE", {"kind": sys.argv[2]}, {}, Path(sys.argv[1]))
 outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))
 print(outcome.failure.reason if outcome.failure else "none", flush=True)

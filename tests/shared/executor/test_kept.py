@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.kept import UNUSED_SECONDS, kept_folder, remove_unused
-from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
 
 KEEPING = "stages_for_tests:KEEPING"
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from metrics_page import page
-from slipway import metrics
-from slipway.cgroup import ControlGroup
-from slipway.executor.memory import TreeMemory
-from slipway.executor.pressure import Pressure
-from slipway.executor.process import Execution, Outcome, execute
+from slipway.execution.memory import TreeMemory
+from slipway.execution.pressure import Pressure
+from slipway.execution.process import Execution, Outcome, execute
+from slipway.machine.cgroup import ControlGroup
+from slipway.observability import metrics
 from slipway.stage import Progress
 
 MIB = 1 << 20

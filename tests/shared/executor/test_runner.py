@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.executor.surroundings import surroundings_of
-from slipway.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.surroundings import surroundings_of
 
 SOURCE, ECHO, TROUBLE = "stages_for_tests:SOURCE", "stages_for_tests:ECHO", "stages_for_tests:TROUBLE"
 
@@ -81,8 +81,8 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
-from slipway.executor.surroundings import surroundings_of
-from slipway.runner import TaskRunner, TaskSpec
+from slipway.execution.surroundings import surroundings_of
+from slipway.execution.runner import TaskRunner, TaskSpec
 root = Path(sys.argv[1])
 runner = TaskRunner(LocalStore(root / "store"), root / "scratch")
 spec = TaskSpec(stage="stages_for_tests:SOURCE", params={"seconds": 60}, inputs={})

@@ -15,8 +15,8 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.opsets import BEST_OPSET, ENGINE_OPSETS
+from slipway_onnx_export.params import Runtime
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.stage import Runtime
 
 
 @dataclass(frozen=True, slots=True)

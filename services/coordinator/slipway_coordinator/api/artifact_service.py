@@ -1,0 +1,255 @@
+"""``slipway.v1.ArtifactService``: a project's artifacts, for clients without credentials of the artifact store.
+
+Content passes through here, and is kept only under the digest it was found to have. That the store has some content already is
+told to nobody who has not brought it: else a digest that somebody learned of would be as good as the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, TypeVar
+
+import grpc
+
+from slipway.artifacts import Manifest, ManifestFile
+from slipway.artifacts.blobs import Blobs
+from slipway.artifacts.digests import is_digest
+from slipway.errors import ServiceError
+from slipway.observability import metrics
+from slipway.rpc.serving import stream, unary
+from slipway.rpc.wire import MAX_FILES
+from slipway.security.interceptor import current_principal, no_artifact
+from slipway.security.limits import exceeded
+from slipway.texts import quoted
+from slipway_coordinator.api.transfers import Transfers, counting_refusals
+from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.storage.filters import page_start, page_token
+from slipway_protos.v1 import artifact_pb2 as pb
+from slipway_protos.v1 import artifact_pb2_grpc
+
+T = TypeVar("T")
+
+_PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
+_PARENT = re.compile(rf"projects/({_PROJECT})")
+_NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
+_MEDIA_TYPE_BYTES = 256
+_PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
+
+Context = grpc.aio.ServicerContext
+
+
+async def require(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
+    """See that the caller may use artifacts in a project.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_NOT_FOUND`` for the first that is not the project's, whether or not it exists.
+    """
+    if current_principal.get().may_name_any:
+        return
+    owned = await coordinator.call(lambda: coordinator.database.ownership.owned(project, digests))
+    for digest in sorted(set(digests) - owned):
+        raise no_artifact(project, digest)
+
+
+class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
+    """Artifacts over one coordinator.
+
+    Args:
+        coordinator: Knows whose they are.
+        open_blobs: Opens the artifact store, when it is needed first.
+    """
+
+    def __init__(self, coordinator: Coordinator, open_blobs: Callable[[], Blobs]) -> None:
+        self._coordinator = coordinator
+        self._open_blobs = open_blobs
+        self._opened: Blobs | None = None
+        self._manifest = "", Manifest(())
+        self.transfers = Transfers(coordinator.options.transfers)
+
+    @unary
+    async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:  # noqa: N802, ARG002 - the RPC's name
+        """The files of an artifact."""
+        project, digest = await self._own(request.name)
+        manifest = await self._look(project, (await self._blobs()).manifest, digest)
+        files = [
+            pb.ArtifactFile(path=f.path, size_bytes=f.size_bytes, digest=f.digest, media_type=f.media_type)
+            for f in manifest.files
+        ]
+        return pb.Artifact(name=f"projects/{project}/artifacts/{digest}", digest=digest, files=files)
+
+    @unary
+    async def ListArtifacts(  # noqa: N802
+        self,
+        request: pb.ListArtifactsRequest,
+        context: Context,  # noqa: ARG002
+    ) -> pb.ListArtifactsResponse:
+        """A page of digests."""
+        if request.page_size < 0:
+            raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
+        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
+        project = "-" if request.parent == "projects/-" else _project(request.parent)
+        query = (request.parent, "artifacts")
+        start = page_start(request.page_token, query=query)
+        after = "" if start is None else start[1]
+        ownership = self._coordinator.database.ownership
+        found = await self._coordinator.call(lambda: ownership.page(project, limit=size + 1, after=after))
+        more = page_token((0.0, found[size - 1]), query=query) if len(found) > size else ""
+        return pb.ListArtifactsResponse(digests=found[:size], next_page_token=more)
+
+    @unary
+    async def CreateArtifact(  # noqa: N802
+        self,
+        request: pb.CreateArtifactRequest,
+        context: Context,  # noqa: ARG002
+    ) -> pb.CreateArtifactResponse:
+        """An artifact of content that is there, or what is not there."""
+        project = _project(request.parent)
+        manifest = _manifest_of(request)
+        digest, blobs, ownership = manifest.digest, await self._blobs(), self._coordinator.database.ownership
+        contents = {file.digest: file for file in manifest.files}
+        brought = set(contents)
+        if not current_principal.get().may_name_any:
+            owned = await self._coordinator.call(lambda: ownership.owned(project, [digest]))
+            whole = await self._look(project, blobs.exists, digest) if owned else False
+            if whole:
+                return pb.CreateArtifactResponse(digest=digest)
+            brought = await self._coordinator.call(lambda: ownership.brought(project, contents))
+        known = [file for name, file in sorted(contents.items()) if name in brought]
+        there = await self.transfers.look_at_each(_caller(), project, blobs.has_blob, known)
+        kept = {file.digest for file, is_there in zip(known, there, strict=True) if is_there}
+        missing = sorted(set(contents) - kept)
+        if not missing:
+            await self._look(project, blobs.admit, manifest)
+            await self._coordinator.call(lambda: ownership.make(project, digest))
+        return pb.CreateArtifactResponse(digest=digest, missing=missing)
+
+    @stream
+    async def ReadBlob(  # noqa: N802
+        self,
+        request: pb.ReadBlobRequest,
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[pb.ReadBlobResponse]:
+        """The content of one file."""
+        with counting_refusals("sent"):
+            project, artifact = await self._own(request.name)
+            blobs = await self._blobs()
+            manifest = await self._manifest_once(project, blobs, artifact)
+            file = next((file for file in manifest.files if file.digest == request.digest), None)
+            if file is None:
+                raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
+            if not 0 <= request.offset <= file.size_bytes:
+                raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+            outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
+            async with (
+                outgoing.turn(_caller(), project=project),
+                contextlib.aclosing(outgoing.stream(content)) as chunks,
+            ):
+                pace = self.transfers.pace()
+                async for data in chunks:
+                    with pace.sending(len(data)):
+                        yield pb.ReadBlobResponse(data=data)
+                    metrics.CLIENT_BYTES.add(len(data), direction="sent")
+
+    @unary
+    async def WriteBlob(  # noqa: N802
+        self,
+        request: AsyncIterator[pb.WriteBlobRequest],
+        context: Context,  # noqa: ARG002
+    ) -> pb.WriteBlobResponse:
+        """The content of one file, in."""
+        with counting_refusals("received"):
+            first = await anext(request, None)
+            if first is None:
+                raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
+            project, options = _project(first.parent), self._coordinator.options
+            file = _announced(first, most=options.upload_bytes)
+            with self.transfers.upload(project, most=options.open_uploads):
+                async with self.transfers.incoming.turn(_caller(), project=project):
+                    await self._receive(file, first.data, request)
+            await self._coordinator.call(lambda: self._coordinator.database.ownership.bring(project, file.digest))
+        return pb.WriteBlobResponse()
+
+    async def _receive(self, file: ManifestFile, data: bytes, rest: AsyncIterator[pb.WriteBlobRequest]) -> None:
+        """Keep content that begins with ``data``, if it is what was announced."""
+        writer, run, pace = (await self._blobs()).writer(file), self.transfers.incoming.run, self.transfers.pace()
+        try:
+            while True:
+                metrics.CLIENT_BYTES.add(len(data), direction="received")
+                pace.passed(len(data))
+                await run(writer.write, data)
+                more = await pace.next(rest)
+                if more is None:
+                    break
+                data = more.data
+            await run(writer.commit)
+        finally:
+            await run(writer.discard)
+
+    async def _own(self, name: str) -> tuple[str, str]:
+        """Project and digest of an artifact that the caller may read."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise _invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
+        project, digest = match.groups()
+        await require(self._coordinator, project, [digest])
+        return project, digest
+
+    async def _manifest_once(self, project: str, blobs: Blobs, digest: str) -> Manifest:
+        """A manifest; the last one is kept, as its files are read one after the other."""
+        last, manifest = self._manifest
+        if last != digest:
+            manifest = await self._look(project, blobs.manifest, digest)
+            self._manifest = digest, manifest
+        return manifest
+
+    async def _blobs(self) -> Blobs:
+        if self._opened is None:
+            self._opened = await self.transfers.looks.run(self._open_blobs)
+        return self._opened
+
+    async def _look(self, project: str, function: Callable[..., T], *arguments: Any) -> T:
+        return await self.transfers.look(_caller(), project, function, *arguments)
+
+
+def _caller() -> str:
+    return current_principal.get().name
+
+
+def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
+    if len(request.files) > MAX_FILES:
+        raise exceeded(f"files has {len(request.files)} entries, {MAX_FILES} are allowed", field="files")
+    for file in request.files:
+        if len(file.media_type.encode()) > _MEDIA_TYPE_BYTES:
+            raise exceeded(f"a media_type has over {_MEDIA_TYPE_BYTES} bytes", field="files.media_type")
+    return Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in request.files)
+
+
+def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
+    """What a stream says it brings."""
+    if not is_digest(first.digest):
+        raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
+    if first.size_bytes < 0:
+        raise _invalid("size_bytes", first.size_bytes, "is not negative")
+    if first.size_bytes > most:
+        raise ServiceError(
+            f"size_bytes is {first.size_bytes}, {most} are allowed",
+            reason="LIMIT_EXCEEDED",
+            remedy="bring it with the store's own credentials, or raise the coordinator's SLIPWAY_UPLOAD_SIZE",
+            about={"field": "size_bytes"},
+        )
+    return ManifestFile("", first.size_bytes, first.digest, "")
+
+
+def _project(parent: str) -> str:
+    match = _PARENT.fullmatch(parent)
+    if match is None:
+        raise _invalid("parent", parent, "is like projects/default")
+    return match[1]
+
+
+def _invalid(field: str, value: object, rule: str) -> ServiceError:
+    return ServiceError(
+        f"{field} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
+    )

@@ -1,0 +1,329 @@
+"""``slipway.v1.ExportService``: the public API."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+
+import grpc
+
+from slipway.configuration import ExportConfiguration
+from slipway.errors import ServiceError
+from slipway.export_sources.naming import sources_to_import
+from slipway.observability.telemetry import is_traceparent, new_trace
+from slipway.planning.plan import plan
+from slipway.rpc.serving import stream, unary
+from slipway.rpc.wire import RETRY_AFTER, configuration_of
+from slipway.security.access.principals import OWNER
+from slipway.security.interceptor import current_principal
+from slipway.security.limits import exceeded
+from slipway.sources.allowed import NOWHERE, Allowed
+from slipway.texts import hidden_character, quoted, shortened
+from slipway_coordinator.api.artifact_service import require
+from slipway_coordinator.api.listing import page_of
+from slipway_coordinator.api.messages import event_message, export_message
+from slipway_coordinator.api.skew import check_understood
+from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.model.importing import import_task
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.states import ExportState
+from slipway_coordinator.storage.filters import in_project, page_start, page_token, parse_filter
+from slipway_protos.v1 import export_pb2, export_pb2_grpc
+
+_ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
+_PARENT = re.compile(rf"projects/({_ID})")
+_NAME = re.compile(rf"projects/({_ID})/exports/({_ID})")
+_REQUEST_ID = re.compile(r"[!-~]{1,64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PAGE_SIZE = 50
+_MAX_PAGE_SIZE = 1000
+_MAX_PRIORITY = 100
+_LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
+_RETRY_SECONDS = 5
+_CANCEL_WAIT_SECONDS = 2.0
+
+Context = grpc.aio.ServicerContext
+
+
+class ExportService(export_pb2_grpc.ExportServiceServicer):
+    """Exports over one coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @unary
+    async def CreateExport(  # noqa: N802 - the RPC's name
+        self, request: export_pb2.CreateExportRequest, context: Context
+    ) -> export_pb2.Export:
+        """Create and start an export, or answer with the one the same request made before."""
+        record = new_record(
+            request,
+            traceparent=_traceparent(context),
+            creator=_creator(),
+            import_from=self._coordinator.options.import_from,
+        )
+        await require(self._coordinator, record.project, record.sources.values())
+        if request.validate_only:
+            return export_message(record)
+        named = bool(request.export_id)
+        if self._coordinator.has_room and await self._coordinator.create(record) is not None:
+            return export_message(record)
+        existing = await self._made_before(record, named=named)
+        if existing is None:
+            self._check_room()
+        if existing is None:
+            raise ServiceError(
+                f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
+            )
+        return export_message(existing)
+
+    async def _made_before(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
+        """The export that the same request made before; it is known by its ``request_id``, or else by the export's name.
+
+        Raises:
+            ServiceError: reason ``EXPORT_EXISTS`` when another request made it.
+        """
+        if record.request_id:
+            database = self._coordinator.database
+            existing = await self._coordinator.call(lambda: database.of_request(record.project, record.request_id))
+            if existing is not None:
+                if existing.request_hash != record.request_hash or (named and existing.name != record.name):
+                    raise _taken(existing, f"the request_id {record.request_id!r} made {existing.name}", "request_id")
+                return existing
+        existing = await self._coordinator.load(record.name)
+        if existing is not None and existing.request_hash != record.request_hash:
+            raise _taken(existing, f"{record.name} was created", "export_id")
+        return existing
+
+    def _check_room(self) -> None:
+        most = self._coordinator.options.max_unended
+        if not self._coordinator.has_room:
+            raise ServiceError(
+                f"{most} exports are under way, which is as many as are allowed",
+                reason="QUEUE_FULL",
+                remedy="try again later, or raise --max-exports",
+                about={RETRY_AFTER: _RETRY_SECONDS},
+            )
+
+    @unary
+    async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+        """One export."""
+        return export_message(await self._existing(request.name))
+
+    @unary
+    async def ListExports(  # noqa: N802
+        self,
+        request: export_pb2.ListExportsRequest,
+        context: Context,  # noqa: ARG002
+    ) -> export_pb2.ListExportsResponse:
+        """A page of exports, newest first."""
+        if request.page_size < 0:
+            raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
+        if request.view not in export_pb2.ExportView.values():
+            raise _invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
+        project = "-" if request.parent == "projects/-" else _project_of(request.parent)
+        conditions = [*in_project(project), *parse_filter(request.filter)]
+        query = (request.parent, request.filter)
+        after = page_start(request.page_token, query=query)
+        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
+        database = self._coordinator.database
+        exports, last = await self._coordinator.call(
+            lambda: page_of(database, conditions, size=size, after=after, view=request.view)
+        )
+        token = "" if last is None else page_token(last, query=query)
+        return export_pb2.ListExportsResponse(exports=exports, next_page_token=token)
+
+    @unary
+    async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+        """Ask for the end; answers once the request took effect, which takes a moment."""
+        record = await self._existing(request.name, etag=request.etag)
+        if record.state.ended:
+            raise _wrong_state(record, "cannot be cancelled any more")
+        await self._coordinator.cancel(record)
+        deadline = time.monotonic() + _CANCEL_WAIT_SECONDS
+        while not record.state.ended and record.state is not ExportState.CANCELLING and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+            record = await self._existing(request.name)
+        return export_message(record)
+
+    @unary
+    async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+        """Run an unsuccessful export again."""
+        record = await self._existing(request.name, etag=request.etag)
+        if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
+            raise _wrong_state(record, "can be retried only after it failed or was cancelled")
+        return export_message(await self._coordinator.retry(record))
+
+    @unary
+    async def DeleteExport(  # noqa: N802
+        self,
+        request: export_pb2.DeleteExportRequest,
+        context: Context,  # noqa: ARG002
+    ) -> export_pb2.DeleteExportResponse:
+        """Forget an ended export."""
+        record = await self._existing(request.name, etag=request.etag)
+        if not record.state.ended:
+            raise _wrong_state(record, "has to end before it can be deleted: cancel it first")
+        await self._coordinator.delete(record)
+        return export_pb2.DeleteExportResponse()
+
+    @stream
+    async def WatchExport(  # noqa: N802
+        self,
+        request: export_pb2.WatchExportRequest,
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[export_pb2.ExportEvent]:
+        """What happens until the export ends."""
+        await self._existing(request.name)
+        async for happening in self._coordinator.hub.watch(request.name, after=request.after_sequence):
+            yield event_message(happening)
+
+    async def _existing(self, name: str, *, etag: str = "") -> ExportRecord:
+        if not _NAME.fullmatch(name):
+            raise _invalid("name", name, "is like projects/default/exports/my-export")
+        record = await self._coordinator.load(name)
+        if record is None:
+            raise ServiceError(
+                f"there is no export {name}",
+                reason="EXPORT_NOT_FOUND",
+                remedy="slipway list shows those there are",
+                about={"export": name},
+            )
+        if etag and etag != record.etag:
+            raise ServiceError(
+                f"{name} changed meanwhile: its etag is {record.etag}, not {etag}",
+                reason="ETAG_MISMATCH",
+                remedy="look at it again",
+                about={"export": name, "etag": record.etag},
+            )
+        return record
+
+
+def new_record(
+    request: export_pb2.CreateExportRequest,
+    *,
+    traceparent: str = "",
+    creator: str = "",
+    import_from: Allowed = NOWHERE,
+) -> ExportRecord:
+    """The export a request asks for, planned but not stored.
+
+    Args:
+        request: What is asked for.
+        traceparent: Span that the export belongs to.
+        creator: Who asks.
+        import_from: Addresses of sources that may be imported.
+
+    Raises:
+        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID`` or ``SOURCE_NOT_ALLOWED``.
+    """
+    check_understood(request)
+    project = _project_of(request.parent)
+    export_id = request.export_id or uuid.uuid4().hex
+    if not re.fullmatch(_ID, export_id):
+        raise _invalid("export_id", export_id, "takes 1 to 63 of a-z, 0-9, '.', '_' and '-', not '-' at the ends")
+    for name, digest in sorted(request.sources.items()):
+        if not _DIGEST.fullmatch(digest):
+            raise _invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
+    if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
+        raise _invalid("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
+    if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
+        raise _invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
+    for name, value in sorted(request.labels.items()):
+        _check_label(name, value)
+    configuration = configuration_of(request.configuration)
+    sources = dict(sorted(request.sources.items()))
+    formats = {name: stored for name, stored in sorted(request.source_formats.items()) if stored}
+    imports = sources_to_import(configuration, sources)
+    for url in filter(None, imports.values()):
+        import_from.check(url, project=project)
+    tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
+    if imports:  # the others are planned when these are there
+        tasks = (import_task(configuration, sources, imports),)
+    return ExportRecord(
+        name=f"projects/{project}/exports/{export_id}",
+        configuration=configuration.model_dump(mode="json"),
+        request_hash=request_hash(configuration, sources, formats),
+        request_id=request.request_id,
+        creator=creator,
+        priority=request.priority,
+        sources=sources,
+        labels=dict(sorted(request.labels.items())),
+        tasks=tuple(TaskRecord.from_plan(task) for task in tasks),
+        traceparent=traceparent,
+        create_time=time.time(),
+    )
+
+
+def request_hash(
+    configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
+) -> str:
+    """SHA-256 of what a request asks for; labels and priority are not part of the result and do not count."""
+    asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
+    if source_formats:
+        asked["source_formats"] = dict(source_formats)
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _check_label(name: str, value: str) -> None:
+    for text in (name, value):
+        hidden = hidden_character(text)
+        if hidden:  # others see it, on their terminals and pages
+            raise ServiceError(
+                f"the label {quoted(name)} has the character {hidden}",
+                reason="REQUEST_INVALID",
+                remedy="leave it out",
+                about={"field": "labels"},
+            )
+    if len(name) > _LABEL_LENGTH:
+        raise exceeded(
+            f"the label {name[:20]}… has {len(name)} characters, {_LABEL_LENGTH} are allowed", field="labels"
+        )
+    size = len(value.encode())
+    if size > _LABEL_BYTES:
+        raise exceeded(f"labels[{name}] has {size} bytes, {_LABEL_BYTES} are allowed", field="labels")
+
+
+def _project_of(parent: str) -> str:
+    match = _PARENT.fullmatch(parent)
+    if match is None:
+        raise _invalid("parent", parent, "is like projects/default")
+    return match[1]
+
+
+def _creator() -> str:
+    """Name of who makes this call; empty where everybody is let in, and so nobody known."""
+    principal = current_principal.get()
+    return "" if principal is OWNER else principal.name
+
+
+def _traceparent(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str) and is_traceparent(value):
+            return value
+    return new_trace()
+
+
+def _invalid(field: str, value: object, rule: str) -> ServiceError:
+    return ServiceError(
+        f"{shortened(field)} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
+    )
+
+
+def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:
+    return ServiceError(
+        f"{what} from another configuration or other sources",
+        reason="EXPORT_EXISTS",
+        remedy=f"choose another {field}, or delete that export",
+        about={"export": existing.name, "field": field},
+    )
+
+
+def _wrong_state(record: ExportRecord, rule: str) -> ServiceError:
+    about = {"export": record.name, "state": record.state.value}
+    return ServiceError(f"{record.name} is {record.state.value}, it {rule}", reason="EXPORT_STATE", about=about)

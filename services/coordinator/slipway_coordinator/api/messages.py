@@ -1,0 +1,126 @@
+"""Records as the messages clients and workers get."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from google.protobuf.duration_pb2 import Duration
+
+from slipway.configuration import ExportConfiguration
+from slipway.rpc.wire import configuration_message, status_of, struct_of, timestamp
+from slipway_coordinator.model.offers import Granted
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
+from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.storage.events import Happening
+from slipway_coordinator.workflow.observation import attempt_span
+from slipway_protos.v1 import export_pb2, worker_pb2
+
+
+def export_message(record: ExportRecord) -> export_pb2.Export:
+    """An export as clients see it."""
+    message = export_summary(record)
+    message.configuration.CopyFrom(configuration_message(ExportConfiguration.model_validate(record.configuration)))
+    message.sources.update(record.sources)
+    message.tasks.extend(_task_message(task) for task in record.tasks)
+    return message
+
+
+def export_summary(record: ExportRecord) -> export_pb2.Export:
+    """The same without configuration, sources and tasks."""
+    message = export_pb2.Export(
+        name=record.name,
+        state=export_state(record.state),
+        outputs=record.outputs,
+        warnings=record.warnings,
+        recovery_profile=record.recovery_profile,
+        trace_id=record.traceparent.split("-")[1] if record.traceparent.count("-") == 3 else "",
+        etag=record.etag,
+        create_time=timestamp(record.create_time),
+        end_time=timestamp(record.end_time),
+        labels=record.labels,
+        priority=record.priority,
+        creator=record.creator,
+    )
+    if record.failure is not None:
+        message.error.CopyFrom(status_of(record.failure))
+    return message
+
+
+def _task_message(task: TaskRecord) -> export_pb2.Task:
+    return export_pb2.Task(
+        id=task.id,
+        stage=task.stage,
+        params=struct_of(task.params),
+        inputs=task.inputs,
+        format=task.format,
+        state=task_state(task.state),
+        attempts=[_attempt_message(attempt) for attempt in task.attempts],
+        outputs=task.outputs,
+        facts=struct_of(task.facts),
+    )
+
+
+def _attempt_message(attempt: AttemptRecord) -> export_pb2.Attempt:
+    message = export_pb2.Attempt(
+        number=attempt.number,
+        state=task_state(attempt.state),
+        params=struct_of(attempt.params),
+        worker=attempt.worker,
+        rule=attempt.rule,
+        note=attempt.note,
+        reused=attempt.reused,
+        start_time=timestamp(attempt.start_time),
+        end_time=timestamp(attempt.end_time),
+        peak_memory_bytes=attempt.peak_memory_bytes,
+    )
+    if attempt.failure is not None:
+        message.error.CopyFrom(status_of(attempt.failure))
+    return message
+
+
+def export_state(state: ExportState) -> export_pb2.ExportState:
+    """The state's number on the wire."""
+    return cast("export_pb2.ExportState", export_pb2.ExportState.Value(f"EXPORT_STATE_{state.name}"))
+
+
+def task_state(state: TaskState) -> export_pb2.TaskState:
+    """The state's number on the wire."""
+    return cast("export_pb2.TaskState", export_pb2.TaskState.Value(f"TASK_STATE_{state.name}"))
+
+
+def event_message(happening: Happening) -> export_pb2.ExportEvent:
+    """A numbered event as those who watch get it."""
+    message = export_pb2.ExportEvent(sequence=happening.sequence, time=timestamp(happening.time))
+    match happening.payload:
+        case ExportRecord() as record:
+            message.export.CopyFrom(export_message(record))
+        case export_pb2.TaskProgress() as progress:
+            message.progress.CopyFrom(progress)
+        case line:
+            message.log.CopyFrom(line)
+    return message
+
+
+def lease_message(granted: Granted) -> worker_pb2.TaskLease:
+    """A lease as its worker gets it."""
+    offer = granted.offer
+    lease = worker_pb2.TaskLease(
+        task=offer.key,
+        lease_epoch=granted.epoch,
+        stage=offer.stage,
+        params=struct_of(offer.params),
+        inputs=offer.inputs,
+        max_memory_bytes=granted.max_memory_bytes,
+        threads=offer.threads,
+        traceparent=attempt_span(offer.traceparent, offer.key, granted.epoch),
+    )
+    if offer.timeout_seconds:
+        lease.timeout.CopyFrom(duration(offer.timeout_seconds))
+    return lease
+
+
+def duration(seconds: float) -> Duration:
+    """Seconds as a Duration."""
+    result = Duration()
+    result.FromMilliseconds(round(seconds * 1000))
+    return result

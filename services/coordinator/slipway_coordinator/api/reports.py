@@ -1,0 +1,207 @@
+"""What workers send, checked before anything is kept of it.
+
+A worker is a program of somebody's machine, perhaps of another version: what it says is held to what its task can bring, so that
+nothing else reaches the export's record, those who watch it, or the next decision.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from slipway.artifacts.digests import is_digest
+from slipway.errors import Failure, ServiceError, StageError
+from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.security.limits import exceeded
+from slipway.stage import MOST_FACTS_BYTES
+from slipway.texts import hidden_character, number_of, quoted, shortened
+from slipway_coordinator.model.offers import Held, WorkerReport
+from slipway_coordinator.model.records import TaskRecord
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_protos.v1 import export_pb2, worker_pb2
+
+_MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
+_MOST_PARAMETERS = 256
+_LINE_LENGTH, _WORD_LENGTH = 5000, 200
+_LARGEST = 2**62
+_TASK = re.compile(r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Za-z0-9._-]{1,100}):([0-9]{1,9})")
+
+
+class _Facts(BaseModel):
+    """Facts that decisions are made from; a stage may record others."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    warnings: list[Annotated[str, StringConstraints(max_length=20_000)]] = Field(default=[], max_length=1000)
+    targets: list[str] = Field(default=[], max_length=100)
+    output_bytes: int = Field(default=0, ge=0, le=_LARGEST)
+    model_bytes: int = Field(default=0, ge=0, le=_LARGEST)
+
+
+def task_parts(key: str) -> tuple[str, str, int]:
+    """Return export, task and attempt of ``{export}:{task}:{attempt}``.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    found = _TASK.fullmatch(key)
+    attempt = None if found is None else number_of(found[3], most=10**9)
+    if found is None or attempt is None:
+        raise ServiceError(
+            f"task is {quoted(key)}",
+            reason="REQUEST_INVALID",
+            remedy="it is like EXPORT:TASK:ATTEMPT",
+            about={"field": "task"},
+        )
+    return found[1], found[2], attempt
+
+
+def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> WorkerReport:
+    """Return what a worker says of itself.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` or ``LIMIT_EXCEEDED``.
+    """
+    if not request.stages:
+        raise ServiceError("stages are needed", reason="REQUEST_INVALID", about={"field": "stages"})
+    can = request.capabilities
+    _check_count("stages", request.stages, _MOST_STAGES)
+    _check_count("running", request.running, _MOST_RUNNING)
+    _check_count("capabilities.versions", can.versions, _MOST_LIBRARIES)
+    _check_count("parameters", request.parameters, _MOST_STAGES)
+    for known in request.parameters.values():
+        _check_count("parameters", known.names, _MOST_PARAMETERS)
+        _check_words("parameters", known.names)
+    _check_words("parameters", request.parameters)
+    _check_words("stages", request.stages)
+    _check_words("capabilities.gpu_architecture", [can.gpu_architecture])
+    _check_words("capabilities.versions", [*can.versions, *can.versions.values()])
+    return WorkerReport(
+        worker=worker,
+        stages=frozenset(request.stages),
+        free_slots=request.free_slots,
+        draining=request.draining,
+        ending=request.ending,
+        memory_bytes=_between(can.memory_bytes),
+        gpu_architecture=can.gpu_architecture,
+        gpu_memory_bytes=_between(can.gpu_memory_bytes),
+        libraries=dict(can.versions),
+        parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
+        running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
+    )
+
+
+def progress_of(task: str, attempt: int, said: export_pb2.TaskProgress) -> export_pb2.TaskProgress:
+    """Return how far an attempt is, as those who watch are told."""
+    return export_pb2.TaskProgress(
+        task=task,
+        attempt=attempt,
+        phase=shortened(said.phase),
+        done=_between(said.done),
+        total=_between(said.total),
+        unit=shortened(said.unit),
+        memory_bytes=_between(said.memory_bytes),
+    )
+
+
+def lines_of(task: str, said: Iterable[export_pb2.LogLine]) -> list[export_pb2.LogLine]:
+    """Return the last log lines of a report, none of them longer than a worker's are."""
+    return [
+        export_pb2.LogLine(task=task, level=shortened(line.level), message=shortened(line.message, _LINE_LENGTH))
+        for line in list(said)[-_MOST_LINES:]
+    ]
+
+
+def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None) -> Event:
+    """Return how an attempt ended: with a failure where what the worker brings is not the task's result.
+
+    Args:
+        request: What it hands in.
+        task: The task, as it was planned; None when it is not known any more.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` when it says nothing.
+    """
+    _, task_id, attempt = task_parts(request.task)
+    outcome = request.WhichOneof("outcome")
+    if outcome is None:
+        raise ServiceError("outcome is needed", reason="REQUEST_INVALID", about={"field": "outcome"})
+    event = Event(
+        kind=EventKind.CANCELLED,
+        time=time.time(),
+        task=task_id,
+        attempt=attempt,
+        peak_memory_bytes=0 if outcome == "cancelled" else _between(request.peak_memory_bytes),
+    )
+    if outcome == "cancelled":
+        return event
+    if outcome == "error":
+        return event.model_copy(update={"kind": EventKind.FAILED, "failure": failure_of_status(request.error)})
+    fault = _fault(request.output, task)
+    if fault is not None:
+        return event.model_copy(update={"kind": EventKind.FAILED, "failure": fault})
+    found = {
+        "kind": EventKind.SUCCEEDED,
+        "outputs": dict(sorted(request.output.outputs.items())),
+        "facts": dict_of(request.output.facts),
+        "reused": request.output.reused,
+    }
+    return event.model_copy(update=found)
+
+
+def _fault(said: worker_pb2.TaskOutput, task: TaskRecord | None) -> Failure | None:
+    """Why this is not the result of the task; None when it can be."""
+    names = sorted(said.outputs)
+    if task is not None and task.output and names != [task.output]:
+        return _invalid(f"its outputs are {quoted(names)}, those of {task.stage} are {[task.output]}", "outputs")
+    for name, digest in sorted(said.outputs.items()):
+        if not is_digest(digest):
+            return _invalid(f"output {quoted(name)} is {quoted(digest)}, which is no digest", "outputs")
+    size = said.facts.ByteSize()
+    if size > MOST_FACTS_BYTES:
+        return _invalid(f"its facts have {size} bytes, {MOST_FACTS_BYTES} are allowed", "facts")
+    try:
+        _Facts.model_validate(dict_of(said.facts))
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in ("facts", *found["loc"]))
+        return _invalid(f"{place} is {quoted(found['input'])}: {found['msg']}", place)
+    return None
+
+
+def _invalid(what: str, field: str) -> Failure:
+    return StageError(
+        f"what the worker brought is not the result of this task: {what}",
+        reason="RESULT_INVALID",
+        remedy="run workers of the coordinator's version",
+        about={"field": field},
+    ).failure()
+
+
+def _check_count(field: str, items: Mapping[str, Any] | Any, most: int) -> None:
+    if len(items) > most:
+        raise exceeded(f"{field} has {len(items)} entries, {most} are allowed", field=field)
+
+
+def _check_words(field: str, words: Iterable[str]) -> None:
+    """Names of stages and libraries are shown, logged, and labels of metrics."""
+    for word in words:
+        if len(word) > _WORD_LENGTH:
+            raise exceeded(f"{field} has {quoted(word)}, {_WORD_LENGTH} characters are allowed", field=field)
+        if hidden_character(word):
+            raise ServiceError(
+                f"{field} has {quoted(word)}, with the character {hidden_character(word)}",
+                reason="REQUEST_INVALID",
+                remedy="leave it out",
+                about={"field": field},
+            )
+
+
+def _between(number: int) -> int:
+    """An amount as it can be; a worker's may be any number."""
+    return min(max(number, 0), _LARGEST)

@@ -1,0 +1,96 @@
+"""``slipway.v1.WorkerService``: how workers get tasks and hand in results."""
+
+from __future__ import annotations
+
+import re
+
+import grpc
+
+from slipway.errors import ServiceError
+from slipway.rpc.serving import LONGEST_POLL_SECONDS, unary
+from slipway.security.access.principals import OWNER
+from slipway.security.interceptor import current_principal
+from slipway.texts import quoted
+from slipway_coordinator.api.messages import duration, lease_message
+from slipway_coordinator.api.reports import completion, lines_of, progress_of, task_parts, worker_report
+from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.model.offers import Held
+from slipway_coordinator.model.records import TaskRecord
+from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
+
+_MOST = 99  # with a principal's name, a column's width
+_WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """The broker of one coordinator, on the wire."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @unary
+    async def Synchronize(  # noqa: N802 - the RPC's name
+        self,
+        request: worker_pb2.SynchronizeRequest,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> worker_pb2.SynchronizeResponse:
+        """Reports in, leases and cancellations out."""
+        report = worker_report(_worker(request.worker_id), request)
+        broker = self._coordinator.broker
+        await self._pass_on(report.worker, request)
+        wait = min(request.max_wait.seconds + request.max_wait.nanos / 1e9, LONGEST_POLL_SECONDS)
+        answer = await broker.synchronize(report, wait_seconds=wait)
+        return worker_pb2.SynchronizeResponse(
+            lease_ttl=duration(broker.ttl),
+            cancel_tasks=answer.cancel,
+            leases=[lease_message(granted) for granted in answer.granted],
+        )
+
+    @unary
+    async def CompleteTask(  # noqa: N802
+        self,
+        request: worker_pb2.CompleteTaskRequest,
+        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    ) -> worker_pb2.CompleteTaskResponse:
+        """A result in. One that is not the task's ends the attempt, too: this worker has no other."""
+        worker, held = _worker(request.worker_id), Held(request.task, request.lease_epoch)
+        export, task, _ = task_parts(request.task)
+        event = completion(request, await self._planned(export, task))
+        if not self._coordinator.broker.is_of_another(worker, request.task):
+            for line in lines_of(task, request.logs):
+                await self._coordinator.hub.publish(export, line)
+        await self._coordinator.broker.complete(worker, held, event)
+        if event.failure is not None and request.WhichOneof("outcome") == "output":
+            raise event.failure.error()
+        return worker_pb2.CompleteTaskResponse()
+
+    async def _planned(self, export: str, task: str) -> TaskRecord | None:
+        record = await self._coordinator.load(export)
+        return next((each for each in record.tasks if each.id == task), None) if record is not None else None
+
+    async def _pass_on(self, worker: str, request: worker_pb2.SynchronizeRequest) -> None:
+        """Progress and log lines to those who watch, of tasks that are not another's."""
+        for running in request.running:
+            export, task, attempt = task_parts(running.task)
+            if self._coordinator.broker.is_of_another(worker, running.task):
+                continue
+            if running.HasField("progress"):
+                await self._coordinator.hub.publish(export, progress_of(task, attempt, running.progress))
+            for line in lines_of(task, running.logs):
+                await self._coordinator.hub.publish(export, line)
+
+
+def _worker(worker_id: str) -> str:
+    """A worker's full name: who it proved to be by its certificate or token, then what it calls itself.
+
+    Leases are held under this name, so that nobody renews or completes those of another identity, whatever it says.
+    """
+    if not _WORKER_ID.fullmatch(worker_id):
+        raise ServiceError(
+            f"worker_id is {quoted(worker_id)}",
+            reason="REQUEST_INVALID",
+            remedy=f"it takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'",
+            about={"field": "worker_id"},
+        )
+    principal = current_principal.get()
+    return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"

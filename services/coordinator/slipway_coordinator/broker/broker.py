@@ -1,0 +1,279 @@
+"""Who runs what: a :class:`Board` in memory over durable leases.
+
+The workflow says what is wanted (:meth:`Broker.set_offers`), workers say what they run and have room for
+(:meth:`Broker.synchronize`), and whatever follows from that is told to the workflow as an :class:`Event`. A lease has an
+epoch that grows with every grant, so what a former owner hands in late is recognised and refused. After a restart the
+memory is empty; workers present what they run and are adopted, which is why nobody's lease is ended in the first
+``ttl`` seconds.
+
+Memory decides who is asked, and changes at once; the :class:`Ledger` decides what counts, and changes in the same order a
+little later. Nobody waits for another's transaction: those of one worker, and those about what one export wants, take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from slipway.errors import ServiceError
+from slipway.observability import metrics
+from slipway.observability.telemetry import within
+from slipway_coordinator.broker.board import Board, Lease, Wanted
+from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.storage.inbox import Message
+from slipway_coordinator.storage.journal import Journal, to_its_end
+from slipway_coordinator.storage.leases import LeaseRow, LeaseState
+from slipway_coordinator.storage.ledger import Ledger
+
+log = logging.getLogger("slipway.coordinator.broker")
+
+
+@dataclass
+class Broker:
+    """Offers and leases of one coordinator. All methods run on one event loop.
+
+    Attributes:
+        ledger: Durable part.
+        journal: Carries changes of the ledger out.
+        deliver: Hands events that were stored to the workflows.
+        ttl: Seconds a lease lives without a report.
+        clock: Seconds; only differences matter.
+        board: What waits, runs and serves at this moment.
+    """
+
+    ledger: Ledger
+    journal: Journal
+    deliver: Callable[[Message | None], None]
+    ttl: float = 30.0
+    clock: Callable[[], float] = time.monotonic
+    board: Board = field(init=False)
+    _generation: int = 0
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        self.board = Board(self.ttl, self.clock)
+
+    async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[str] = ()) -> None:
+        """Say all attempts of an export that shall run now; what was wanted before and is not any more is withdrawn.
+
+        Args:
+            export: Name of the export.
+            wanted: Attempts that shall run, or run already.
+            revoked: Keys of running attempts whose workers shall end them and say so.
+        """
+        await to_its_end(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
+
+    async def _set_offers(self, export: str, offers: Mapping[str, Offer], revoked: frozenset[str]) -> None:
+        async with self._turn(export):
+            before = self.board.wanted.get(export)
+            gone = [key for key in (before.offers if before is not None else ()) if key not in offers]
+            gone += [key for key in self.board.held if key not in offers and key.partition(":")[0] == export]
+            for key in gone:
+                self.board.withdraw(key)
+                self.board.held.pop(key, None)
+            done = before.done & offers.keys() if before is not None else set[str]()
+            for key in offers.keys() & self.board.held.keys():
+                self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
+            new = [key for key in offers if not self.board.is_known(key) and key not in done]
+            self.board.wanted[export] = Wanted(offers, done)
+            if new or before is None or not before.done.issuperset(gone):
+                rows, told = await self.journal.do(
+                    lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
+                )
+                for message in told:
+                    self.deliver(message)
+                self._add(new, rows, offers, revoked=revoked)
+            if not offers:
+                del self.board.wanted[export]
+        if new or revoked:
+            await self._wake()
+
+    def _add(
+        self,
+        new: Iterable[str],
+        rows: Mapping[str, LeaseRow],
+        offers: Mapping[str, Offer],
+        *,
+        revoked: frozenset[str],
+    ) -> None:
+        for key in new:
+            row = rows.get(key)
+            if self.board.is_known(key) or (row is not None and row.state is LeaseState.ENDED):
+                continue  # taken back meanwhile, or its result is on the way to the workflow
+            if row is not None and row.state is LeaseState.HELD:
+                self.board.hold(key, row.worker, epoch=row.epoch, offer=offers[key], revoked=key in revoked)
+            elif key not in revoked:
+                self.board.offer(offers[key])
+
+    async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
+        """Renew, adopt, cancel and grant; parks up to ``wait_seconds`` while there is nothing to say.
+
+        Only the arrival of a call renews leases: its worker may end while it is parked. So whoever runs something is answered
+        early enough to call again.
+        """
+        deadline = self.clock() + (min(wait_seconds, self.ttl / 3) if report.running else wait_seconds)
+        arriving = True
+        while True:
+            seen = self._generation
+            answer = await to_its_end(self._synchronize(report, arriving=arriving))
+            arriving = False
+            remaining = deadline - self.clock()
+            if answer.granted or answer.cancel or remaining <= 0:
+                return answer
+            try:
+                async with asyncio.timeout(remaining), self._changed:
+                    await self._changed.wait_for(lambda: self._generation != seen)  # noqa: B023 - waited for here
+            except TimeoutError:
+                deadline = self.clock()
+
+    async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer:
+        async with self._turn(f"worker {report.worker}"):
+            board = self.board
+            board.hear(report)
+            for held in report.running if arriving else ():
+                await self._renew(report.worker, held)
+            cancel = [held.task for held in report.running if not board.keeps(report.worker, held)]
+            granted = board.unknown_to(report)
+            free = 0 if report.draining else report.free_slots - len(granted)
+            chosen = board.choose(report, free=free, busy=len(report.running) + len(granted))
+            if chosen:
+                granted += await self._grant(chosen, report)
+            return Answer(granted=tuple(granted), cancel=tuple(cancel))
+
+    async def _renew(self, worker: str, held: Held) -> None:
+        """Renew or adopt a lease, if it is this worker's."""
+        lease = self.board.held.get(held.task)
+        if lease is None:
+            await self._adopt(worker, held)
+        elif lease.worker == worker and lease.epoch == held.epoch:
+            lease.expires = self.board.expiry()
+
+    async def _adopt(self, worker: str, held: Held) -> None:
+        async with self._turn(held.export):
+            offer = self.board.withdraw(held.task)  # nobody is given it meanwhile
+            adopted = False
+            try:
+                adopted, told = await self.journal.do(lambda: self.ledger.adopt(worker, held, offer))
+            finally:
+                if not adopted and offer is not None:
+                    self.board.offer(offer)
+            if not adopted:
+                return
+            self.deliver(told)
+            self.board.withdraw(held.task)  # its lease may have been taken back just before
+            self.board.hold(held.task, worker, epoch=held.epoch, offer=self.board.wanted_offer(held.task))
+            log.info(f"adopted {held.task} from worker {worker}")
+
+    async def _grant(self, offers: Sequence[Offer], report: WorkerReport) -> list[Granted]:
+        pending = [self.board.held[offer.key] for offer in offers]
+        try:
+            epochs, told = await self.journal.do(lambda: self.ledger.grant(offers, report.worker))
+        except BaseException:
+            for offer, lease in zip(offers, pending, strict=True):
+                if self.board.let_go(offer.key, lease) and self.board.wanted_offer(offer.key) is not None:
+                    self.board.offer(offer)
+            raise
+        for message in told:
+            self.deliver(message)
+        granted = []
+        for offer, lease, epoch in zip(offers, pending, epochs, strict=True):
+            waited = self.board.waited(offer.key)
+            if epoch is None:
+                self.board.let_go(offer.key, lease)
+            elif self.board.held.get(offer.key) is lease:  # or it is not wanted any more
+                lease.epoch, lease.expires = epoch, self.board.expiry()
+                metrics.LEASES_GRANTED.add(stage=offer.stage)
+                metrics.QUEUE_SECONDS.observe(waited, stage=offer.stage)
+                with within(offer.traceparent):
+                    log.info(f"leased {offer.key} (epoch {epoch}) to worker {report.worker}")
+                granted.append(Granted(offer, epoch, memory_limit(offer, report)))
+        return granted
+
+    async def complete(self, worker: str, held: Held, event: Event) -> None:
+        """Take a result in: durable when this returns, and safe to repeat.
+
+        Args:
+            worker: Who hands it in.
+            held: Which lease it is for.
+            event: SUCCEEDED, FAILED or CANCELLED.
+
+        Raises:
+            ServiceError: reason ``LEASE_LOST``.
+        """
+        await to_its_end(self._complete(worker, held, event))
+
+    async def _complete(self, worker: str, held: Held, event: Event) -> None:
+        ended = event.kind is not EventKind.CANCELLED
+        async with self._turn(held.export):
+            accepted, told = await self.journal.do(lambda: self.ledger.complete(worker, held, event))
+            if not accepted:
+                metrics.LEASES_REFUSED.add()
+                raise ServiceError(
+                    f"{held.task} was given to another worker since, or is not wanted any more",
+                    reason="LEASE_LOST",
+                    remedy="drop the result",
+                    about={"task": held.task, "lease_epoch": held.epoch},
+                )
+            lease = self.board.held.get(held.task)
+            if lease is not None and lease.epoch == held.epoch:
+                del self.board.held[held.task]
+            if ended:
+                self.board.withdraw(held.task)
+                if held.export in self.board.wanted:
+                    self.board.wanted[held.export].done.add(held.task)
+            self.deliver(told)
+        if lease is None or lease.offer is None or lease.offer.exclusive:
+            await self._wake()
+
+    async def expire(self) -> None:
+        """Take back leases whose workers were silent for too long, and let go on what was postponed; called about once a second."""
+        self.board.waiting.release(now=time.time())
+        try:
+            await to_its_end(self._take_back(self.board.late()))
+        finally:
+            self.board.forget_silent()
+        await self._wake()
+
+    async def _take_back(self, late: Sequence[tuple[str, Lease]]) -> None:
+        for key, lease in late:
+            if not self.board.let_go(key, lease):
+                continue
+            held, offer, departed = Held(key, lease.epoch), lease.offer, self.board.is_ending(lease.worker)
+            try:
+                taken, told = await self.journal.do(
+                    lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)  # noqa: B023 - waited for here
+                )
+            except ServiceError:
+                self.board.held.setdefault(key, lease)  # it is tried again
+                raise
+            if not taken:
+                continue  # its result came in meanwhile
+            self.deliver(told)
+            with within(offer.traceparent if offer is not None else ""):
+                why = "has departed" if departed else "is silent"
+                log.warning(f"worker {lease.worker} {why}: {key} is taken back")
+            if offer is None:
+                continue
+            metrics.LEASES_EXPIRED.add(stage=offer.stage)
+            if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
+                self.board.offer(offer)
+
+    def is_of_another(self, worker: str, task: str) -> bool:
+        """Whether a task is known to be another worker's; right after a restart, nothing is known."""
+        lease = self.board.held.get(task)
+        return lease is not None and lease.worker != worker
+
+    async def _wake(self) -> None:
+        self._generation += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What is done in turns for one worker, or for one export."""
+        return self._turns.setdefault(name, asyncio.Lock())

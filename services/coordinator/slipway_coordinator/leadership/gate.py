@@ -1,0 +1,52 @@
+"""What a coordinator says to every call while it starts: unavailable, until it has taken up what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from slipway.errors import Failure, ServiceError
+from slipway.observability import metrics
+from slipway.rpc.serving import abort
+
+_OURS = "/slipway.v1."
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Refuses Slipway's own calls while it is closed; health checks and reflection always pass."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """The handler of the call, or one that refuses it."""
+        handler = await continuation(handler_call_details)
+        if self.is_open or handler is None or not str(handler_call_details.method).startswith(_OURS):
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse_stream, handler.request_deserializer)
+        return grpc.unary_unary_rpc_method_handler(_refuse, handler.request_deserializer)
+
+
+async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
+    await abort(context, _starting())
+
+
+async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    yield await abort(context, _starting())
+
+
+def _starting() -> Failure:
+    metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
+    error = ServiceError(
+        "this coordinator is starting",
+        reason="COORDINATOR_UNAVAILABLE",
+        remedy="try again",
+    )
+    return error.failure()

@@ -1,0 +1,124 @@
+"""Sources that a request only names: the task that imports them, and the plan that follows once they are artifacts. Pure.
+
+What has to be done with a base shows only when it is looked at, so such an export begins with one task, and the others are
+planned when that has succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
+from slipway.configuration import ExportConfiguration
+from slipway.errors import Failure, ServiceError, StageError
+from slipway.export_sources.naming import source_settings
+from slipway.planning.plan import PlannedTask, check_formats, plan
+from slipway.registry import IMPORT
+from slipway.texts import one_line, quoted
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
+
+TASK = "import"
+_LABEL_NAME_LENGTH, _LABEL_LENGTH = 100, 500
+
+
+def import_task(
+    configuration: ExportConfiguration, given: Mapping[str, str], imports: Mapping[str, str]
+) -> PlannedTask:
+    """The task that imports sources. Those that were brought are its inputs, to be looked at with the others."""
+    document = configuration.model_dump(mode="json")
+    where = source_settings(configuration) | dict(given)
+    heldout = where["heldout"] if "heldout" in given or "heldout" in imports else ""
+    adapters = [where[f"adapter-{number:02}"] for number, _ in enumerate(configuration.combination.adapters, 2)]
+    sources: dict[str, Any] = {
+        "base_model": document["base_model"] | {"name": where["base"]},
+        "checkpoint": document["checkpoint"] | {"path": where["adapter"]},
+        "combination": document["combination"] | {"adapters": adapters},
+        "validation": document["validation"] | {"heldout": heldout},
+    }
+    inputs = {name: f"source:{name}" for name in sorted(given)}
+    return PlannedTask(TASK, IMPORT, {"sources": sources, "imports": dict(sorted(imports.items()))}, inputs)
+
+
+class _Facts(BaseModel):
+    """Facts of an import that the plan, and what is told of the export, are made from."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    urls: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    source_formats: dict[str, str] = {}
+
+
+def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[str, Any]) -> Failure | None:
+    """What is wrong with the result of an import: not what was asked for, or other content than before."""
+    wanted = set(task.params["imports"])
+    if set(outputs) != wanted:
+        return _invalid(
+            f"the import brought {quoted(sorted(outputs)) if outputs else 'nothing'} instead of {', '.join(sorted(wanted))}"
+        )
+    try:
+        found = _Facts.model_validate(facts)
+        check_formats({*wanted, *task.inputs}, found.source_formats)
+    except ServiceError as error:
+        return _invalid(error.message)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in ("facts", *first["loc"]))
+        return _invalid(f"{quoted(place)} of the import is {quoted(first['input'])}: {first['msg']}")
+    strange = sorted(set(found.urls) - wanted)
+    if strange:
+        return _invalid(f"facts.urls of the import has {quoted(strange[0])}, which is none of its sources")
+    before = {name: pin["digest"] for name, pin in task.params.get("pinned", {}).items()}
+    changed = sorted(name for name, digest in before.items() if outputs[name] != digest)
+    if changed:
+        return StageError(
+            f"{', '.join(changed)} changed since the export began",
+            reason="SOURCE_CHANGED",
+            remedy="create the export anew",
+            about={"source": changed[0]},
+        ).failure()
+    return None
+
+
+def _invalid(what: str) -> Failure:
+    return StageError(what, reason="RESULT_INVALID", remedy="run workers of the coordinator's version").failure()
+
+
+def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
+    """The export after its sources were imported: their digests, what they are called, and the tasks that are to be done.
+
+    Args:
+        record: The export.
+        task: Its import, which has succeeded.
+    """
+    if len(record.tasks) > 1:  # made again, because the store lost something
+        return record.replacing(task)
+    facts = _Facts.model_validate(task.facts)
+    pinned = {name: {"url": facts.urls.get(name, ""), "digest": digest} for name, digest in task.outputs.items()}
+    task = task.with_(params={**task.params, "pinned": pinned})
+    sources = {**record.sources, **task.outputs}
+    planned = plan(
+        ExportConfiguration.model_validate(record.configuration),
+        sources,
+        source_formats=facts.source_formats,
+    )
+    following = (TaskRecord.from_plan(each) for each in planned)
+    return record.with_(
+        sources=dict(sorted(sources.items())),
+        labels=dict(sorted({**_labels(facts.labels), **record.labels}.items())),
+        tasks=(task, *(each.with_(inputs=_made(each.inputs, task)) for each in following)),
+    )
+
+
+def _made(inputs: Mapping[str, str], task: TaskRecord) -> dict[str, str]:
+    """Inputs that the import makes are its outputs, so that it runs again when the store has lost one."""
+    made = {f"source:{name}": f"task:{task.id}/{name}" for name in task.outputs}
+    return {name: made.get(reference, reference) for name, reference in inputs.items()}
+
+
+def _labels(found: Mapping[str, str]) -> dict[str, str]:
+    """Names that the sources have where they were found, as far as they can be shown."""
+    return {one_line(name[:_LABEL_NAME_LENGTH]): one_line(value[:_LABEL_LENGTH]) for name, value in found.items()}

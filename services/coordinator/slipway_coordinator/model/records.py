@@ -1,0 +1,193 @@
+"""The coordinator's view of an export as plain, frozen data: what is stored, published and sent to clients.
+
+Times are seconds since the epoch. Everything is JSON-ready, so the same document is a workflow's step result, a row of the
+read model and an event.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.errors import Failure
+from slipway.planning.matching import Requirements
+from slipway.planning.plan import PlannedTask
+from slipway_coordinator.model.states import ExportState, TaskState, check_export_move, check_task_move
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some fields replaced."""
+        return self.model_copy(update=changes)
+
+
+class Resources(_Record):
+    """How an attempt runs, beside its parameters.
+
+    Attributes:
+        memory_factor: Share of the usual memory limit, above 0.
+        threads: Threads for numeric libraries; 0 leaves it to the configuration and the worker.
+        timeout_factor: Multiple of the usual time limit.
+        exclusive: Nothing else runs on the same worker meanwhile.
+    """
+
+    memory_factor: float = 1.0
+    threads: int = 0
+    timeout_factor: float = 1.0
+    exclusive: bool = False
+
+
+class AttemptRecord(_Record):
+    """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
+    lease it runs, ``lost_epoch`` under which it ran before that, ``losses`` how many of its workers fell silent, ``departures`` how many of them
+    had said before that they were told to end. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
+    """
+
+    number: int
+    run: int = 1
+    state: TaskState
+    params: dict[str, Any]
+    inputs: dict[str, str] = Field(default_factory=dict)
+    resources: Resources = Resources()
+    worker: str = ""
+    epoch: int = 0
+    lost_epoch: int = 0
+    losses: int = 0
+    departures: int = 0
+    failure: Failure | None = None
+    rule: str = ""
+    note: str = ""
+    not_before: float = 0.0
+    avoid: tuple[str, ...] = ()
+    reused: bool = False
+    start_time: float | None = None
+    end_time: float | None = None
+    peak_memory_bytes: int = 0
+
+
+class TaskRecord(_Record):
+    """One planned task, its attempts and, when it succeeded, its result. ``output`` names what it gives; empty for anything."""
+
+    id: str
+    stage: str
+    params: dict[str, Any]
+    inputs: dict[str, str]
+    format: str = ""
+    partial: bool = False
+    requirements: Requirements = Requirements()
+    output: str = ""
+    state: TaskState = TaskState.WAITING
+    attempts: tuple[AttemptRecord, ...] = ()
+    outputs: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def from_plan(cls, task: PlannedTask) -> TaskRecord:
+        """A task that has not begun."""
+        return cls(
+            id=task.id,
+            stage=task.stage,
+            params=dict(task.params),
+            inputs=dict(task.inputs),
+            format=task.format,
+            partial=task.partial,
+            requirements=task.requirements,
+            output=task.output,
+        )
+
+    @property
+    def attempt(self) -> AttemptRecord:
+        """The latest attempt; there is one as soon as the task left WAITING."""
+        return self.attempts[-1]
+
+    def moved(self, state: TaskState, **changes: Any) -> TaskRecord:
+        """This task in another state."""
+        check_task_move(self.state, state)
+        return self.with_(state=state, **changes)
+
+    def with_attempt(self, **changes: Any) -> TaskRecord:
+        """This task with its latest attempt changed."""
+        return self.with_(attempts=(*self.attempts[:-1], self.attempt.with_(**changes)))
+
+
+class ExportRecord(_Record):
+    """One export. ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the
+    client's name of the request that made it, empty without one; of several, that of the higher ``priority`` goes first.
+    ``events_read`` is the number of the run's last event that this revision follows from.
+    ``creator`` is the principal that asked for it, empty where nobody has to say who they are.
+    """
+
+    name: str
+    configuration: dict[str, Any]
+    request_hash: str
+    request_id: str = ""
+    creator: str = ""
+    priority: int = 0
+    sources: dict[str, str]
+    labels: dict[str, str] = Field(default_factory=dict)
+    tasks: tuple[TaskRecord, ...]
+    state: ExportState = ExportState.QUEUED
+    failure: Failure | None = None
+    warnings: tuple[str, ...] = ()
+    recovery_profile: str = ""
+    traceparent: str = ""
+    revision: int = 1
+    run: int = 1
+    events_read: int = 0
+    create_time: float
+    begin_time: float | None = None
+    end_time: float | None = None
+
+    @property
+    def project(self) -> str:
+        """Who it belongs to."""
+        return self.name.split("/")[1]
+
+    @property
+    def etag(self) -> str:
+        """Changes with every change of the export."""
+        return f"{self.run}-{self.revision}"
+
+    def task(self, task_id: str) -> TaskRecord:
+        """The task of this id."""
+        return next(task for task in self.tasks if task.id == task_id)
+
+    def replacing(self, task: TaskRecord) -> ExportRecord:
+        """This export with one task replaced."""
+        return self.with_(tasks=tuple(task if old.id == task.id else old for old in self.tasks))
+
+    def moved(self, state: ExportState, **changes: Any) -> ExportRecord:
+        """This export in another state."""
+        check_export_move(self.state, state)
+        return self.with_(state=state, **changes)
+
+    @property
+    def workflow_id(self) -> str:
+        """Id of the durable workflow that carries out this run."""
+        return f"{self.name}#{self.run}"
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Delivered artifacts by format, in plan order."""
+        return {
+            task.format: next(iter(task.outputs.values()))
+            for task in self.tasks
+            if task.format and task.state is TaskState.SUCCEEDED and task.outputs
+        }
+
+    @property
+    def results(self) -> set[str]:
+        """Digests of everything its tasks made, delivered or not."""
+        return {digest for task in self.tasks for digest in task.outputs.values()}
+
+    def to_json(self) -> dict[str, Any]:
+        """This record as JSON-ready data."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, data: Any) -> ExportRecord:
+        """The record that :meth:`to_json` wrote."""
+        return cls.model_validate(data)

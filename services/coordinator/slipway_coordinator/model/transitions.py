@@ -1,0 +1,345 @@
+"""How an export moves on: pure functions from a record and something that happened to the next record.
+
+What happens arrives as one ordered stream of :class:`Event`; applying the same stream gives the same records, which is what
+lets a restarted coordinator replay an export. Events about an attempt that is no longer the current one change nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.errors import Failure, StageError
+from slipway.registry import IMPORT
+from slipway_coordinator.model.importing import check_outputs, with_sources
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
+from slipway_coordinator.model.recovery import NextAttempt
+from slipway_coordinator.model.states import ExportState, TaskState
+
+MOST_LOSSES = 5
+"""Leases of one attempt that may end in silence; more than a worker's bad day, fewer than it takes to wear out a cluster."""
+
+MOST_DEPARTURES = 50
+"""The same of workers that had been told to end, as those on spot nodes are every few hours; not without limit, as a task may be
+what its pod is evicted for."""
+
+
+class EventKind(StrEnum):
+    """What can happen to an export from outside."""
+
+    LEASED = "leased"
+    LEASE_LOST = "lease_lost"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel_requested"
+
+
+class Event(BaseModel):
+    """Something that happened, at ``time`` (seconds since the epoch). All but ``CANCEL_REQUESTED`` concern one attempt; ``departed``
+    says of ``LEASE_LOST`` that the worker had been told to end before it fell silent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: EventKind
+    time: float
+    task: str = ""
+    attempt: int = 0
+    worker: str = ""
+    epoch: int = 0
+    outputs: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
+    reused: bool = False
+    failure: Failure | None = None
+    peak_memory_bytes: int = 0
+    departed: bool = False
+
+
+def begin(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Start a run: whatever can start is queued."""
+    return advance(record.moved(ExportState.RUNNING, begin_time=now), now=now)
+
+
+def apply(record: ExportRecord, event: Event) -> ExportRecord:
+    """The export after an event. A task whose attempt failed stays RUNNING until :func:`retry` or :func:`give_up`."""
+    if event.kind is EventKind.CANCEL_REQUESTED:
+        return cancel(record, now=event.time)
+    task = next((task for task in record.tasks if task.id == event.task), None)
+    if task is None or not task.attempts or task.attempt.number != event.attempt or task.attempt.state.ended:
+        return record
+    event = _checked(task, event)
+    match event.kind:
+        case EventKind.LEASED:
+            last = task.attempt
+            adopted = event.epoch == last.epoch  # its worker was not gone, only not heard of
+            changed = task.moved(TaskState.RUNNING).with_attempt(
+                state=TaskState.RUNNING,
+                worker=event.worker,
+                epoch=event.epoch,
+                lost_epoch=last.epoch if not adopted else last.lost_epoch,
+                losses=max(last.losses - adopted, 0),
+                departures=max(last.departures - (adopted and not last.losses), 0),
+                start_time=event.time,
+            )
+        case EventKind.LEASE_LOST:
+            changed = _left(task, event)
+        case EventKind.SUCCEEDED:
+            record = _succeeded(record, task, event)
+            changed = record.task(task.id)
+        case EventKind.FAILED:
+            changed = task.moved(TaskState.RUNNING).with_attempt(
+                state=TaskState.FAILED,
+                failure=event.failure,
+                end_time=event.time,
+                peak_memory_bytes=event.peak_memory_bytes,
+            )
+        case EventKind.CANCELLED if record.state is ExportState.CANCELLING:
+            changed = task.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
+        case _:  # a worker that shuts down hands its task back
+            changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
+    record = record.replacing(changed)
+    if record.state is ExportState.CANCELLING:  # this one may go back, and an import bring others
+        record = _waiting_cancelled(record, event.time)
+    return advance(record, now=event.time)
+
+
+def _checked(task: TaskRecord, event: Event) -> Event:
+    """The event, or a failure in place of the success of an import that brought something else."""
+    if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:
+        return event
+    failure = check_outputs(task, event.outputs, event.facts)
+    return event if failure is None else event.model_copy(update={"kind": EventKind.FAILED, "failure": failure})
+
+
+def _left(task: TaskRecord, event: Event) -> TaskRecord:
+    """The task for another worker; what no worker survives, as some containers end with the first of their processes, has failed."""
+    last = task.attempt
+    ran = last.state is TaskState.RUNNING
+    losses, departures = last.losses + (ran and not event.departed), last.departures + (ran and event.departed)
+    if losses < MOST_LOSSES and departures < MOST_DEPARTURES:
+        return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, losses=losses, departures=departures)
+    failure = StageError(
+        f"{losses + departures} workers in a row fell silent while they ran {task.stage}, the last one {last.worker}",
+        reason="STAGE_KILLED",
+        about={"worker": last.worker, "losses": losses, "departures": departures},
+    ).failure()
+    return task.moved(TaskState.RUNNING).with_attempt(
+        state=TaskState.FAILED, failure=failure, losses=losses, departures=departures, end_time=event.time
+    )
+
+
+def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:
+    """Tasks whose latest attempt failed and for which nothing was decided yet."""
+    return tuple(
+        task for task in record.tasks if task.state is TaskState.RUNNING and task.attempt.state is TaskState.FAILED
+    )
+
+
+def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:
+    """Queue another attempt of a task that failed, or make its inputs again first."""
+    task = record.task(task_id)
+    if following.warning:
+        record = record.with_(warnings=_joined(record.warnings, (following.warning,)))
+    if following.remake_inputs:
+        producers = _producers_to_repeat(record, task)
+        for producer in producers:
+            record = record.replacing(_queued(record, producer, rule=following.rule, note=following.note))
+        if producers:
+            return record.replacing(task.moved(TaskState.WAITING))
+    queued = _queued(
+        record,
+        task,
+        params=following.params,
+        inputs=task.attempt.inputs,
+        resources=following.resources,
+        rule=following.rule,
+        note=following.note,
+    )
+    queued = queued.with_attempt(
+        not_before=now + following.wait_seconds if following.wait_seconds else 0.0,
+        avoid=_failed_on(record, task) if following.elsewhere else (),
+    )
+    return advance(record.replacing(queued), now=now)
+
+
+def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
+    """Make a task's failure final. Independent branches go on; the failure that decides becomes the export's.
+
+    With several, neither the order in which they happened nor the number of workers changes which one that is.
+    """
+    task = record.task(task_id)
+    end = TaskState.CANCELLED if record.state is ExportState.CANCELLING else TaskState.FAILED
+    changed = record.replacing(task.moved(end).with_attempt(failure=failure))
+    if end is TaskState.FAILED:
+        final = (each.attempt.failure for each in changed.tasks if each.state is TaskState.FAILED)
+        changed = changed.with_(failure=Failure.deciding(each for each in final if each is not None))
+    return advance(changed, now=now)
+
+
+def cancel(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Ask for the end: what has not begun never will; what runs is ended by its worker."""
+    if record.state.ended or record.state is ExportState.CANCELLING:
+        return record
+    return advance(_waiting_cancelled(record.moved(ExportState.CANCELLING), now), now=now)
+
+
+def stopped(record: ExportRecord, failure: Failure, *, now: float) -> ExportRecord:
+    """End an export where it is, for a failure that is none of its tasks'; it can be retried."""
+    for task in record.tasks:
+        if not task.state.ended:
+            record = record.replacing(_cancelled(task, now))
+    return record.with_(state=ExportState.FAILED, failure=failure, end_time=now)
+
+
+def restarted(record: ExportRecord) -> ExportRecord:
+    """An ended export ready for another run: finished tasks are kept unless what they were made from will change."""
+    again: set[str] = set()
+    for task in record.tasks:  # in an order in which they can run
+        stale = any(producer in again for producer in _producer_ids(task))
+        if task.state is not TaskState.SUCCEEDED or stale:
+            again.add(task.id)
+            record = record.replacing(task.moved(TaskState.WAITING, outputs={}, facts={}))
+    return record.moved(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
+
+
+def advance(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Queue every task whose inputs are there, skip those whose inputs will never come, and end the export after the last."""
+    while True:
+        for task in record.tasks:
+            if task.state is not TaskState.WAITING:
+                continue
+            following = _ready(record, task)
+            if following is not task:
+                record = record.replacing(following)
+                break
+        else:
+            break
+    if record.state is ExportState.QUEUED or record.state.ended or not all(task.state.ended for task in record.tasks):
+        return record
+    record = record.moved(_end_state(record), end_time=now)
+    if record.state is ExportState.FAILED and record.failure is None:
+        record = record.with_(failure=_unexplained(record))
+    return record
+
+
+def _unexplained(record: ExportRecord) -> Failure:
+    """Why an export failed of which no task did: inputs of some are not among what others brought."""
+    skipped = [task.id for task in record.tasks if task.state is TaskState.SKIPPED]
+    return StageError(
+        f"{', '.join(skipped)} cannot run: tasks before brought other outputs than were planned",
+        reason="RESULT_INVALID",
+    ).failure()
+
+
+def _end_state(record: ExportRecord) -> ExportState:
+    if all(task.state is TaskState.SUCCEEDED for task in record.tasks):
+        return ExportState.SUCCEEDED
+    return ExportState.CANCELLED if record.state is ExportState.CANCELLING else ExportState.FAILED
+
+
+def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
+    """The task queued with its inputs, skipped, or unchanged while it has to wait."""
+    inputs: dict[str, str] = {}
+    lost = made = 0  # a partial task runs over some of the outputs that are delivered, but needs whatever else it takes
+    needed = True
+    for name, reference in task.inputs.items():
+        kind, _, where = reference.partition(":")
+        if kind == "source":
+            inputs[name] = record.sources[where]
+            continue
+        producer_id, _, output = where.partition("/")
+        producer = record.task(producer_id)
+        if not producer.state.ended:
+            return task
+        if producer.state is TaskState.SUCCEEDED and output in producer.outputs:
+            inputs[name] = producer.outputs[output]
+            made += bool(producer.format)
+        elif task.partial and producer.format:
+            lost += 1
+        else:
+            needed = False
+    if not needed or (lost and not made):
+        return task.moved(TaskState.SKIPPED)
+    if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
+        last = task.attempt  # waited for inputs that had to be made again
+        return _queued(record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again")
+    return _queued(record, task, inputs=inputs)
+
+
+def _queued(
+    record: ExportRecord,
+    task: TaskRecord,
+    *,
+    params: dict[str, Any] | None = None,
+    inputs: dict[str, str] | None = None,
+    resources: Resources | None = None,
+    rule: str = "",
+    note: str = "",
+) -> TaskRecord:
+    attempt = AttemptRecord(
+        number=len(task.attempts) + 1,
+        run=record.run,
+        state=TaskState.QUEUED,
+        params=task.params if params is None else params,
+        inputs=task.attempt.inputs if inputs is None else inputs,
+        resources=resources or Resources(),
+        rule=rule,
+        note=note,
+    )
+    return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
+
+
+def _succeeded(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
+    done = task.moved(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts).with_attempt(
+        state=TaskState.SUCCEEDED,
+        end_time=event.time,
+        start_time=task.attempt.start_time or event.time,
+        reused=event.reused,
+        peak_memory_bytes=event.peak_memory_bytes,
+    )
+    record = record.with_(warnings=_joined(record.warnings, event.facts.get("warnings", ())))
+    return with_sources(record, done) if task.stage == IMPORT else record.replacing(done)
+
+
+def _waiting_cancelled(record: ExportRecord, now: float) -> ExportRecord:
+    """The export without tasks that have not begun."""
+    for task in record.tasks:
+        if task.state in {TaskState.WAITING, TaskState.QUEUED}:
+            record = record.replacing(_cancelled(task, now))
+    return record
+
+
+def _cancelled(task: TaskRecord, now: float) -> TaskRecord:
+    changed = task.moved(TaskState.CANCELLED)
+    if task.attempts and not task.attempt.state.ended:
+        changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
+    return changed
+
+
+def _failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
+    """Workers on which the task failed in this run for the reason of its latest failure."""
+    failed = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.failure is not None]
+    reason = failed[-1].failure.reason if failed and failed[-1].failure else ""
+    same = [attempt.worker for attempt in failed if attempt.failure is not None and attempt.failure.reason == reason]
+    return tuple(sorted({worker for worker in same if worker}))
+
+
+def _producer_ids(task: TaskRecord) -> tuple[str, ...]:
+    tasks = (reference.partition(":")[2] for reference in task.inputs.values() if reference.startswith("task:"))
+    return tuple(where.partition("/")[0] for where in tasks)
+
+
+def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRecord]:
+    """Finished tasks that made the artifact the failure names, or all that made an input when it names none of theirs."""
+    failure = task.attempt.failure
+    named = failure.about.get("digest", "") if failure else ""
+    producers = [record.task(task_id) for task_id in dict.fromkeys(_producer_ids(task))]
+    producers = [producer for producer in producers if producer.state is TaskState.SUCCEEDED]
+    return [producer for producer in producers if named in producer.outputs.values()] or producers
+
+
+def _joined(old: tuple[str, ...], new: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*old, *new)))

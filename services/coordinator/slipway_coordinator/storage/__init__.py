@@ -1,0 +1,1 @@
+"""What the coordinator keeps: its database, its tables, its locks."""

@@ -1,0 +1,264 @@
+"""What the coordinator keeps beside its workflows: the read model of exports, leases, and event sequence numbers.
+
+Plain tables in the same database as the workflows' own, through SQLAlchemy, so SQLite and PostgreSQL take the same code.
+All calls block for a few milliseconds; services run them in a thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pydantic
+import sqlalchemy as sa
+
+from slipway.errors import ServiceError
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage import migrations, ownership, schema
+from slipway_coordinator.storage.inbox import Events
+from slipway_coordinator.storage.journal import Transactions
+from slipway_coordinator.storage.leases import Leases
+from slipway_coordinator.storage.ownership import Ownership
+from slipway_coordinator.storage.schema import events as _events
+from slipway_coordinator.storage.schema import exports as _exports
+from slipway_coordinator.storage.schema import labels as _labels
+
+SEQUENCE_BLOCK = 10_000
+
+# What a transaction has changed nobody else can change before it ends, and of a coordinator that froze, or whose network
+# failed, PostgreSQL would wait for hours. No transaction does anything beside its statements.
+IDLE_SECONDS = 10
+
+# As text, like all that is carried out for every export: building an expression takes longer than carrying it out.
+_INSERT = sa.text("""
+    INSERT INTO slipway_exports
+        (name, project, create_time, request_id, creator, sequence_limit, state, ended, end_time, revision, run, record)
+    VALUES (:name, :project, :create_time, :request_id, :creator, 0, :state, :ended, :end_time, :revision, :run, :record)
+    ON CONFLICT DO NOTHING
+""")
+_SAVE = sa.text("""
+    UPDATE slipway_exports
+    SET state = :state, ended = :ended, end_time = :end_time, revision = :revision, run = :run, record = :record
+    WHERE name = :name AND revision < :revision
+""")
+
+
+class Database:
+    """Tables of the coordinator; call :meth:`prepare` first. Safe for several threads of one process.
+
+    Args:
+        url: SQLAlchemy URL; for SQLite ``sqlite:///FILE``.
+
+    Attributes:
+        transactions: Those in which all of this happens, except what concerns artifacts alone.
+        leases: The table of leases.
+        events: The table of events.
+        ownership: The tables of projects' artifacts.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+        else:
+            sa.event.listen(self._engine, "connect", _prepare_postgres)
+        self.transactions = Transactions(self._engine)
+        self.leases = Leases(self.transactions)
+        self.events = Events(self.transactions)
+        self.ownership = Ownership(self._engine)
+
+    def prepare(self) -> None:
+        """Bring the tables up to date if they are an own file, otherwise see that they are, and can be changed.
+
+        Raises:
+            ServiceError: reason ``STATE_SCHEMA``.
+            sqlalchemy.exc.DBAPIError: they cannot be read or changed.
+        """
+        if self._engine.dialect.name == "sqlite":
+            migrations.migrate(self._engine)
+        migrations.check(self._engine)
+        if self._engine.dialect.name != "sqlite":
+            with self._engine.begin() as connection:
+                for table in schema.metadata.sorted_tables:
+                    _change_nothing(connection, table)
+
+    def ping(self) -> None:
+        """See that the database answers."""
+        with self._engine.connect() as connection:
+            connection.execute(sa.select(1))
+
+    def migrate(self) -> int:
+        """Bring the tables up to date; answers how many migrations that took."""
+        return migrations.migrate(self._engine)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def insert(self, record: ExportRecord) -> bool:
+        """Store a new export; False when there is one of this name, or of this request, already."""
+        row = {
+            "name": record.name,
+            "project": record.project,
+            "create_time": record.create_time,
+            "request_id": record.request_id or None,
+            "creator": record.creator,
+            **_changing(record),
+        }
+        with self.transactions.begin() as connection:
+            if not connection.execute(_INSERT, row).rowcount:
+                return False
+            _note_labels(connection, record)
+            ownership.note(connection, record.name, record.sources.values(), project=record.project)
+        return True
+
+    def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
+        """Store a newer revision of an export; False, and nothing changed, when the stored one is newer or gone.
+
+        Args:
+            record: The new revision.
+            before: One that was stored before, whose results are known to be the project's.
+        """
+        made = record.results - (before.results if before is not None else set())
+        with self.transactions.begin() as connection:
+            if connection.execute(_SAVE, {"name": record.name, **_changing(record)}).rowcount:
+                ownership.note(connection, record.name, made, project=record.project)
+                if before is not None and before.labels != record.labels:
+                    connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
+                    _note_labels(connection, record)
+                return True
+            stored = connection.execute(sa.select(_exports.c.revision).where(_exports.c.name == record.name)).scalar()
+        return stored == record.revision
+
+    def get(self, name: str) -> ExportRecord | None:
+        """The export of this name."""
+        return self._one(_exports.c.name == name)
+
+    def of_request(self, project: str, request_id: str) -> ExportRecord | None:
+        """The export that a request made."""
+        return self._one(_exports.c.project == project, _exports.c.request_id == request_id)
+
+    def page(
+        self,
+        conditions: Sequence[sa.ColumnElement[bool]],
+        *,
+        limit: int,
+        after: tuple[float, str] | None = None,
+    ) -> list[ExportRecord]:
+        """Exports that fulfil all conditions, newest first.
+
+        Args:
+            conditions: On the table of exports; see :mod:`slipway_coordinator.storage.filters`.
+            limit: How many at most.
+            after: Creation time and name of the last one of the page before.
+        """
+        query = sa.select(_exports.c.record).where(*conditions)
+        if after is not None:
+            time, name = after
+            older = _exports.c.create_time < time
+            query = query.where(older | ((_exports.c.create_time == time) & (_exports.c.name > name)))
+        return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
+
+    def unended(self) -> list[ExportRecord]:
+        """Exports that a coordinator has to go on with, oldest first."""
+        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
+        return self._all(query.order_by(_exports.c.create_time))
+
+    def count_unended(self) -> int:
+        """How many exports have not ended."""
+        query = sa.select(sa.func.count()).select_from(_exports).where(_exports.c.ended.is_(False))
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar_one()
+
+    def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
+        """Exports that ended before a time, oldest first."""
+        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < time)
+        return self._all(query.order_by(_exports.c.end_time).limit(limit))
+
+    def delete(self, name: str) -> None:
+        """Forget an export and its leases."""
+        with self.transactions.begin() as connection:
+            connection.execute(sa.delete(_exports).where(_exports.c.name == name))
+            connection.execute(sa.delete(_labels).where(_labels.c.export == name))
+            self.leases.forget(name)
+            connection.execute(sa.delete(_events).where(_events.c.export == name))
+            ownership.forget(connection, name)
+
+    def reserve_sequences(self, name: str) -> int:
+        """Reserve the next :data:`SEQUENCE_BLOCK` event numbers of an export; returns the number before the first.
+
+        Reserved numbers are never given again, so the numbers a client has seen stay meaningful over a restart.
+        """
+        with self.transactions.begin() as connection:
+            limit = connection.execute(
+                sa.update(_exports)
+                .where(_exports.c.name == name)
+                .values(sequence_limit=_exports.c.sequence_limit + SEQUENCE_BLOCK)
+                .returning(_exports.c.sequence_limit)
+            ).scalar()
+        return (limit or SEQUENCE_BLOCK) - SEQUENCE_BLOCK
+
+    def _one(self, *conditions: sa.ColumnElement[bool]) -> ExportRecord | None:
+        found = self._all(sa.select(_exports.c.record).where(*conditions))
+        return found[0] if found else None
+
+    def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
+        with self._engine.connect() as connection:
+            texts = connection.execute(query).scalars().all()
+        return [_record(text) for text in texts]
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # Write-ahead logging lets readers and the one writer go on side by side; it is a property of the file.
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA busy_timeout=30000")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _prepare_postgres(connection: Any, _record: Any) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.commit()
+
+
+def _change_nothing(connection: sa.Connection, table: sa.Table) -> None:
+    """What a role without the right to change a table, or a read-only replica, refuses even where there is nothing to change."""
+    columns, none = list(table.columns), sa.false()
+    connection.execute(sa.insert(table).from_select(columns, sa.select(table).where(none)))
+    connection.execute(sa.update(table).where(none).values({columns[0]: columns[0]}))
+    connection.execute(sa.delete(table).where(none))
+
+
+def _record(text: str) -> ExportRecord:
+    """Read a stored export.
+
+    Raises:
+        ServiceError: reason ``STATE_SCHEMA`` when this program does not understand it.
+    """
+    try:
+        return ExportRecord.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        name = re.search(r'"name":\s*"([^"]{1,300})"', text)
+        raise ServiceError(
+            f"the stored export {name[1] if name else ''} is not one of this version: {error.errors()[0]['msg']}",
+            reason="STATE_SCHEMA",
+            remedy="run the newer program, which wrote it",
+        ) from error
+
+
+def _changing(record: ExportRecord) -> dict[str, Any]:
+    """Columns that change with every revision."""
+    return {
+        "state": record.state.value,
+        "ended": record.state.ended,
+        "end_time": record.end_time,
+        "revision": record.revision,
+        "run": record.run,
+        "record": record.model_dump_json(),
+    }
+
+
+def _note_labels(connection: sa.Connection, record: ExportRecord) -> None:
+    if record.labels:
+        rows = [{"export": record.name, "name": name, "value": value} for name, value in record.labels.items()]
+        connection.execute(sa.insert(_labels), rows)

@@ -1,0 +1,112 @@
+"""Where a coordinator keeps its state: an SQLite file of its own, or a PostgreSQL database that a standby shares."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import sqlalchemy as sa
+
+from slipway.errors import ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteState:
+    """A file that one coordinator uses; it brings its tables up to date by itself."""
+
+    path: Path
+    shared: ClassVar[bool] = False
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy."""
+        return sa.URL.create("sqlite", database=str(self.path)).render_as_string()
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresState:
+    """A database that several coordinators share, one of them active. Its tables are brought up to date by a command.
+
+    Connections are direct: the lock and notifications belong to a session, which a pooler in transaction mode takes away.
+    """
+
+    address: sa.URL
+    shared: ClassVar[bool] = True
+
+    @property
+    def url(self) -> str:
+        """For SQLAlchemy; with the password, so never for a log."""
+        return self.address.render_as_string(hide_password=False)
+
+    def __str__(self) -> str:
+        shown = self.address.set(drivername="postgresql").difference_update_query(_SECRET_PARAMETERS)
+        return shown.render_as_string(hide_password=True)
+
+
+State = SqliteState | PostgresState
+
+_SECRET_PARAMETERS = ("password", "sslpassword")
+_SQLITE = b"SQLite format 3\0"
+
+
+def state_at(place: str) -> State:
+    """The state at a path or ``postgresql://`` URL.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind, or a file that is no database
+            or cannot be written.
+    """
+    if "://" not in place:
+        return SqliteState(_database_file(Path(place).resolve()))
+    try:
+        address = sa.make_url(place)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise _unusable("the state's URL cannot be read") from error
+    if address.get_backend_name() not in {"postgresql", "postgres"}:
+        raise _unusable(f"the state's URL is of the kind {address.drivername}")
+    if "@" in (address.host or ""):  # the rest of a password, which would be shown and logged as the host
+        raise _unusable("the state's URL has more than one @: write %40 for one in a password")
+    _check_parameters(address)
+    return PostgresState(address.set(drivername="postgresql+psycopg"))
+
+
+def _check_parameters(address: sa.URL) -> None:
+    """Of a misspelt one nothing would be heard but that the database does not answer."""
+    from psycopg import ProgrammingError, conninfo
+
+    try:
+        conninfo.conninfo_to_dict(address.set(drivername="postgresql").render_as_string(hide_password=False))
+    except ProgrammingError as error:
+        raise _unusable(f"the state's URL cannot be used: {str(error).strip()}") from None
+
+
+def _database_file(path: Path) -> Path:
+    """A file that may become an SQLite database, or is one; other files come to lie beside it."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+    except FileNotFoundError as error:
+        if not path.parent.is_dir():  # misspelt, most likely: a new state would know none of the exports
+            raise _unusable(f"there is no folder {path.parent} to keep the state in") from error
+        start = b""
+    except OSError as error:
+        raise _unusable(f"{path} is no file to keep the state in ({error.strerror})") from error
+    if not all(os.access(place, os.W_OK) for place in (path, path.parent) if place.exists()):
+        raise _unusable(f"{path} cannot be written")
+    if start and start != _SQLITE:
+        raise _unusable(f"{path} is no SQLite database")
+    return path
+
+
+def _unusable(problem: str) -> ServiceError:
+    return ServiceError(
+        problem,
+        reason="REQUEST_INVALID",
+        remedy="use postgresql://USER@HOST/DATABASE, or the path of a file",
+        about={"field": "state"},
+    )

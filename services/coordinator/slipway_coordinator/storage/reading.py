@@ -1,0 +1,81 @@
+"""Reading the exports of a state file that may be in use, without taking its lock and without changing it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pydantic
+import sqlalchemy as sa
+
+from slipway.errors import ServiceError
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage.filters import parse_filter
+from slipway_coordinator.storage.schema import exports
+
+_BUSY_SECONDS = 5
+
+
+def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noqa: A002 - the field's name everywhere
+    """Return the exports in an SQLite state, newest first; none of a state whose tables are not made yet.
+
+    Args:
+        state: The file.
+        filter: As for a list at a coordinator; empty takes all.
+
+    Raises:
+        ServiceError: ``STATE_SCHEMA`` when it cannot be read; ``REQUEST_INVALID`` for a filter that is not understood.
+    """
+    documents = read_documents(state, *parse_filter(filter)) or []
+    try:
+        return [ExportRecord.from_json(document) for document in documents]
+    except pydantic.ValidationError as error:
+        raise _unreadable(state, "an export in it was written by another version of Slipway") from error
+
+
+def read_documents(
+    state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False
+) -> list[dict[str, Any]] | None:
+    """Return the same exports as plain data, whichever version of Slipway wrote them; None of a state without tables.
+
+    Args:
+        state: The file.
+        conditions: On :data:`slipway_coordinator.storage.schema.exports`.
+        whole: Look for damage in all of the file first, not only in what the query happens to read.
+
+    Raises:
+        ServiceError: ``STATE_SCHEMA`` when it cannot be read.
+    """
+    query = sa.select(exports.c.record).where(*conditions).order_by(exports.c.create_time.desc())
+    url = sa.URL.create("sqlite", database=f"file:{quote(str(state))}", query={"mode": "ro", "uri": "true"})
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": _BUSY_SECONDS})
+    try:
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one() if whole else "ok"
+            if found != "ok":
+                raise _unreadable(state, str(found))
+            documents = [json.loads(text) for text in connection.execute(query).scalars()]
+    except sa.exc.DatabaseError as error:
+        if "no such table" in str(error.orig):
+            return None
+        # Only errors of the base class itself are about the file's content; others may pass, as that it is in use.
+        raise _unreadable(state, str(error.orig), damaged=type(error) is sa.exc.DatabaseError) from error
+    except ValueError as error:
+        raise _unreadable(state, "an export in it is damaged") from error
+    finally:
+        engine.dispose()
+    if not all(isinstance(document, dict) for document in documents):
+        raise _unreadable(state, "an export in it is damaged")
+    return documents
+
+
+def _unreadable(state: Path, why: str, *, damaged: bool = True) -> ServiceError:
+    again = f"remove {state.parent} and run its export again: finished stages are in the store"
+    return ServiceError(
+        f"{state} cannot be read: {why}",
+        reason="STATE_SCHEMA",
+        remedy=again if damaged else "try again, and check that you may read it",
+        about={"file": state},
+    )

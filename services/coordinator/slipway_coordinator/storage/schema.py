@@ -1,0 +1,79 @@
+"""Tables of the coordinator as this program uses them; :mod:`slipway_coordinator.storage.migrations` brings a database to them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+exports = sa.Table(
+    "slipway_exports",
+    metadata,
+    sa.Column("name", sa.String(300), primary_key=True),
+    sa.Column("project", sa.String(100), nullable=False, index=True),
+    sa.Column("create_time", sa.Double, nullable=False),
+    sa.Column("end_time", sa.Double),
+    sa.Column("state", sa.String(20), nullable=False, server_default="queued"),
+    sa.Column("ended", sa.Boolean, nullable=False, index=True),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("request_id", sa.String(64)),
+    sa.Column("creator", sa.String(100), nullable=False, server_default=""),
+    sa.Column("sequence_limit", sa.BigInteger, nullable=False),
+    sa.Column("run", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Index("ux_slipway_exports_request", "project", "request_id", unique=True),
+    sa.Index("ix_slipway_exports_page", "project", "create_time", "name"),
+)
+
+labels = sa.Table(
+    "slipway_labels",
+    metadata,
+    sa.Column("export", sa.String(300), primary_key=True),
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    sa.Index("ix_slipway_labels_value", "name", "value"),
+)
+
+leases = sa.Table(
+    "slipway_leases",
+    metadata,
+    sa.Column("task", sa.String(500), primary_key=True),
+    sa.Column("export", sa.String(300), nullable=False, index=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("worker", sa.String(200), nullable=False),
+    sa.Column("state", sa.String(20), nullable=False),
+)
+
+epochs = sa.Table(
+    "slipway_epochs",
+    metadata,
+    sa.Column("highest", sa.BigInteger, nullable=False),  # one row: the highest epoch of leases that are forgotten
+)
+
+artifacts = sa.Table(
+    "slipway_artifacts",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("digest", sa.String(80), primary_key=True, index=True),
+    sa.Column("export", sa.String(300), primary_key=True, index=True),  # empty for what was made without one
+    sa.Column("create_time", sa.Double, nullable=False),
+)
+
+blobs = sa.Table(
+    "slipway_blobs",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("digest", sa.String(80), primary_key=True),
+    sa.Column("create_time", sa.Double, nullable=False),
+    sa.Index("ix_slipway_blobs_time", "create_time"),
+)
+
+events = sa.Table(
+    "slipway_events",
+    metadata,
+    sa.Column("export", sa.String(300), primary_key=True),
+    sa.Column("run", sa.Integer, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("key", sa.String(600), nullable=False, unique=True),
+    sa.Column("event", sa.Text, nullable=False),
+)

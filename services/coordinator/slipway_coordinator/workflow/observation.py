@@ -1,0 +1,182 @@
+"""What is seen of exports from outside: spans and metrics, both derived from how records change.
+
+A workflow is replayed after a crash, and so are its changes. Spans are written every time, with ids and times that follow from
+the record: what a crash kept from being sent is sent by the next coordinator, what was sent is sent again unchanged. Metrics
+count a change only when it is news. No span is open in the coordinator: those of an attempt and of an export are written at
+their end, and others refer to them before by the ids they will have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from slipway.errors import Failure
+from slipway.observability import metrics, telemetry
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
+from slipway_coordinator.model.states import TaskState
+
+if TYPE_CHECKING:
+    from slipway_coordinator.broker.board import Board
+
+
+def export_span(record: ExportRecord) -> str:
+    """The span of a run of an export."""
+    return telemetry.derived(record.traceparent, record.name, record.run)
+
+
+def attempt_span(traceparent: str, key: str, epoch: int) -> str:
+    """The span of an attempt under one lease, which is the parent of what its worker records.
+
+    Args:
+        traceparent: The export's.
+        key: Name of the attempt, ``{export}:{task}:{attempt}``.
+        epoch: Of the lease.
+    """
+    return telemetry.derived(traceparent, key, epoch)
+
+
+def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news: bool) -> None:
+    """Take a change of an export in.
+
+    Args:
+        before: The record before; None at the beginning of a run.
+        after: The record now.
+        at: When it changed, in seconds since the epoch; the same when it is replayed.
+        news: Whether it is seen for the first time.
+    """
+    _observe_export(before, after, news=news)
+    for task in after.tasks:
+        known = () if before is None else before.tasks  # those after an import are planned when it has succeeded
+        old = next((one.attempts for one in known if one.id == task.id), None)
+        for attempt in task.attempts:
+            if attempt.run == after.run:
+                earlier = next((one for one in old or () if one.number == attempt.number), None)
+                _observe_attempt(after, task, earlier, attempt, at=at, news=news)
+
+
+class Gauges:
+    """What waits, what runs and who is there, by stage. A stage that was seen once stays, with zero.
+
+    Args:
+        board: Knows it.
+        active: Whether this coordinator takes calls.
+    """
+
+    def __init__(self, board: Board, active: Callable[[], bool]) -> None:
+        self._board = board
+        self._active = active
+        self._seen: set[str] = set()
+
+    def __call__(self) -> Iterator[metrics.Sample]:
+        """Look now, from any thread."""
+        yield metrics.ACTIVE, {}, float(self._active())
+        load = self._board.load()
+        waits = {stage: [wait for other, wait in load.waiting if other == stage] for stage, _ in load.waiting}
+        leased, workers = Counter(load.leased), Counter(load.served)
+        self._seen.update(waits, leased, workers)
+        for stage in sorted(self._seen):
+            labels = {"stage": stage}
+            yield metrics.QUEUE_TASKS, labels, len(waits.get(stage, ()))
+            yield metrics.QUEUE_AGE, labels, max(waits.get(stage, ()), default=0.0)
+            yield metrics.LEASED_TASKS, labels, leased[stage]
+            yield metrics.WORKERS, labels, workers[stage]
+
+
+def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: bool) -> None:
+    identity, facts = export_span(after), {"slipway.export": after.name, "slipway.run": after.run}
+    began = after.begin_time or after.create_time
+    if before is None:
+        retried = (telemetry.derived(after.traceparent, after.name, after.run - 1),) if after.run > 1 else ()
+        _point(
+            "export created" if after.run == 1 else "export retried",
+            began,
+            facts,
+            parent=identity,
+            links=retried,
+        )
+        if news:
+            metrics.EXPORTS_CREATED.add()
+    if not after.state.ended or (before is not None and before.state.ended):
+        return
+    end = after.end_time or began
+    facts |= {"slipway.state": after.state.value}
+    _point("export ended", end, facts, parent=identity)
+    telemetry.record(
+        "export run",
+        identity=identity,
+        parent=after.traceparent,
+        start=began,
+        end=end,
+        attributes=facts,
+        failure=_failure(after.failure),
+    )
+    if news:
+        metrics.EXPORTS_ENDED.add(state=after.state.value)
+        metrics.EXPORT_SECONDS.observe(end - began, state=after.state.value)
+
+
+def _observe_attempt(
+    record: ExportRecord, task: TaskRecord, old: AttemptRecord | None, new: AttemptRecord, *, at: float, news: bool
+) -> None:
+    if old is None and new.rule and news:
+        metrics.RETRIES.add(stage=task.stage, rule=new.rule)
+    granted = new.state is TaskState.RUNNING and (old is None or old.epoch != new.epoch)
+    left = old is not None and old.state is TaskState.RUNNING and new.state is TaskState.QUEUED
+    ended = new.state.ended and new.start_time is not None and (old is None or not old.state.ended)
+    if not (granted or left or ended):
+        return
+    identity = attempt_span(record.traceparent, _key(record, task, new), new.epoch)
+    facts: dict[str, Any] = {
+        "slipway.task": task.id,
+        "slipway.stage": task.stage,
+        "slipway.attempt": new.number,
+        "slipway.lease_epoch": new.epoch,
+        "slipway.worker": new.worker,
+        "slipway.rule": new.rule,
+    }
+    if granted:
+        _point(f"{task.stage} granted", at, facts, parent=identity)
+        return
+    state = "taken back" if left else new.state.value
+    facts |= {"slipway.state": state, "slipway.reused": new.reused}
+    end = at if left else (new.end_time or at)
+    start = min(new.start_time or end, end)
+    telemetry.record(
+        f"{task.stage} attempt",
+        identity=identity,
+        parent=export_span(record),
+        start=start,
+        end=end,
+        attributes=facts,
+        links=_attempt_before(record, task, new),
+        failure=_failure(new.failure) or (("LEASE_LOST", "its worker was silent or handed it back") if left else None),
+    )
+    _point(f"{task.stage} {state}", end, facts, parent=identity)
+    if news:
+        reason = new.failure.reason if new.failure is not None and not left else ""
+        metrics.ATTEMPTS.add(stage=task.stage, state=state.replace(" ", "_"), reason=reason)
+        metrics.ATTEMPT_SECONDS.observe(end - start, stage=task.stage, state=state.replace(" ", "_"))
+
+
+def _attempt_before(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> tuple[str, ...]:
+    """What a retry is a retry of: the attempt before, or the same attempt under the lease before."""
+    if attempt.lost_epoch:
+        return (attempt_span(record.traceparent, _key(record, task, attempt), attempt.lost_epoch),)
+    before = next((one for one in task.attempts if one.number == attempt.number - 1), None)
+    return () if before is None else (attempt_span(record.traceparent, _key(record, task, before), before.epoch),)
+
+
+def _point(name: str, at: float, facts: dict[str, Any], *, parent: str, links: tuple[str, ...] = ()) -> None:
+    """A transition: a span without length, written when it happens."""
+    identity = telemetry.derived(parent, parent, name, at)
+    telemetry.record(name, identity=identity, parent=parent, start=at, end=at, attributes=facts, links=links)
+
+
+def _key(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> str:
+    return f"{record.name}:{task.id}:{attempt.number}"
+
+
+def _failure(failure: Failure | None) -> tuple[str, str] | None:
+    return None if failure is None else (failure.reason, failure.message)

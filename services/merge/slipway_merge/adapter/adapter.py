@@ -1,0 +1,318 @@
+"""The adapter's tensors, sorted by what they are: LoRA pairs, whole tensors, and nothing else.
+
+Every tensor of ``adapter_model.safetensors`` ends in exactly one of these places or is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.errors import ModelMergeError
+from slipway.models.checkpoints import read_adapter_config
+from slipway.models.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
+from slipway.models.safetensors_file import TensorInfo, read_safetensors
+from slipway_merge.adapter.adapter_config import AdapterConfig, parse_adapter_config
+from slipway_merge.tensors.tensor_io import TensorReader
+
+PREFIX = "base_model.model."
+#: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
+_LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
+_EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
+#: The prefix with what a model may be wrapped in around it.
+_WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
+#: Rows of an embedding, of an adapter that also has other parts or of one that is nothing else.
+_ROWS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One LoRA pair.
+
+    Linear: a is ``(r, in)``, b is ``(out, r)``. Embedding: a is ``(r, vocabulary)``, b is ``(features, r)``.
+    """
+
+    module: str
+    embedding: bool
+    a: TensorInfo
+    b: TensorInfo
+    rank: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPair:
+    """The factors of a targeted parameter, as they are stored."""
+
+    a: TensorInfo
+    b: TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTensor:
+    """A tensor saved in full.
+
+    ``own`` is True for a module of ``modules_to_save``, which peft gives weights of its own even when the base ties them;
+    False for a base weight saved along (an embedding that was targeted or resized), which replaces whatever shares it.
+    After a resize peft writes a trained embedding under two names (``copies`` must equal ``info``) and the one it was
+    before the training beside it (``untrained``, of no use to anyone).
+    """
+
+    name: str
+    info: TensorInfo
+    own: bool
+    copies: tuple[TensorInfo, ...] = ()
+    untrained: tuple[TensorInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A parsed adapter.
+
+    Attributes:
+        config: Its configuration.
+        pairs: Low-rank pairs by module.
+        whole: Whole tensors by the name of the base tensor they replace.
+        rows: Rows that replace some of an embedding's, by module.
+        forms: What is left to peft, by the tensors' full names.
+        experts: Pairs of targeted parameters, by module and by how many other parameters' pairs are wrapped around them.
+    """
+
+    config: AdapterConfig
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, WholeTensor]
+    rows: Mapping[str, TensorInfo]
+    forms: Mapping[str, TensorInfo]
+    experts: Mapping[tuple[str, int], ExpertPair]
+
+    def formed_modules(self) -> set[str]:
+        """LoRA modules that are left to peft."""
+        return {key.removeprefix(PREFIX).partition(".lora_")[0] for key in self.forms}
+
+    def by_module(self) -> Iterator[tuple[str, TensorInfo]]:
+        """Every tensor that is not left to peft, with the module it names; not those of targeted parameters."""
+        for module, pair in self.pairs.items():
+            yield from ((module, pair.a), (module, pair.b))
+        for name, whole in self.whole.items():
+            for info in (whole.info, *whole.copies, *whole.untrained):
+                yield name.rpartition(".")[0], info
+        yield from self.rows.items()
+
+    def tensors(self) -> list[TensorInfo]:
+        """Every tensor of the adapter, once."""
+        pairs = [info for pair in self.pairs.values() for info in (pair.a, pair.b)]
+        experts = [info for expert in self.experts.values() for info in (expert.a, expert.b)]
+        whole = [info for tensor in self.whole.values() for info in (tensor.info, *tensor.copies, *tensor.untrained)]
+        return [*pairs, *whole, *self.rows.values(), *self.forms.values(), *experts]
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Adapter of a folder, checked in itself; the base model is not needed.
+
+    Raises:
+        CheckpointValidationError: ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
+            ``UNSAFE_PICKLE`` or ``CHECKPOINT_INCOMPLETE``.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` or ``ADAPTER_CONFIG_INVALID``.
+    """
+    raw = read_adapter_config(folder)
+    path = folder / ADAPTER_WEIGHTS
+    stored = read_safetensors(path).tensors if path.is_file() else {}
+    config = parse_adapter_config(raw, map(_module_of, stored))
+    if config.through_peft:
+        from slipway_merge.peft.config import peft_config
+
+        peft_config(config.raw)
+    if not path.is_file():
+        raise _no_weights(folder)
+    tensors = _as_saved(stored, config)
+    sides, rest = _take_sides(tensors, config)
+    experts = _take_experts(sides, config)
+    pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
+    if len(pairs) != len(sides):
+        raise _broken("a module has both a linear and an embedding pair", key="")
+    rows: dict[str, TensorInfo] = {}
+    forms: dict[str, TensorInfo] = {}
+    whole: dict[str, dict[str, TensorInfo]] = {}
+    for key, info in rest.items():
+        name = key.removeprefix(PREFIX)
+        if match := _ROWS.fullmatch(name):
+            if rows.setdefault(match["module"], info) is not info:
+                raise _broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
+        elif _is_of_form(key, config):
+            forms[key] = info
+        else:
+            clean, role = _role(name)
+            slot = whole.setdefault(clean, {})
+            if role in slot:
+                raise _broken(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
+            slot[role] = info
+    if not tensors:
+        raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
+    replaced = {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())}
+    return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())), experts)
+
+
+def _module_of(key: str) -> str:
+    """The module that a stored tensor is of, if it is a LoRA factor."""
+    return unwrapped(key).removeprefix(PREFIX).partition(".lora_")[0]
+
+
+def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
+    """Tensors by the names peft saves them under.
+
+    In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too, and before them
+    what the model was wrapped in (``module``, ``_orig_mod``), be that before or after it was given the adapter.
+    """
+    saved: dict[str, TensorInfo] = {}
+    for key, info in tensors.items():
+        name = unwrapped(key)
+        if ".trainable_tokens_delta" in key or _is_of_form(key, config):
+            name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
+            name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
+        if saved.setdefault(name, info) is not info and not _are_same(saved[name], info):
+            raise _broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
+    return saved
+
+
+def unwrapped(key: str) -> str:
+    """A tensor's name without what the model was wrapped in."""
+    return _WRAPPED.sub(PREFIX, key)
+
+
+def _are_same(first: TensorInfo, second: TensorInfo) -> bool:
+    """With ``save_embedding_layers`` peft saves all that is in an embedding, and what is DoRA's under both of its names."""
+    with TensorReader() as reader:
+        return reader.same(first, second)
+
+
+#: Module and whether it is an embedding → the halves of its pair.
+_Sides = dict[tuple[str, bool], dict[str, TensorInfo]]
+
+
+def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[_Sides, dict[str, TensorInfo]]:
+    """The halves of plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
+    sides: _Sides = {}
+    rest: dict[str, TensorInfo] = {}
+    adapters: set[str] = set()
+    special = {key.partition(".lora_")[0] for key in tensors if ".lora_" in key and not _pair_name(key)}
+    special |= {key.partition(".lora_")[0] for key, info in tensors.items() if ".lora_" in key and len(info.shape) > 2}
+    for key, info in tensors.items():
+        match = _pair_name(key)
+        if match is None or config.through_peft or key.partition(".lora_")[0] in special:
+            rest[key] = info
+            continue
+        adapters.add(match["adapter"] or "")
+        slot = sides.setdefault((match["module"], match.re is _EMBEDDING), {})
+        if match["side"] in slot:
+            raise _broken(f"tensor {key!r} is there twice", key)
+        slot[match["side"]] = info
+    if len(adapters) > 1:
+        raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
+    return sides, rest
+
+
+def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int], ExpertPair]:
+    """Take out of ``sides`` the pairs of the modules whose parameters are targeted (``target_parameters``).
+
+    A parameter named without its module may be any module's that is not a target itself. That is how peft writes down what was
+    trained as ``gate_proj``, ``w1`` or ``all-linear``, where transformers stacks these.
+    """
+    owners = [f".{parameter.rpartition('.')[0]}" for parameter in config.parameters if "." in parameter]
+    anywhere = len(owners) < len(config.parameters)
+    experts = {}
+    for module, embedding in sorted(sides):
+        owner = module
+        while owner.endswith(".base_layer"):
+            owner = owner.removesuffix(".base_layer")
+        named = any(f".{owner}".endswith(name) for name in owners) or (anywhere and not config.names(owner))
+        if not embedding and named:
+            slot = sides.pop((module, embedding))
+            _check_both(slot)
+            experts[owner, module.count(".base_layer")] = ExpertPair(slot["A"], slot["B"])
+    return experts
+
+
+def _pair_name(key: str) -> re.Match[str] | None:
+    name = key.removeprefix(PREFIX)
+    return _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
+
+
+def _is_of_form(key: str, config: AdapterConfig) -> bool:
+    """Whether a tensor belongs to the adapter's form, which peft knows (plain LoRA is told without importing it)."""
+    if config.raw.get("peft_type") == "LORA":
+        return ".lora_" in key
+    from slipway_merge.peft.config import is_peft_tensor
+
+    return is_peft_tensor(key, config.raw)
+
+
+def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
+    _check_both(slot)
+    a, b = slot["A"], slot["B"]
+    for info in (a, b):
+        if len(info.shape) != 2 or 0 in info.shape:
+            raise ModelMergeError(
+                f"adapter tensor {info.name!r} has shape {info.shape}, which is no matrix: its weights were not gathered "
+                "when it was saved",
+                reason="ADAPTER_CONFIG_INVALID",
+                remedy="save it again, with its weights gathered",
+                about={"tensor": info.name},
+            )
+    rank = config.rank_of(module)
+    if a.shape[0] != rank or b.shape[1] != rank:
+        raise ModelMergeError(
+            f"module {module!r} has rank {rank} by adapter_config.json, but {a.name!r} is {a.shape} and "
+            f"{b.name!r} is {b.shape}: the scaling would be wrong",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="use the adapter_config.json that was saved with these weights (check r and rank_pattern)",
+            about={"tensor": a.name, "rank": rank},
+        )
+    return module, Pair(module, embedding, a, b, rank, config.scaling_of(module))
+
+
+def _check_both(slot: Mapping[str, TensorInfo]) -> None:
+    if len(slot) != 2:
+        present = next(iter(slot.values()))
+        missing = ({"A", "B"} - set(slot)).pop()
+        raise _broken(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
+
+
+def _role(name: str) -> tuple[str, str]:
+    """Name of the weight that a whole tensor stands for, and which of peft's wrappers it was saved from."""
+    match = re.fullmatch(
+        r"(.+?)(?:\.token_adapter)?\.(modules_to_save|original_module|base_layer)(?:\.default)?\.([^.]+)", name
+    )
+    return (f"{match[1]}.{match[3]}", match[2]) if match else (name, "plain")
+
+
+def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> WholeTensor:
+    found = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
+    untrained = tuple(slot[role] for role in ("original_module",) if role in slot)
+    if not found:
+        raise _broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
+    module = f".{name.rpartition('.')[0]}."
+    listed = any(f".{saved}." in module for saved in config.modules_to_save)
+    own = "modules_to_save" in slot or (listed and "base_layer" not in slot)
+    return WholeTensor(name, found[0], own=own, copies=tuple(found[1:]), untrained=untrained)
+
+
+def _broken(what: str, key: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the adapter is not complete or not consistent: {what}",
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again, or use another one",
+        about={"tensor": key},
+    )
+
+
+def _no_weights(folder: Path) -> ModelMergeError:
+    pickle = (folder / ADAPTER_PICKLE).is_file()
+    what = f"only a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded" if pickle else "no weights"
+    return ModelMergeError(
+        f"the adapter has {what}",
+        reason="UNSAFE_PICKLE" if pickle else "CHECKPOINT_INCOMPLETE",
+        remedy="save it as safetensors where you trust it: model.save_pretrained(…)",
+        about={"file": folder / (ADAPTER_PICKLE if pickle else ADAPTER_WEIGHTS)},
+    )

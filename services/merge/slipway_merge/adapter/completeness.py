@@ -1,0 +1,84 @@
+"""Every module that the configuration targets has its tensors, and every module to save is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from slipway.errors import ModelMergeError
+from slipway.models.module_patterns import check_patterns
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.adapter.adapter import Adapter
+from slipway_merge.adapter.adapter_config import AdapterConfig
+from slipway_merge.adapter.names import NameMap
+
+
+def check_complete(
+    base: Mapping[str, TensorInfo], adapter: Adapter, names: NameMap, is_in_model: Callable[[str], bool]
+) -> None:
+    """Nothing that ``adapter_config.json`` names is missing from the checkpoint.
+
+    The modules of the forms that peft merges are not looked at here: :meth:`PeftForms.check` does that.
+
+    Raises:
+        ModelMergeError: ``CHECKPOINT_INCOMPLETE``.
+    """
+    config = adapter.config
+    _check_tokens(adapter)
+    modules = [*adapter.pairs, *adapter.rows, *adapter.formed_modules()]
+    taken = {names.stored(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
+    modelled = {name: names.modelled(name).rpartition(".") for name in base}
+    check_patterns(config.raw, (module for module, _, _ in modelled.values()))
+    for name, info in base.items():
+        module, _, parameter = modelled[name]
+        if name in taken:
+            continue
+        bias = parameter == "bias" and config.bias == "all"
+        saved = any(f".{entry}." in f".{module}." for entry in config.modules_to_save)
+        matrix = parameter == "weight" and len(info.shape) > 1 and (bool(adapter.rows) or not config.through_peft)
+        targeted = bias or (saved and parameter == "weight") or (matrix and config.targets(module))
+        if targeted and is_in_model(info.name):
+            raise ModelMergeError(
+                f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}",
+                reason="CHECKPOINT_INCOMPLETE",
+                remedy="copy the checkpoint again: its weights are not all there",
+                about={"tensor": name},
+            )
+
+
+def _check_tokens(adapter: Adapter) -> None:
+    """Rows are there for the modules the configuration names (those tied to another may be saved with it alone)."""
+    tokens = adapter.config.tokens
+    named = dict(tokens) if isinstance(tokens, Mapping) else {"its input embedding": tokens} if tokens else {}
+    names = list(named)
+    if len(adapter.rows) >= len(named) or (adapter.rows and len(set(named.values())) == 1):
+        return
+    found = [name for name in names if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
+    raise ModelMergeError(
+        f"adapter_config.json names token ids for {', '.join(names)}, but the checkpoint has rows for "
+        f"{', '.join(found) or 'none'}",
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again: its weights are not all there",
+        about={"key": "trainable_token_indices"},
+    )
+
+
+def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[int, ...]:
+    """Numbers of the rows that a module's row tensor replaces.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_CONFIG_INVALID`` when the configuration names another number of rows, or none.
+    """
+    if isinstance(config.tokens, Mapping):
+        found = [rows for name, rows in config.tokens.items() if f".{module}".endswith(f".{name}")]
+        rows = found[0] if found else ()
+    else:
+        rows = config.tokens
+    if len(info.shape) != 2 or len(rows) != info.shape[0]:
+        raise ModelMergeError(
+            f"adapter tensor {info.name!r} {info.shape} brings rows of an embedding, but adapter_config.json names "
+            f"{len(rows)} token ids for it",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="use the adapter_config.json that was saved with these weights",
+            about={"tensor": info.name},
+        )
+    return rows

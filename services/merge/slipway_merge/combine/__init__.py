@@ -1,0 +1,1 @@
+"""Several adapters combined into one."""

@@ -1,0 +1,36 @@
+"""Combine stage: several LoRA adapters as one, so that everything after it has one adapter to merge and to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.stage import Context, Stage
+from slipway_merge.combine.params import CombineParams
+
+
+def run(inputs: Mapping[str, Path], params: CombineParams, ctx: Context) -> dict[str, Path]:
+    """Combine ``adapter`` and every further input into one adapter; returns the folder ``adapter``.
+
+    Raises:
+        ModelMergeError: the adapters cannot be combined; see this service's README for the reasons.
+        CheckpointValidationError: an input is missing, incomplete, corrupt or unsafe.
+    """
+    from slipway_merge.combine.combine import combine
+
+    output = ctx.workdir / "adapter"
+    ordered = sorted(inputs.items(), key=lambda item: (item[0] != "adapter", item[0]))
+    combine(ordered, output, params=params, ctx=ctx)
+    return {"adapter": output}
+
+
+STAGE = Stage(
+    name="combine",
+    version=1,
+    inputs=("adapter",),
+    outputs=("adapter",),
+    params=CombineParams,
+    run=run,
+    libraries=("torch", "peft"),
+    more_inputs=True,
+)

@@ -1,0 +1,1 @@
+"""What peft's own code is needed for."""

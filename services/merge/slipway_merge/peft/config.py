@@ -1,0 +1,55 @@
+"""Read an adapter's configuration as peft does, and tell its tensors from others."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import peft
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+
+from slipway_merge.peft.modules import PREFIX, through_peft
+from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
+
+
+def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
+    """The adapter's configuration as peft's own class.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option peft does not know, or why this form has no merge.
+    """
+    types = {kind.value: kind for kind in PEFT_TYPE_TO_TUNER_MAPPING}
+    kind = types.get(str(raw.get("peft_type")))
+    if kind is None:
+        raise unsupported("peft_type", raw.get("peft_type"), f"peft {peft.__version__} does not know it")
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING[kind]
+    if not _merges(tuner):
+        why = "it adds to what the model reads or to how it computes, and changes no weight that could be written"
+        raise unsupported("peft_type", kind.value, why, remedy=UNMERGED_REMEDY)
+    known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
+    for key in sorted(set(raw) - known):
+        if raw[key]:
+            raise unsupported(key, raw[key], f"peft {peft.__version__} does not know this option of {kind.value}")
+    with through_peft("adapter_config.json"):
+        return peft.PeftConfig.from_peft_type(**{key: copy.deepcopy(raw[key]) for key in sorted(set(raw) & known)})
+
+
+def _merges(tuner: type) -> bool:
+    """Whether a method of peft has layers of its own that implement a merge."""
+    if not issubclass(tuner, BaseTuner) or not hasattr(tuner, "tuner_layer_cls"):
+        return False
+    layers = [tuner.tuner_layer_cls]
+    for layer in layers:
+        layers += layer.__subclasses__()
+    return any(layer.merge is not BaseTunerLayer.merge for layer in layers)
+
+
+def is_peft_tensor(key: str, raw: Mapping[str, Any]) -> bool:
+    """Whether an adapter tensor belongs to the form itself, not to a module or bias saved along."""
+    kinds = {kind.value: prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items()}
+    prefix = kinds.get(str(raw.get("peft_type"))) or "?"
+    parts = key.removeprefix(PREFIX).split(".")
+    return not key.startswith(PREFIX) or any(part.startswith(prefix) for part in parts)

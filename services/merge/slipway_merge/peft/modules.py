@@ -1,0 +1,288 @@
+"""One module, or a few, with the adapter that peft puts on them: the bridge to every form that peft can merge.
+
+A holder is a tree of empty modules that has nothing in it but the real layers, at the places they have in the model. For peft
+it is a model like any other, so ranks, patterns and options mean here what they mean in a training.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+from peft.tuners.tuners_utils import BaseTuner
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from slipway.counts import counted
+from slipway.errors import ModelExportError, ModelMergeError
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
+
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+#: Further types that adapters store: positions of entries, and masks.
+_STORED_TYPES = {**TORCH_DTYPES, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+PREFIX = "base_model.model."
+#: One module is computed at a time, whatever the number of threads: so the memory is that of one, and peft sees one thread.
+_ONE_AT_A_TIME = threading.RLock()
+#: Options that choose modules or save something along: already decided when a holder is built.
+_SELECTING: Mapping[str, Any] = {
+    "exclude_modules": None, "layers_to_transform": None, "layers_pattern": None, "modules_to_save": None,
+    "trainable_token_indices": None, "layer_replication": None, "target_parameters": None, "task_type": None,
+    "bias": "none", "ensure_weight_tying": False,
+}  # fmt: skip
+
+
+@contextmanager
+def through_peft(what: str) -> Iterator[None]:
+    """Run peft's own code alone and silently; what it refuses is refused with its words.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED``.
+    """
+    with _ONE_AT_A_TIME, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except ModelExportError:
+            raise
+        except Exception as error:  # a library's code on a user's settings: anything may come
+            raise ModelMergeError(
+                f"{what}: peft refuses with {type(error).__name__}: {error}",
+                reason="ADAPTER_UNSUPPORTED",
+                remedy="check that peft's merge_and_unload takes this adapter on this base; if it does, export its result",
+                about={"error": type(error).__name__},
+            ) from error
+
+
+def mapped(info: TensorInfo) -> torch.Tensor:
+    """A stored tensor in its own type; its memory is the file's, private to this process.
+
+    Raises:
+        ModelMergeError: ``DTYPE_UNSUPPORTED`` for a type that no adapter form computes with.
+    """
+    dtype = _STORED_TYPES.get(info.dtype)
+    if dtype is None:
+        raise ModelMergeError(
+            f"tensor {info.name!r} is stored as {info.dtype}: it cannot be computed with",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="use a 16-bit or 32-bit version",
+            about={"tensor": info.name, "dtype": info.dtype},
+        )
+    if not info.numel:
+        return torch.empty(info.shape, dtype=dtype)
+    raw = np.memmap(info.file, mode="c", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
+    return torch.from_numpy(raw).view(dtype).reshape(info.shape)
+
+
+def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+    """:func:`mapped`, or a part of it, after a look at every value.
+
+    Raises:
+        ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
+    """
+    tensor = mapped(info)[part]
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise ModelMergeError(
+            f"tensor {info.name!r} of {where} holds NaN or infinity",
+            reason="NON_FINITE_WEIGHTS",
+            remedy="use another checkpoint or download the base model again",
+            about={"tensor": info.name},
+        )
+    return tensor
+
+
+def filled(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
+    """A copy of a layer with other values: ``fill`` gets each parameter's name and its (meta) tensor."""
+    layer = copy.deepcopy(layer)
+    for path, parameter in list(layer.named_parameters()):
+        owner, _, name = path.rpartition(".")
+        value = nn.Parameter(fill(path, parameter), requires_grad=False)
+        layer.get_submodule(owner)._parameters[name] = value
+    for path, buffer in list(layer.named_buffers()):
+        owner, _, name = path.rpartition(".")
+        layer.get_submodule(owner)._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    return layer
+
+
+class Holder:
+    """Layers with their adapter, ready to be merged one by one.
+
+    Args:
+        config: The adapter's configuration; it is copied and aimed at these layers.
+        layers: Layers by their names in the model, in the model's order.
+    """
+
+    def __init__(self, config: Any, layers: Mapping[str, nn.Module]) -> None:
+        root = nn.Module()
+        for name, layer in layers.items():
+            parent = root
+            *parents, last = name.split(".")
+            for part in parents:
+                if part not in parent._modules:
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            parent.add_module(last, layer)
+        config = copy.deepcopy(config)
+        for key, value in _SELECTING.items():
+            if hasattr(config, key):
+                setattr(config, key, value)
+        if config.peft_type == peft.PeftType.ADALORA and config.rank_pattern:  # which ranks are left, by module
+            ranks = config.rank_pattern.items()
+            config.rank_pattern = {k: v for k, v in ranks if any(f".{name}." in f".{k}" for name in layers)}
+        config.target_modules = set(layers)
+        config.inference_mode = True
+        self.model = peft.PeftModel(root, config)
+
+    @property
+    def tuner(self) -> BaseTuner:
+        """The part of peft that holds the layers."""
+        return self.model.base_model
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether the adapter keeps something that is not a layer's own, and may depend on all layers together."""
+        own = [name for name, _ in self.tuner.named_children() if name != "model"]
+        own += [name for name, _ in self.tuner.named_parameters(recurse=False)]
+        return bool(own) or self.tuner.uses_shared_state
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """The adapter tensors these layers take, as a checkpoint names them, with their shapes."""
+        state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give the adapter its trained values.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` when peft leaves one unused.
+        """
+        if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
+            self._widen()  # for a base in 16 bit peft may have made room for 16
+        result = peft.set_peft_model_state_dict(self.model, dict(tensors))
+        if result.unexpected_keys:
+            raise ModelMergeError(
+                f"the adapter has {counted(len(result.unexpected_keys), 'tensor')} that its configuration has no place for, "
+                f"first {result.unexpected_keys[0]!r}",
+                reason="ADAPTER_TENSOR_UNUSED",
+                remedy="use the adapter_config.json that was saved with these weights",
+                about={"tensor": result.unexpected_keys[0]},
+            )
+
+    def _widen(self) -> None:
+        """Make all that is the adapter's own float32."""
+        narrow = (torch.float16, torch.bfloat16)
+        for path, module in self.tuner.named_modules():
+            if "base_layer" not in path.split("."):
+                for name, value in module._buffers.items():
+                    module._buffers[name] = value.float() if value is not None and value.dtype in narrow else value
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.float() if parameter.dtype in narrow else parameter.data
+
+    def base_layer(self, name: str) -> nn.Module:
+        """A layer without its adapter, as the adapter left it."""
+        base: nn.Module = self.tuner.model.get_submodule(name).get_base_layer()
+        return base
+
+    def departure(self, name: str, merged: Mapping[str, torch.Tensor], layer: nn.Module) -> float | None:
+        """How far a merged layer's output is from that of the layer with its adapter, on random input, relative to the latter.
+
+        Args:
+            name: The layer, which is not merged yet.
+            merged: Its parameters after the merge.
+            layer: The layer as the model has it, without adapter.
+
+        Returns:
+            None for a layer whose input only its model can make.
+        """
+        inputs = _tokens(layer) if isinstance(layer, nn.Embedding) else _inputs(layer)  # scaled embeddings, too
+        if inputs is None:
+            return None
+        trained = copy.deepcopy(self.tuner.model.get_submodule(name)).to(torch.float32).eval()
+        plain = filled(layer, lambda path, _: merged[path].to(torch.float32)).eval()
+        wanted, got = trained(inputs), plain(inputs)
+        return float((wanted - got).norm() / wanted.norm().clamp_min(1e-30))
+
+    def share_of_rounding(
+        self, name: str, layer: nn.Module, parameter: str, written: TensorInfo, *, keep: bool
+    ) -> float:
+        """How far a written parameter takes a layer's output from that of the layer with its adapter, unmerged.
+
+        The largest difference on random input, as a share of what rounding the parameter explains. What merges is not asked.
+
+        Args:
+            name: The layer.
+            layer: The layer as the model has it, without adapter; one that takes known inputs.
+            parameter: Of the layer: what it adds to the output is looked at alone.
+            written: Where the merged parameter is.
+            keep: Whether the holder is needed after this.
+        """
+        trained = self.tuner.model.get_submodule(name)
+        trained = (copy.deepcopy(trained) if keep else trained).to(torch.float32).eval()
+        inputs = _inputs(layer)
+        assert inputs is not None
+        wanted = trained(inputs)
+        unit, size = UNIT_ROUNDOFF[written.dtype], wanted.abs().max()
+        if parameter == "bias" or hasattr(layer, "bias"):
+            nothing = trained(torch.zeros_like(inputs))
+            wanted = nothing if parameter == "bias" else wanted - nothing
+        del trained
+
+        def output(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+            """Of a layer that has nothing but this parameter: linear in its values and in what it is given."""
+            alone = filled(layer, lambda path, other: values if path == parameter else torch.zeros(other.shape))
+            return alone.eval()(given if given.is_floating_point() else inputs)
+
+        values = read_finite(written, "the merged model").to(torch.float32)
+        error = (wanted - output(values, inputs)).abs()
+        variance = output(values.mul(unit).square_().div_(3), inputs.square())
+        computing = output(values.abs(), inputs.abs()) + size
+        tolerance = DEVIATIONS * variance.sqrt() + COMPUTING_UNITS * UNIT_ROUNDOFF["F32"] * computing + 1e-30
+        return float((error / tolerance).max())
+
+    def merged(self, name: str, dtype: torch.dtype, *, keep: bool, disturbed: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again.
+
+        With ``disturbed`` (and ``keep``) noise is added to the adapter's values: whatever the merge can change, it does.
+        """
+        layer = self.tuner.model.get_submodule(name)
+        layer = (copy.deepcopy(layer) if keep else layer).to(dtype)
+        if disturbed:
+            generator = torch.Generator().manual_seed(0)
+            for key, value in layer.named_parameters():
+                if not key.startswith("base_layer.") and value.is_floating_point():
+                    value.add_(0.1 * torch.randn(value.shape, generator=generator, dtype=dtype))
+        if hasattr(layer, "unload_and_optionally_merge_module"):
+            layer = layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        else:
+            layer.merge(safe_merge=False)
+            layer = layer.get_base_layer()
+        return {key.replace("base_layer.", ""): value.detach() for key, value in layer.named_parameters()}
+
+
+def takes_known_inputs(layer: nn.Module) -> bool:
+    """Whether a layer's input can be made without its model."""
+    return _inputs(layer) is not None
+
+
+def _inputs(layer: nn.Module) -> torch.Tensor | None:
+    generator = torch.Generator().manual_seed(0)
+    if type(layer) is nn.Embedding:
+        return _tokens(layer)
+    if isinstance(layer, nn.Linear):
+        return torch.randn(8, layer.in_features, generator=generator)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return torch.randn(2, layer.in_channels, *(8 * length for length in layer.kernel_size), generator=generator)
+    if isinstance(layer, Conv1D):
+        return torch.randn(8, layer.nx, generator=generator)
+    return None
+
+
+def _tokens(layer: nn.Embedding) -> torch.Tensor:
+    return torch.randint(0, layer.num_embeddings, (64,), generator=torch.Generator().manual_seed(0))

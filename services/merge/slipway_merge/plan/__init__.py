@@ -1,0 +1,1 @@
+"""The merge decided before a byte is read."""

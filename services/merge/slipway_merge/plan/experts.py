@@ -1,0 +1,194 @@
+"""LoRA on parameters (``target_parameters``): one low-rank product per expert of a stack, wherever the base stores that expert,
+and one for a matrix, such as a router's.
+
+peft keeps the factors of all experts in two matrices: A is (experts · r, in), its rows expert by expert, and B is (out, r ·
+experts), its columns rank by rank. Several parameters of one module are wrapped around each other, the first one innermost.
+Source: ``ParamWrapper`` in ``peft/tuners/lora/layer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.models.module_patterns import check_patterns
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.adapter.adapter import ExpertPair
+from slipway_merge.adapter.adapter_config import AdapterConfig
+from slipway_merge.adapter.conversions import Stack
+from slipway_merge.tensors.samples import read_rows, sampled_rows, share_of_rounding
+from slipway_merge.tensors.tensor_io import Array, TensorReader
+from slipway_merge.tensors.values import Computed, Value
+from slipway_merge.unsupported import unsupported
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPair:
+    """The factors of one parameter, whose shape is (experts, out, in), or (experts, in, out) when ``transposed``. A matrix is
+    a stack of one.
+    """
+
+    module: str
+    a: TensorInfo
+    b: TensorInfo
+    shape: tuple[int, int, int]
+    rank: int
+    scaling: float
+    transposed: bool
+
+    def product(self, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """``scaling · B @ A`` of one expert, (out, in), for some of its output rows."""
+        from slipway_merge.peft.modules import read_finite
+
+        own = slice(expert * self.rank, (expert + 1) * self.rank)
+        a = read_finite(self.a, "the adapter", (own,)).to(dtype)  # (r, in)
+        b = read_finite(self.b, "the adapter", (rows, slice(expert, None, self.shape[0]))).to(dtype)  # (rows, r)
+        return self.scaling * (b @ a)
+
+    def line(self, expert: int, number: int, a: Array, b: Array) -> Array:
+        """What is added to one row of one expert as its parameter holds it, from all factors in float64."""
+        a = a[expert * self.rank : (expert + 1) * self.rank]  # (r, in)
+        b = b[:, expert :: self.shape[0]]  # (out, r)
+        return np.asarray(self.scaling * (b @ a[:, number] if self.transposed else b[number] @ a))
+
+
+def stacked_pairs(
+    pairs: Mapping[tuple[str, int], ExpertPair], config: AdapterConfig, model: PreTrainedModel
+) -> dict[str, StackedPair]:
+    """The factors by the name of the parameter they change.
+
+    Raises:
+        ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
+    """
+    left = dict(pairs)
+    found: dict[str, StackedPair] = {}
+    check_patterns(config.raw, (name for name, _ in model.named_parameters()))
+    for module, layer in model.named_modules():
+        names = [f"{module}.{name}" for name, _ in layer.named_parameters(recurse=False)]
+        targeted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in config.parameters)]
+        for place, name in enumerate(targeted):
+            pair = left.pop((module, len(targeted) - 1 - place), None)
+            if pair is None:
+                raise ModelMergeError(
+                    f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it",
+                    reason="CHECKPOINT_INCOMPLETE",
+                    remedy="copy the checkpoint again: its weights are not all there",
+                    about={"tensor": name},
+                )
+            shape = tuple(model.get_parameter(name).shape)
+            found[name] = _stacked(name, pair, shape, config, transposed=bool(getattr(layer, "is_transposed", False)))
+    if left:
+        info = next(iter(left.values())).a
+        raise ModelMergeError(
+            f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}",
+            reason="ADAPTER_TENSOR_UNUSED",
+            remedy="it was trained on another base model: take the one that its adapter_config.json names",
+            about={"tensor": info.name},
+        )
+    return found
+
+
+def _stacked(
+    name: str, pair: ExpertPair, shape: tuple[int, ...], config: AdapterConfig, *, transposed: bool
+) -> StackedPair:
+    if len(shape) not in (2, 3):
+        raise unsupported(
+            "target_parameters", name, f"only matrices and stacks of them are merged, and its shape is {shape}"
+        )
+    transposed = transposed and len(shape) == 3
+    experts, first, second = (1, *shape)[-3:]
+    columns, rows = (first, second) if transposed else (second, first)
+    rank = config.rank_of(name)
+    for info, expected in ((pair.a, (experts * rank, columns)), (pair.b, (rows, experts * rank))):
+        if info.shape != expected:
+            raise ModelMergeError(
+                f"adapter tensor {info.name!r} {info.shape} does not fit parameter {name!r} {shape} at rank {rank}, "
+                f"which wants {expected}",
+                reason="ADAPTER_BASE_MISMATCH",
+                remedy="the adapter was trained on another base model or with other settings: take the one that its adapter_config.json names",
+                about={"tensor": info.name, "shape": info.shape, "expected": expected},
+            )
+    return StackedPair(name, pair.a, pair.b, (experts, first, second), rank, config.scaling_of(name), transposed)
+
+
+def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
+    """The change of a parameter that is stored as it is."""
+    if len(source.shape) == 2 and pair.shape[0] == 1:
+        return one_expert(pair, 0, slice(0, pair.shape[1]), source)
+
+    def compute(weight: torch.Tensor) -> None:
+        for expert in range(pair.shape[0]):
+            product = pair.product(expert, slice(None), weight.dtype)
+            weight[expert] += product.T if pair.transposed else product
+
+    rows = pair.shape[1]
+    return _value(pair, source, pair.shape, compute, lambda number: divmod(number, rows))
+
+
+def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) -> Value:
+    """The change of one stored tensor of a stack: some output rows of one expert."""
+
+    def compute(weight: torch.Tensor) -> None:
+        weight += pair.product(expert, rows, weight.dtype)
+
+    return _value(
+        pair, source, (rows.stop - rows.start, pair.shape[2]), compute, lambda number: (expert, rows.start + number)
+    )
+
+
+def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int, slice]]:
+    """Every stored tensor of a stack with its expert and its rows there."""
+    found = []
+    for expert, names in enumerate(stack.parts):
+        start = 0
+        for name in names:
+            stop = start + base[name].shape[0]
+            found.append((name, expert, slice(start, stop)))
+            start = stop
+    return found
+
+
+def _value(
+    pair: StackedPair,
+    source: TensorInfo,
+    shape: tuple[int, ...],
+    add: Callable[[torch.Tensor], None],
+    place: Callable[[int], tuple[int, int]],
+) -> Value:
+    """``add`` changes the whole tensor, ``place`` gives the expert and its row for a row of the tensor."""
+    if source.shape != shape:
+        raise ModelMergeError(
+            f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+            about={"tensor": source.name, "shape": source.shape, "expected": shape},
+        )
+
+    def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+        import torch
+
+        from slipway_merge.peft.modules import read_finite
+
+        wide = torch.float64 if np.dtype(dtype).itemsize == 8 else torch.float32
+        weight = read_finite(source, "the base model").to(wide, copy=True)
+        add(weight)
+        values: np.ndarray = weight.numpy()
+        return values
+
+    def error(written: TensorInfo) -> float:
+        numbers = sampled_rows(written)
+        with TensorReader() as reader:
+            a, b = reader.read(pair.a).astype(np.float64), reader.read(pair.b).astype(np.float64)
+            expected = read_rows(reader, source, numbers)
+            expected += np.stack([pair.line(*place(number), a, b) for number in numbers])
+            return share_of_rounding(read_rows(reader, written, numbers), expected, written.dtype)
+
+    return Value(source, computed=Computed(pair.module, "experts", compute, error))

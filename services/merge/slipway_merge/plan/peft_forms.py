@@ -1,0 +1,264 @@
+"""What an adapter that peft itself merges changes: its modules, their tensors, and the merged values of each.
+
+Whether a form can be merged is asked of peft: its adapter layers either merge or say why not. A form that a later peft brings
+is therefore merged, or refused, without a change here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import peft
+import torch
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+from slipway.counts import counted
+from slipway.errors import ModelMergeError
+from slipway.models.module_patterns import check_patterns, names_in
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.peft.config import peft_config
+from slipway_merge.peft.modules import PREFIX, Holder, filled, mapped, read_finite, takes_known_inputs, through_peft
+from slipway_merge.tensors.values import Computed
+from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Largest difference in the output of a layer, merged and unmerged in float32, that rounding explains.
+_TOLERANCE = 1e-3
+_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+
+
+class PeftForms:
+    """The modules of an adapter that peft merges.
+
+    Args:
+        raw: ``adapter_config.json``.
+        tensors: The adapter's tensors that belong to the form, by their full names.
+        model: The base model, built without weights.
+        only: Modules to take; None for every module the configuration targets.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        tensors: Mapping[str, TensorInfo],
+        model: PreTrainedModel,
+        *,
+        only: Iterable[str] | None = None,
+    ) -> None:
+        self.raw = raw
+        self.config = peft_config(raw)
+        self.form = "dora" if raw.get("use_dora") else str(raw["peft_type"]).lower()
+        self.tensors = tensors
+        check_patterns(raw, names_in(model))
+        with through_peft("the adapter's target modules"):
+            targets = _targets(self.config, model)
+        chosen = targets if only is None else [name for name in targets if name in set(only)]
+        self.layers = {name: model.get_submodule(name) for name in chosen}
+        self.sources: dict[str, dict[str, TensorInfo]] = {}
+        self._changed: dict[tuple[object, ...], frozenset[str]] = {}
+
+    def parameters(self, module: str) -> list[str]:
+        """Names of a module's parameters, relative to it."""
+        return [name for name, _ in self.layers[module].named_parameters()]
+
+    def own_tensors(self, module: str) -> dict[str, TensorInfo]:
+        """The adapter tensors of one module."""
+        start = f"{PREFIX}{module}."
+        return {key: info for key, info in self.tensors.items() if key.startswith(start)}
+
+    def check(self) -> None:
+        """Every tensor has its place and every place its tensor, of the right shape.
+
+        Raises:
+            ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
+        """
+        expected: dict[str, tuple[int, ...]] = {}
+        together = bool(self.layers) and self.shares_state
+        groups = [list(self.layers)] if together else [[name] for name in self.layers]
+        for group in groups:
+            with through_peft(f"module {group[0]!r}"):
+                expected |= self._expected(group)
+        for key, shape in expected.items():
+            info = self.tensors.get(key)
+            if info is None:
+                raise _incomplete(key, shape)
+            if info.shape != shape:
+                raise ModelMergeError(
+                    f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json, which want {shape}",
+                    reason="ADAPTER_BASE_MISMATCH",
+                    remedy="the adapter was trained on another base model or with other settings: take the one that its adapter_config.json names",
+                    about={"tensor": key, "shape": info.shape, "expected": shape},
+                )
+        unused = sorted(set(self.tensors) - set(expected))
+        if unused:
+            raise ModelMergeError(
+                f"the adapter has {counted(len(unused), 'tensor')} that no base weight takes, first {unused[0]!r} "
+                f"{self.tensors[unused[0]].shape}",
+                reason="ADAPTER_TENSOR_UNUSED",
+                remedy="it was trained on another base model or with other settings: take the one that its adapter_config.json names",
+                about={"tensor": unused[0]},
+            )
+
+    def alters(self, module: str, parameter: str) -> bool:
+        """Whether the form changes a weight as soon as it is put on it, before any training."""
+        with through_peft(f"module {module!r}"):
+            weight = self._holder(module).base_layer(module).get_parameter(parameter)
+        return not torch.equal(weight.float(), mapped(self.sources[module][parameter]).float())
+
+    def changed(self, module: str) -> frozenset[str]:
+        """Which of a module's parameters the merge changes, found out once per kind of layer.
+
+        The first layer of a kind speaks for all, so it is merged with values that leave nothing as it was: its trained
+        ones may happen to (an expert that no token reached).
+
+        Raises:
+            ModelMergeError: ``ADAPTER_UNSUPPORTED`` when peft cannot merge this form or layer.
+        """
+        layer = self.layers[module]
+        own = self.own_tensors(
+            module
+        ).items()  # their shapes tell what IA³ does: to the input, or to the output and its bias
+        kind = (
+            type(layer),
+            tuple(self.parameters(module)),
+            tuple(sorted((key.removeprefix(PREFIX + module), info.shape) for key, info in own)),
+        )
+        if kind not in self._changed:
+            with through_peft(f"module {module!r}"):
+                holder = self._holder(module)
+                after = holder.merged(module, torch.float32, keep=True)
+                departure = holder.departure(module, after, layer)
+                disturbed = holder.merged(module, torch.float32, keep=True, disturbed=True)
+            if departure is not None and not departure <= _TOLERANCE:
+                why = f"peft's merge of {module!r} is not what was trained: its output is off by {departure:.2g} of its norm"
+                raise unsupported("peft_type", self.raw["peft_type"], why, remedy=UNMERGED_REMEDY)
+            before = {name: mapped(info).to(torch.float32) for name, info in self.sources[module].items()}
+            self._changed[kind] = frozenset(
+                name
+                for name in before
+                if not (torch.equal(before[name], after[name]) and torch.equal(before[name], disturbed[name]))
+            )
+            extra = sorted(set(after) - set(before))
+            if extra:
+                raise unsupported(
+                    "peft_type", self.raw["peft_type"], f"merging {module!r} adds {extra[0]!r} to the model"
+                )
+        return self._changed[kind]
+
+    def computed(self, module: str, parameter: str) -> Computed:
+        """How the merged values of one parameter come about."""
+
+        def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+            with through_peft(f"module {module!r}"):
+                after = self._holder(module).merged(module, _TORCH[np.dtype(dtype)], keep=self.shares_state)
+            values: np.ndarray = after[parameter].contiguous().numpy()
+            return values
+
+        def error(written: TensorInfo) -> float:
+            with through_peft(f"module {module!r}"):
+                holder, layer = self._holder(module), self.layers[module]
+                return holder.share_of_rounding(module, layer, parameter, written, keep=self.shares_state)
+
+        return Computed(module, self.form, compute, error if takes_known_inputs(self.layers[module]) else None)
+
+    @cached_property
+    def shares_state(self) -> bool:
+        """Whether the modules can only be built together."""
+        first = next(iter(self.layers))
+        if PEFT_TYPE_TO_TUNER_MAPPING[self.config.peft_type].uses_shared_state:
+            return True
+        with through_peft(f"module {first!r}"):
+            return self._blank_holder([first]).shares_state
+
+    def _blank_holder(self, names: list[str]) -> Holder:
+        """A holder without values: on ``meta`` where the form can be built there, otherwise of zeros."""
+        try:
+            holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
+            holder.expected()
+        except (NotImplementedError, RuntimeError):  # the form looks at values when it is built
+            return self._zero_holder(names)
+        else:
+            return holder
+
+    def _expected(self, names: list[str]) -> dict[str, tuple[int, ...]]:
+        if self.shares_state:
+            return self._together.expected()
+        expected = self._blank_holder(names).expected()
+        complete = all(self.own_tensors(name).keys() <= expected.keys() for name in names)
+        return expected if complete else self._zero_holder(names).expected()  # on meta a form may put parts of it off
+
+    def _zero_holder(self, names: list[str]) -> Holder:
+        return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
+
+    @cached_property
+    def _together(self) -> Holder:
+        """All modules in one holder, on the base's own bytes, for forms whose modules depend on each other."""
+        layers = {name: filled(layer, partial(self._stored, name)) for name, layer in self.layers.items()}
+        return Holder(self.config, layers)
+
+    def _stored(self, module: str, path: str, _: torch.Tensor) -> torch.Tensor:
+        return mapped(self.sources[module][path])
+
+    @cached_property
+    def _loaded_together(self) -> Holder:
+        self._together.load({key: read_finite(info, "the adapter") for key, info in sorted(self.tensors.items())})
+        return self._together
+
+    def _holder(self, module: str) -> Holder:
+        """The module with its trained adapter.
+
+        It is built in the stored type, as it was for the training: some forms derive a part of themselves from the base.
+        """
+        values = {name: read_finite(info, "the base model") for name, info in self.sources[module].items()}
+        if self.shares_state:
+            return self._loaded_together
+        holder = Holder(self.config, {module: filled(self.layers[module], lambda path, _: values[path])})
+        own = self.own_tensors(module)
+        holder.load({key: read_finite(info, "the adapter") for key, info in sorted(own.items())})
+        return holder
+
+
+def _zeros(_: str, parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(parameter.shape, dtype=torch.float32)
+
+
+def _incomplete(key: str, shape: tuple[int, ...]) -> ModelMergeError:
+    return ModelMergeError(
+        f"by adapter_config.json there should be a tensor {key!r} {shape}, but the checkpoint holds none",
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again: its weights are not all there",
+        about={"tensor": key},
+    )
+
+
+def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
+    """Names of the modules a configuration targets, found by peft's own matching and in the model's order."""
+    tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    found: list[str] = []
+
+    class Matching(tuner):
+        """The tuner as it is, but it notes the modules instead of replacing them."""
+
+        def _pre_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _post_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _mark_only_adapters_as_trainable(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _create_and_replace(self, *_: Any, current_key: str, **__: Any) -> None:
+            found.append(current_key)
+
+    config = copy.deepcopy(config)
+    if hasattr(config, "target_parameters"):
+        config.target_parameters = None
+    if hasattr(config, "layer_replication"):
+        config.layer_replication = None
+    Matching(copy.deepcopy(model), {"default": config}, "default")._check_merge_allowed()
+    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    return sorted(found, key=lambda name: order[name])

@@ -1,0 +1,327 @@
+"""The merge decided before a byte is read: for every output tensor where it comes from and what is added to it.
+
+Accounting happens here. Every base tensor becomes one output tensor, every adapter tensor is used once, and every shape is
+compared (``fitting.py``), so that what starts to be written is known to fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from slipway.counts import counted
+from slipway.errors import ModelMergeError
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.adapter.adapter import PREFIX, Adapter, Pair, WholeTensor, unwrapped
+from slipway_merge.adapter.completeness import check_complete, check_rows
+from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
+from slipway_merge.adapter.naming import Naming, under_current_names
+from slipway_merge.plan.initial_weights import start_where_the_training_did, unknown_start
+from slipway_merge.plan.replication import replicated, source_layers
+from slipway_merge.plan.rows import check_no_bias, replaced_rows
+from slipway_merge.plan.ties import Ties, give_each_its_own
+from slipway_merge.tensors.tensor_io import TensorReader
+from slipway_merge.tensors.values import Alteration, MergePlan, Value
+
+if TYPE_CHECKING:
+    from slipway.models.model_facts import ModelFacts
+    from slipway_merge.adapter.conversions import Conversions
+    from slipway_merge.plan.peft_forms import PeftForms
+
+
+@dataclass
+class Planner:
+    """Builds a :class:`MergePlan`.
+
+    Args:
+        base: Tensors of the base model by stored name.
+        config: Its ``config.json``.
+        adapter: The parsed adapter.
+        facts: Asks transformers about the model; called at most once, and only when needed. Its argument says what for.
+        reader: Compares stored tensors.
+    """
+
+    base: Mapping[str, TensorInfo]
+    config: Mapping[str, Any]
+    adapter: Adapter
+    facts: Callable[[str], ModelFacts]
+    reader: TensorReader
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.layers = source_layers(self.adapter.config.replication)
+        if self.layers:
+            self.base = replicated(self.base, self.layers)
+
+    def plan(self) -> MergePlan:
+        """The merge, or why it cannot be done.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``, ``ADAPTER_UNSUPPORTED`` or
+                ``CHECKPOINT_INCOMPLETE``.
+        """
+        values = {name: Value(info) for name, info in self.base.items()}
+        grouped = {member for group in self.groups for member in group}
+        for whole in self.adapter.whole.values():
+            if (name := self.naming.output(whole.name)) not in grouped:
+                self._stored(name, whole.info)
+                value = Value(self._checked_replacement(name, whole, self.base[name].shape))
+                copies = [name] if whole.own or not self.layers else self._copies(name)
+                values.update(dict.fromkeys(copies, value))
+        self._check_once()
+        changes = self._changes()
+        for name, change in changes.items():
+            if name not in grouped:
+                values[name] = change(values[name].source)
+        untied = [group for group in self.groups if self._plan_group(values, group, changes)]
+        if untied:
+            give_each_its_own(values, self.facts("which weights are tied").groups(), self.naming)
+        self._warn_of_ambiguous_alphas()
+        check_complete(self.base, self.adapter, self.naming.names, self._is_in_model)
+        of_base = {id(info) for info in self.base.values()}
+        return MergePlan(
+            values=values,
+            untied=bool(untied),
+            vocab_size=new_vocab_size(values, self.base),
+            replaced=tuple(sorted(name for name, value in values.items() if id(value.source) not in of_base)),
+            warnings=tuple(self.warnings),
+            layers=self.layers,
+        )
+
+    @cached_property
+    def naming(self) -> Naming:
+        """What weights are called by the adapter, in the base's files and in the model."""
+        modules = [*self.adapter.pairs, *self.adapter.rows]
+        wanted = [f"{module}.weight" for module in modules] + list(self.adapter.whole)
+        return Naming(self.base, [*wanted, *self._form_weights], lambda: self._conversions)
+
+    @property
+    def _form_weights(self) -> tuple[str, ...]:
+        forms = self.forms
+        return (
+            tuple(f"{module}.{path}" for module in forms.layers for path in forms.parameters(module)) if forms else ()
+        )
+
+    @cached_property
+    def _conversions(self) -> Conversions:
+        from slipway_merge.adapter.conversions import conversions
+
+        return conversions(self.facts("which stored tensors its modules are made of").model, self.base)
+
+    def names_in_peft(self) -> dict[str, str]:
+        """For every tensor of the adapter's file the name it has where peft puts it on the model as transformers loads it."""
+        found = {info.name: key for key, info in self.adapter.forms.items()}
+        found |= {
+            info.name: unwrapped(info.name) for pair in self.adapter.experts.values() for info in (pair.a, pair.b)
+        }
+        for module, info in self.adapter.by_module():
+            name = self.naming.in_model(module)
+            found[info.name] = PREFIX + info.name[info.name.index(module) :].replace(module, name, 1)
+        return found
+
+    @cached_property
+    def forms(self) -> PeftForms | None:
+        """What is left to peft."""
+        if not self.adapter.forms and not self.adapter.config.has_form:
+            return None
+        from slipway_merge.plan.peft_forms import PeftForms
+
+        model = self.facts("which layers the adapter is for").model
+        self.adapter = under_current_names(self.adapter, model, self._conversions.current)
+        only = None if self.adapter.config.through_peft else self.adapter.formed_modules()
+        return PeftForms(self.adapter.config.raw, self.adapter.forms, model, only=only)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the embedding by the base's configuration."""
+        text = self.config.get("text_config")
+        value = self.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+        return value if isinstance(value, int) else None
+
+    @cached_property
+    def groups(self) -> list[list[str]]:
+        """Weights that share a storage and that the adapter changes, by output name."""
+        return self.ties.groups(self.vocab_size, self.facts)
+
+    def of_base(self, name: str) -> TensorInfo | None:
+        """What the base has for an output tensor, possibly under a tied name."""
+        members = [name, *next((group for group in self.groups if name in group), ())]
+        return next((self.base[member] for member in members if member in self.base), None)
+
+    @cached_property
+    def ties(self) -> Ties:
+        """The weights that share a storage."""
+        return Ties(self.base, self.adapter, self._form_weights, self.naming, self.reader)
+
+    def _copies(self, name: str) -> list[str]:
+        """The tensors of repeated layers that are one in training, so that what is trained of one (a bias) is trained of all."""
+        return [other for other, info in self.base.items() if info is self.base[name]]
+
+    def _weight(self, pair: Pair) -> str:
+        return self.naming.output(f"{pair.module}.weight")
+
+    def _stored(self, name: str, info: TensorInfo) -> None:
+        if name not in self.base:
+            unused = [w for w in self.adapter.whole.values() if self.naming.output(w.name) not in self.base]
+            pairs = [pair for pair in self.adapter.pairs.values() if self._weight(pair) not in self.base]
+            raise ModelMergeError(
+                f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
+                f"first {info.name!r} {info.shape} (looked for {name!r})",
+                reason="ADAPTER_TENSOR_UNUSED",
+                remedy="it was trained on another base model: take the one that its adapter_config.json names",
+                about={"tensor": info.name},
+            )
+
+    # Changes
+
+    def _check_once(self) -> None:
+        """No base tensor is replaced by two of the adapter's (their names can differ by a prefix).
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED``.
+        """
+        taken: dict[str, WholeTensor] = {}
+        for whole in self.adapter.whole.values():
+            first = taken.setdefault(self.naming.output(whole.name), whole)
+            if first is not whole:
+                raise ModelMergeError(
+                    f"adapter tensors {first.info.name!r} and {whole.info.name!r} stand for the same base weight",
+                    reason="ADAPTER_TENSOR_UNUSED",
+                    remedy="save the adapter again",
+                    about={"tensor": whole.info.name},
+                )
+
+    def _changes(self) -> dict[str, Alteration]:
+        """What the adapter does to the weights it does not replace, by output name; nothing is done twice.
+
+        Raises:
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
+        """
+        found: list[tuple[str, Alteration]] = []
+        for pair in self.adapter.pairs.values():
+            name = self._weight(pair)
+            self._stored_or_tied(name, pair.a)
+            found.append((name, partial(self._paired, pair, name)))
+        for module, info in self.adapter.rows.items():
+            name = self.naming.output(f"{module}.weight")
+            self._stored_or_tied(name, info)
+            self._check_no_bias(name)
+            found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
+        if self.adapter.experts or self.adapter.config.parameters:
+            found += self._expert_changes()
+        if self.forms is not None:
+            found += self._form_changes(self.forms)
+        changes = dict(found)
+        if len(changes) < len(found):
+            twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
+            raise ModelMergeError(
+                f"the adapter changes {twice!r} in two ways at once",
+                reason="ADAPTER_UNSUPPORTED",
+                remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+                about={"tensor": twice},
+            )
+        return changes
+
+    def _check_no_bias(self, name: str) -> None:
+        """The rows of an embedding are those of a tied head, too."""
+        for member in next((group for group in self.groups if group[0] == name), [name]):
+            bias = self.naming.modelled(f"{member.removesuffix('weight')}bias")
+            tied = next((names for names in self.facts("which layers have a bias").groups() if bias in names), [bias])
+            stored = next((self.base[other] for other in map(self.naming.of_model, tied) if other in self.base), None)
+            check_no_bias(self.adapter.config, member, stored, self.reader)
+
+    def _form_changes(self, forms: PeftForms) -> list[tuple[str, Alteration]]:
+        for module in forms.layers:
+            sources = {}
+            for path in forms.parameters(module):
+                name = self.naming.output(f"{module}.{path}")
+                first = next(iter(forms.own_tensors(module).values()), next(iter(forms.tensors.values())))
+                sources[path] = self._stored_or_tied(name, first)
+            forms.sources[module] = sources
+        forms.check()
+        start_where_the_training_did(
+            forms, self.base, self.naming, tied={member for group in self.groups for member in group}
+        )
+        if warning := unknown_start(forms):
+            self.warnings.append(warning)
+        return [
+            (self.naming.output(f"{module}.{path}"), partial(_computed, forms, module, path))
+            for module in forms.layers
+            for path in sorted(forms.changed(module))
+        ]
+
+    def _expert_changes(self) -> list[tuple[str, Alteration]]:
+        from slipway_merge.plan.experts import one_expert, places, stacked_pairs, whole_stack
+
+        model = self.facts("which parameters the adapter is for").model
+        found: list[tuple[str, Alteration]] = []
+        for parameter, pair in stacked_pairs(self.adapter.experts, self.adapter.config, model).items():
+            stack = self._conversions.stacks.get(parameter)
+            if stack is None:
+                name = self._conversions.renamed.get(parameter) or self.naming.output(parameter)
+                self._stored(name, pair.a)
+                found.append((name, partial(whole_stack, pair)))
+            else:
+                parts = places(stack, self.base)
+                found += [(name, partial(one_expert, pair, expert, rows)) for name, expert, rows in parts]
+        return found
+
+    def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
+        maybe = self.adapter.config.fan_in_fan_out or self._has_transposed
+        transposed = partial(self._is_transposed, name)
+        update = fitted_update(pair, name, source.shape, may_be_transposed=maybe, is_transposed=transposed)
+        return Value(source, update=update)
+
+    def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
+        """What a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
+        own = [whole for whole in self.adapter.whole.values() if self.naming.output(whole.name) == name]
+        if own:
+            return own[0].info
+        stored = self.of_base(name)
+        if stored is None:
+            self._stored(name, info)
+        return stored or self.base[name]
+
+    def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Alteration]) -> bool:
+        """Decide one group of tied weights; True when its members came to differ and each is written by itself."""
+        settled = self.ties.settle(group, changes, self._checked_replacement)
+        values.update(settled.values)
+        if settled.untied:
+            self.warnings.append(
+                f"{', '.join(group)} share one weight in the base model, and the adapter changes them differently: they "
+                "are written separately, with tie_word_embeddings: false"
+            )
+        return settled.untied
+
+    def _checked_replacement(self, name: str, whole: WholeTensor, shape: tuple[int, ...]) -> TensorInfo:
+        return checked_replacement(name, whole, shape, vocab_size=self.vocab_size, same=self.reader.same)
+
+    @cached_property
+    def _has_transposed(self) -> bool:
+        return has_transposed(self.base)
+
+    def _is_transposed(self, name: str) -> bool:
+        facts = self.facts("which weights are stored transposed (fan_in_fan_out)")
+        return self.naming.modelled(name) in facts.transposed
+
+    def _is_in_model(self, stored: str) -> bool:
+        """Files may hold layers that the model class leaves out (multi-token prediction, fused experts)."""
+        return self.naming.modelled(stored) in self.facts("which modules the adapter should cover").shapes
+
+    def _warn_of_ambiguous_alphas(self) -> None:
+        """Peft sorts the patterns when it saves them, so where two match, the one used in training is not known."""
+        for module in self.adapter.pairs:
+            alphas = self.adapter.config.matching_alphas(module)
+            if len(alphas) > 1:
+                self.warnings.append(
+                    f"several entries of alpha_pattern match {module!r} ({', '.join(map(str, alphas))}); the first one "
+                    f"saved is used, as peft does on loading, which may not be the one it was trained with"
+                )
+                return
+
+
+def _computed(forms: PeftForms, module: str, path: str, source: TensorInfo) -> Value:
+    return Value(source, computed=forms.computed(module, path))

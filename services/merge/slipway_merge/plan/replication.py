@@ -1,0 +1,104 @@
+"""Layers repeated (``layer_replication``): the model becomes deeper, its new layers starting from copies of the base's.
+
+peft trains such a model on shared weights and cannot merge it; written out, every copy is a layer of its own and holds its own
+update. Source: ``replicate_layers`` in ``peft/tuners/tuners_utils.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipway.errors import ModelMergeError
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.unsupported import unsupported
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LAYER = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|encoder\.layer|h))\.(?P<number>\d+)\.(?P<rest>.+)")
+#: Lists of ``config.json`` with one entry per layer.
+_PER_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
+#: Lists of numbers of layers.
+_OF_LAYERS = ("mlp_only_layers",)
+
+
+def source_layers(ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """For each layer of the deeper model, the base's layer it is a copy of."""
+    return tuple(number for first, end in ranges for number in range(first, end))
+
+
+def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[str, TensorInfo]:
+    """The deeper model's tensors by their names, in the base's order, each with the bytes of its original.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model with several stacks, ``ADAPTER_BASE_MISMATCH`` for a layer that
+            the base does not have.
+    """
+    matches = {name: _LAYER.fullmatch(name) for name in base}
+    stacks = sorted({match["stack"] for match in matches.values() if match})
+    if len(stacks) != 1:
+        raise unsupported(
+            "layer_replication", list(layers), f"the base has {len(stacks)} stacks of layers ({', '.join(stacks)})"
+        )
+    present = {int(match["number"]) for match in matches.values() if match}
+    missing = sorted(set(layers) - present)
+    if missing:
+        raise ModelMergeError(
+            f"the adapter's layer_replication repeats layer {missing[0]}, but the base has layers 0 to {max(present)}",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+            about={"key": "layer_replication", "layer": missing[0]},
+        )
+    deeper: dict[str, TensorInfo] = {}
+    for name, info in base.items():
+        if (match := matches[name]) is None:
+            deeper[name] = info
+            continue
+        for place, number in enumerate(layers):
+            if number == int(match["number"]):
+                deeper[f"{match['stack']}.{place}.{match['rest']}"] = info
+    return deeper
+
+
+def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Sequence[int]) -> None:
+    """The deeper model has at each place the kind of layer that was copied there.
+
+    Args:
+        model: The deeper model, without weights.
+        written: Names of the tensors that are to be written.
+        layers: As :func:`source_layers` gives them.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model whose layers differ by their places.
+    """
+    from slipway_merge.adapter.conversions import conversions
+
+    loaded = conversions(model, written)
+    known = {name for name, _ in model.named_parameters() if _LAYER.fullmatch(name)}
+    without = sorted(known - loaded.renamed.keys() - loaded.stacks.keys())
+    if without:
+        raise unsupported(
+            "layer_replication",
+            list(layers),
+            f"this model's layers differ by their places, and no layer that is copied there has {without[0]!r}",
+        )
+
+
+def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """The configuration with the new number of layers, and the lists of one entry per layer repeated as the layers are."""
+    changed = dict(config)
+    before = changed.get("num_hidden_layers")
+    for key in _PER_LAYER:
+        value = config.get(key)
+        if isinstance(value, list) and len(value) == before:
+            changed[key] = [value[number] for number in layers]
+    for key in _OF_LAYERS:
+        if isinstance(value := config.get(key), list):
+            changed[key] = [place for place, number in enumerate(layers) if number in value]
+    if isinstance(before, int):
+        changed["num_hidden_layers"] = len(layers)
+    if isinstance(changed.get("text_config"), dict):
+        changed["text_config"] = deeper_config(changed["text_config"], layers)
+    return changed

@@ -1,0 +1,65 @@
+"""Rows of an embedding that the adapter replaces (``trainable_token_indices``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.adapter.adapter_config import AdapterConfig
+from slipway_merge.tensors.samples import SAMPLE_ROWS, read_rows, sampled_rows, share_of_rounding
+from slipway_merge.tensors.tensor_io import TensorReader
+from slipway_merge.tensors.values import Computed, Value
+from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
+
+
+def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
+    """A head that has such rows has no bias: peft computes it without in training, and with it again once the rows are merged.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED``.
+    """
+    if bias is not None and reader.read(bias).any():
+        raise unsupported(
+            "trainable_token_indices",
+            config.tokens,
+            f"they are rows of {name!r} too, and peft trains those without the layer's bias {bias.name!r}",
+            remedy=UNMERGED_REMEDY,
+        )
+
+
+def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:
+    """The weight with ``info``'s rows in the places ``rows``.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when a row is not there or has another width.
+    """
+    if len(source.shape) != 2 or info.shape[1:] != source.shape[1:] or max(rows, default=0) >= source.shape[0]:
+        raise ModelMergeError(
+            f"adapter tensor {info.name!r} {info.shape} replaces rows up to {max(rows, default=0)} of {source.name!r} "
+            f"{source.shape}, which do not fit",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+            about={"tensor": info.name, "shape": info.shape, "base_shape": source.shape},
+        )
+
+    def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
+        import torch
+
+        from slipway_merge.peft.modules import read_finite
+
+        wide = torch.float64 if np.dtype(dtype).itemsize == 8 else torch.float32
+        weight = read_finite(source, "the base model").to(wide, copy=True)
+        weight[list(rows)] = read_finite(info, "the adapter").to(wide)
+        values: np.ndarray = weight.numpy()
+        return values
+
+    def error(written: TensorInfo) -> float:
+        kept = [row for row in sampled_rows(written) if row not in set(rows)]
+        replaced = list(range(0, len(rows), 1 + len(rows) // SAMPLE_ROWS))
+        with TensorReader() as reader:
+            expected = np.concatenate([read_rows(reader, source, kept), read_rows(reader, info, replaced)])
+            found = read_rows(reader, written, [*kept, *(rows[place] for place in replaced)])
+        return share_of_rounding(found, expected, written.dtype)
+
+    return Value(source, computed=Computed(module, "rows", compute, error))

@@ -1,0 +1,52 @@
+"""A tokenizer that knows more tokens than the model has embeddings: the vocabulary was resized and the rows were not saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import ModelMergeError
+from slipway.files.json_documents import LARGEST_LIST, read_json
+
+
+def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> None:
+    """The checkpoint's tokenizer gives no id beyond the merged embedding (unless the base's tokenizer does so already).
+
+    Raises:
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH``.
+    """
+    text = config.get("text_config")
+    rows = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    highest = highest_token_id(adapter)
+    if not isinstance(rows, int) or highest is None or highest < rows:
+        return
+    before = highest_token_id(base)
+    if before is not None and before >= highest:
+        return
+    raise ModelMergeError(
+        f"the checkpoint's tokenizer gives token ids up to {highest}, but the model has {rows} embeddings: the vocabulary "
+        "was resized and the new embeddings are not in the adapter",
+        reason="ADAPTER_BASE_MISMATCH",
+        remedy="save the adapter again with save_embedding_layers=True, or with the base's own tokenizer",
+        about={"file": adapter / "tokenizer.json", "vocab_size": rows},
+    )
+
+
+def highest_token_id(folder: Path) -> int | None:
+    """Highest token id that a folder's ``tokenizer.json`` can give; None without one."""
+    try:
+        tokenizer = read_json(folder / "tokenizer.json", largest=LARGEST_LIST, lenient=True)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(tokenizer, dict):
+        return None
+    added = tokenizer.get("added_tokens")
+    ids = [entry.get("id") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        ids.extend(vocabulary.values())
+    elif isinstance(vocabulary, list):
+        ids.append(len(vocabulary) - 1)
+    return max((value for value in ids if isinstance(value, int)), default=None)

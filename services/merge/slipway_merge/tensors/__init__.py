@@ -1,0 +1,1 @@
+"""Stored tensors: read in blocks, converted, updated."""

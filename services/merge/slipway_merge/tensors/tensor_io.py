@@ -1,0 +1,192 @@
+"""Stored tensors read in blocks by position: no mapping (a file cut short meanwhile is an error, not a crash), no copy kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.models.safetensors_file import TensorInfo, corrupt
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Types that can be computed with, by their safetensors name.
+FLOAT_TYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+#: The bits of a type that are all set in NaN and infinity, and never all set in a number.
+_NOT_FINITE: dict[str, np.unsignedinteger[Any]] = {
+    "F64": np.uint64(0x7FF0_0000_0000_0000),
+    "F32": np.uint32(0x7F80_0000),
+    "F16": np.uint16(0x7C00),
+    "BF16": np.uint16(0x7F80),
+    "F8_E5M2": np.uint8(0x7C),
+    "F8_E4M3": np.uint8(0x7F),
+}
+_SCAN_BYTES = 1 << 18
+
+
+class TensorReader:
+    """Reads byte ranges of stored tensors; keeps its files open until it is closed. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._open: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def descriptor(self, path: Path) -> int:
+        """File descriptor of an input file, open for reading."""
+        with self._lock:
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._stack.callback(os.close, self._open[path])
+            return self._open[path]
+
+    def fill(self, buffer: Array, info: TensorInfo, offset: int) -> None:
+        """Fill a one-dimensional uint8 buffer with a tensor's bytes from ``offset`` (within the tensor) on.
+
+        Raises:
+            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when the file has become shorter.
+        """
+        view = buffer.data
+        position = info.start + offset
+        while view:
+            count = os.preadv(self.descriptor(info.file), [view], position)
+            if count == 0:
+                raise corrupt(info.file, f"it ends at byte {position}, within tensor {info.name!r}", tensor=info.name)
+            view, position = view[count:], position + count
+
+    def read(self, info: TensorInfo) -> Array:
+        """A whole tensor of a floating-point type."""
+        dtype = float_type(info)
+        buffer = np.empty(info.nbytes, np.uint8)
+        self.fill(buffer, info, 0)
+        return buffer.view(dtype).reshape(info.shape)
+
+    def same(self, first: TensorInfo, second: TensorInfo, *, block_bytes: int = 8 << 20) -> bool:
+        """Whether two stored tensors hold the same values (the same bytes, when they have the same type)."""
+        if first.shape != second.shape:
+            return False
+        if first.dtype != second.dtype:
+            return self._same_values(first, second, elements=block_bytes // 8)
+        buffers = np.empty((2, min(block_bytes, max(first.nbytes, 1))), np.uint8)
+        for offset in range(0, first.nbytes, block_bytes):
+            size = min(block_bytes, first.nbytes - offset)
+            self.fill(buffers[0, :size], first, offset)
+            self.fill(buffers[1, :size], second, offset)
+            if not np.array_equal(buffers[0, :size], buffers[1, :size]):
+                return False
+        return True
+
+    def _same_values(self, first: TensorInfo, second: TensorInfo, *, elements: int) -> bool:
+        for start in range(0, first.numel, elements):
+            values = []
+            for info in (first, second):
+                dtype = float_type(info)
+                buffer = np.empty(min(elements, first.numel - start) * dtype.itemsize, np.uint8)
+                self.fill(buffer, info, start * dtype.itemsize)
+                values.append(buffer.view(dtype).astype(np.float64))
+            if not np.array_equal(values[0], values[1]):
+                return False
+        return True
+
+    def scan(self, info: TensorInfo, start: int, end: int) -> None:
+        """Read a part of a tensor through and refuse NaN and infinity.
+
+        Args:
+            info: The tensor.
+            start: First byte, counted from the tensor's own; where a number begins.
+            end: Where the last one ends.
+
+        Raises:
+            ModelMergeError: ``NON_FINITE_WEIGHTS``.
+            CheckpointValidationError: As :meth:`fill`.
+        """
+        if info.dtype not in _NOT_FINITE:
+            return
+        buffer = np.empty(min(_SCAN_BYTES, end - start), np.uint8)
+        for offset in range(start, end, _SCAN_BYTES):
+            block = buffer[: min(_SCAN_BYTES, end - offset)]
+            self.fill(block, info, offset)
+            check_finite(block, info.dtype, name=info.name, where=info.file.name)
+
+
+def row_blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) of blocks of at most ``max_elements``, seen as a matrix of ``shape[0]`` rows; at least one row each."""
+    rows = shape[0] if shape else 1
+    columns = math.prod(shape[1:])
+    step = max(1, max_elements // max(columns, 1))
+    for first in range(0, rows, step):
+        yield first, min(step, rows - first)
+
+
+def is_finite(values: Array, dtype: str) -> bool:
+    """Whether stored values hold neither NaN nor infinity.
+
+    Args:
+        values: Values of any type, or their bytes; contiguous.
+        dtype: Safetensors name of their type.
+    """
+    mask = _NOT_FINITE[dtype]
+    bits = values.reshape(-1).view(mask.dtype)
+    return bits.size == 0 or bool((bits & mask).max() != mask)
+
+
+def check_finite(values: Array, dtype: str, *, name: str, where: str) -> None:
+    """Refuse NaN and infinity.
+
+    Args:
+        values: As for :func:`is_finite`.
+        dtype: Safetensors name of their type.
+        name: Of the tensor.
+        where: What holds it; part of the error.
+
+    Raises:
+        ModelMergeError: ``NON_FINITE_WEIGHTS``.
+    """
+    if not is_finite(values, dtype):
+        raise ModelMergeError(
+            f"tensor {name!r} of {where} holds NaN or infinity",
+            reason="NON_FINITE_WEIGHTS",
+            remedy="the result overflows this data type: merge in bfloat16 or float32"
+            if where == "the merged result"
+            else "copy the file again; if the training diverged, use an earlier checkpoint",
+            about={"tensor": name, "where": where},
+        )
+
+
+def float_type(info: TensorInfo) -> np.dtype[Any]:
+    """The type of a stored tensor that can be computed with.
+
+    Raises:
+        ModelMergeError: ``DTYPE_UNSUPPORTED``.
+    """
+    dtype = FLOAT_TYPES.get(info.dtype)
+    if dtype is None:
+        raise ModelMergeError(
+            f"tensor {info.name!r} has data type {info.dtype}: merged are {', '.join(FLOAT_TYPES)}",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="use a 16-bit or 32-bit version of the model",
+            about={"tensor": info.name, "dtype": info.dtype},
+        )
+    return dtype

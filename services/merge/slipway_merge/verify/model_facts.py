@@ -1,0 +1,33 @@
+"""The model's own code asked for the merge.
+
+Needed when an adapter touches weights that may be tied, when a square weight may be a transposed ``Conv1D``, when the
+vocabulary was resized, and for the forms that peft merges. Plain LoRA on linear layers needs none of it, and imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway.errors import ModelMergeError
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts
+
+
+def facts_for(folder: Path, *, why: str) -> ModelFacts:
+    """Facts about the model in a folder.
+
+    Args:
+        folder: Folder of the model.
+        why: What the facts are needed for; part of the error.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` when transformers cannot build this model.
+    """
+    try:
+        return model_facts(folder)
+    except CannotBuildError as error:
+        raise ModelMergeError(
+            f"cannot tell {why}, because transformers cannot build the base model: {error}",
+            reason="ADAPTER_UNSUPPORTED",
+            remedy="use a base model that transformers knows without custom code, or merge with peft first",
+            about={"file": folder / "config.json"},
+        ) from error

@@ -1,0 +1,226 @@
+"""The written folder as its users will load it: transformers finds every weight, and it computes what base plus adapter do.
+
+Both are computed in float32, so all they may differ by is the rounding of the weights that were written. How much that is in
+the logits is measured: the merged weights are moved at random by as much as rounding moves them. One model is in memory at a
+time. Checkpoints too large for that are left to the spot check, and to the validation of an export.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from peft import PeftConfig, PeftModel
+from safetensors.torch import load_file, save_file
+
+from slipway.errors import ModelMergeError
+from slipway.models.base_format import read_config
+from slipway.models.checkpoints import read_adapter_config
+from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from slipway.models.module_patterns import check_patterns, names_in
+from slipway.models.safetensors_file import read_safetensors
+from slipway.stage import Context
+from slipway_merge.tensors.samples import UNIT_ROUNDOFF
+
+_TOKENS = (2, 8)
+"""Rows and length of the random input."""
+#: What rounding did to the logits is within so many times what it does at random (at most 2.8 times, with all known forms).
+_NOISE_FACTOR = 6.0
+#: What the float32 computation of a model leaves open, relative to its logits (8e-7 at most, with all known forms).
+_COMPUTING = 1e-5
+
+
+def reload_check(
+    folder: Path,
+    base: Path,
+    adapter: Path,
+    *,
+    names: Callable[[], Mapping[str, str]],
+    dtype: str,
+    rounded: Collection[str] | None,
+    ctx: Context,
+) -> dict[str, Any]:
+    """Load the merged model, compare its logits with those of base and adapter; answers figures for the report.
+
+    Args:
+        folder: The merged model.
+        base: The base model.
+        adapter: The adapter.
+        names: Tells for each of its tensors the name that peft looks for in this model.
+        dtype: Safetensors name of the type that was written.
+        rounded: Modules or parameters whose weights were rounded to it; None when all were.
+        ctx: Warned when peft does not give logits to compare with.
+
+    Raises:
+        ModelMergeError: ``MERGE_NOT_VERIFIED``.
+    """
+    cls = _model_class(folder)
+    if cls is None:
+        return {"loaded": "not checked: transformers has no class of this model's name"}
+    merged, info = _load(cls, folder, output_loading_info=True)
+    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    for kind, keys in wrong.items():
+        if keys:
+            raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
+    size = _vocabulary(merged)
+    try:
+        ours = _logits(merged, size)
+    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises, which may want more than tokens
+        not_compared = f"not compared: the model does not run on tokens alone ({error})"
+        ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
+        return {"loaded": True, "logits": not_compared}
+    if ours is None:
+        return {"loaded": True, "logits": "not compared: the model does not map token ids to logits"}
+    _round_at_random(merged, UNIT_ROUNDOFF[dtype], rounded)
+    moved = _logits(merged, size)
+    assert moved is not None
+    noise = _norm(moved - ours)
+    del merged
+    gc.collect()
+    with _readable_to_peft(adapter, names(), ctx) as renamed:
+        return {"loaded": True, **_compare(cls, base, renamed, ours, noise=noise, size=size, ctx=ctx)}
+
+
+@contextmanager
+def _readable_to_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> Iterator[Path]:
+    """The adapter with its tensors under the names that peft looks for: any others it leaves out without an error."""
+    if all(old == new for old, new in names.items()):
+        yield adapter
+        return
+    with TemporaryDirectory(dir=ctx.workdir) as place:
+        shutil.copy(adapter / ADAPTER_CONFIG, place)
+        tensors = {names[key]: tensor for key, tensor in load_file(adapter / ADAPTER_WEIGHTS).items() if key in names}
+        save_file(tensors, Path(place) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        yield Path(place)
+
+
+def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | None) -> None:
+    """Move the weights of these modules, or these parameters, by as much as rounding them does; None: all weights."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = dict(model.named_parameters())
+    chosen = [name for name in parameters if names is None or any(f"{name}.".startswith(f"{part}.") for part in names)]
+    with torch.no_grad():
+        for name in chosen or parameters:  # an adapter may have been trained under other names
+            weight = parameters[name]
+            weight.add_(weight * (2 * torch.rand(weight.shape, generator=generator) - 1), alpha=unit_roundoff)
+
+
+def _compare(
+    cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, noise: float, size: int, ctx: Context
+) -> dict[str, Any]:
+    model = _load(cls, base)
+    if model.get_input_embeddings().num_embeddings != size:
+        model.resize_token_embeddings(size, mean_resizing=False)
+    before = _logits(model, size)
+    check_patterns(read_adapter_config(adapter), names_in(model))
+    try:
+        with _quiet():
+            config = PeftConfig.from_pretrained(str(adapter))
+            _let_each_have_its_own(config, adapter)
+            tuned = _logits(PeftModel.from_pretrained(model, str(adapter), config=config), size)
+    except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
+        not_compared = f"not compared: peft cannot load the adapter ({error})"
+        ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
+        return {"logits": not_compared}
+    assert before is not None
+    assert tuned is not None
+    difference, change = _norm(ours - tuned), _norm(tuned - before)
+    tolerance = _NOISE_FACTOR * noise + _COMPUTING * _norm(tuned) + 1e-6
+    if not difference <= tolerance:
+        raise _not_verified(
+            f"its logits differ from those of base and adapter by {difference:.3g} (norm), which rounding does not explain "
+            f"({tolerance:.3g}); the adapter changes them by {change:.3g}",
+            "",
+        )
+    return {"logits_difference": difference, "logits_change": change, "logits_tolerance": tolerance}
+
+
+def _vocabulary(model: Any) -> int:
+    """Rows of the embedding of token ids; 0 for a model that takes something else, or that has no single one (CLIP)."""
+    if model.main_input_name != "input_ids":
+        return 0
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):
+        return 0
+
+
+def _let_each_have_its_own(config: Any, adapter: Path) -> None:
+    """Tied layers get the factors that were saved for each; in float32, peft would load those of one for all."""
+    tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
+    modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in tensors if ".lora_" in key}
+    if getattr(config, "ensure_weight_tying", False) and any(".lora_embedding_" in key for key in tensors):
+        config.ensure_weight_tying = False
+        config.target_modules = modules
+
+
+def _logits(model: Any, size: int) -> torch.Tensor | None:
+    """Logits on random tokens below ``size``; None for a model that takes something else or gives something else."""
+    if not size:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, size, _TOKENS, generator=generator)
+    inputs = {"input_ids": tokens}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        logits = getattr(model.eval()(**inputs), "logits", None)
+    return logits.double() if isinstance(logits, torch.Tensor) else None
+
+
+def _model_class(folder: Path) -> Any:
+    names = read_config(folder).get("architectures")
+    return getattr(transformers, str(names[0]), None) if isinstance(names, list) and names else None
+
+
+def _norm(values: torch.Tensor) -> float:
+    """Root of the mean square at one position: a quarter of the positions have more.
+
+    Those may differ in more than their rounding: where a token is between two experts, it goes to either.
+    """
+    by_position = values.reshape(-1, values.shape[-1]).square().mean(dim=1).sqrt()
+    return float(by_position.quantile(0.75))
+
+
+def _load(cls: Any, folder: Path, **options: Any) -> Any:
+    """A model, or a model and how its loading went.
+
+    Raises:
+        ModelMergeError: ``MERGE_NOT_VERIFIED`` when transformers refuses it.
+    """
+    try:
+        with _quiet():
+            return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
+    except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
+        raise _not_verified(f"transformers cannot load it: {error}", "") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of libraries."""
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)
+
+
+def _not_verified(what: str, tensor: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the merged model does not behave like base and adapter: {what}",
+        reason="MERGE_NOT_VERIFIED",
+        remedy="run slipway stage merge with verify=spot to have the files all the same, and report it with this message",
+        about={"tensor": tensor},
+    )

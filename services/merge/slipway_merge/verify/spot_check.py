@@ -1,0 +1,147 @@
+"""Looks at the written files again, as a stranger would: what is in them, and what some rows of each weight compute.
+
+A weight with an update is taken times a random vector, and so is base plus adapter, unmerged (``W x + s · L (R x)``). The two
+differ by no more than the rounding of the written values. Rows are a sample, the same ones in every run. A weight that was
+computed whole is compared with what its form says of it in another way than the merge does: with rows worked out from the
+stored tensors, or, where peft merged it, with the output of peft's own layer before its merge. One tensor is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway_merge.plan.layout import Layout, OutputTensor
+from slipway_merge.tensors.deltas import compute_type
+from slipway_merge.tensors.samples import (
+    COMPUTING_UNITS,
+    DEVIATIONS,
+    SAMPLE_ROWS,
+    SMALLEST_ERROR,
+    UNIT_ROUNDOFF,
+    generator,
+    share_of_rounding,
+    wide_roundoff,
+)
+from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
+from slipway_merge.tensors.values import Factor, Update
+
+
+def spot_check(
+    folder: Path, layout: Layout, reader: TensorReader, *, on_tensor: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Compare the written weights with what was planned; answers figures for the report.
+
+    Args:
+        folder: The written model.
+        layout: What was to be written.
+        reader: Reads base and adapter.
+        on_tensor: Told how many tensors were looked at, of how many; what it raises ends the check.
+
+    Raises:
+        ModelMergeError: ``MERGE_NOT_VERIFIED`` naming the first tensor that is not what it should be.
+        CheckpointValidationError: The written files are not readable.
+    """
+    stored = read_weights(folder)
+    planned = {tensor.name: tensor for shard in layout.shards for tensor in shard.tensors}
+    for name in sorted(stored.keys() ^ planned.keys()):
+        raise _differs(name, "it was planned but not written" if name in planned else "it was written but not planned")
+    worst = 0.0
+    checked = 0
+    with TensorReader() as written:
+        for done, (name, tensor) in enumerate(planned.items()):
+            on_tensor(done, len(planned))
+            info = stored[name]
+            if (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
+                raise _differs(name, f"it is {info.dtype} {info.shape} instead of {tensor.dtype} {tensor.shape}")
+            if tensor.value.update is not None:
+                worst = max(worst, _check_update(tensor, info, reader, written))
+                checked += 1
+            elif tensor.value.computed is not None:
+                worst = max(worst, _check_computed(tensor, info, written))
+                checked += 1
+    return {"tensors": len(planned), "modules_computed": checked, "largest_error_of_tolerance": round(worst, 4)}
+
+
+def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, written: TensorReader) -> float:
+    """The largest error as a share of what rounding explains."""
+    update = tensor.value.update
+    assert update is not None
+    random = generator(tensor.name)
+    rows = min(SAMPLE_ROWS, tensor.shape[0])
+    first = int(random.integers(0, tensor.shape[0] - rows + 1))
+    merged = _rows(written, info, first, rows)
+    vector = random.standard_normal(merged.shape[1])
+    expected = _rows(reader, tensor.value.source, first, rows) @ vector + _update_rows(update, reader, first, rows) @ (
+        _factor(update.right, reader) @ vector
+    )
+    error = np.abs(merged @ vector - expected)
+    tolerance = _tolerance(tensor.dtype, merged, vector)
+    share = float((error / tolerance).max())
+    if not share <= 1.0:
+        row = first + int((error / tolerance).argmax())
+        raise _differs(
+            tensor.name,
+            f"on a random input its row {row} computes {(merged @ vector)[row - first]:.6g} where base and adapter compute "
+            f"{expected[row - first]:.6g}, {share:.1f} times what rounding explains",
+        )
+    return share
+
+
+def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReader) -> float:
+    """The largest error as a share of what rounding explains."""
+    computed = tensor.value.computed
+    assert computed is not None
+    if computed.error is not None:
+        share = computed.error(info)
+    else:  # its layer's input is unknown: what can still go wrong is the writing
+        expected = computed.compute(compute_type(tensor.dtype, tensor.value.source.dtype))
+        share = share_of_rounding(written.read(info).astype(np.float64), expected.astype(np.float64), tensor.dtype)
+    if not share <= 1.0:
+        raise _differs(tensor.name, f"on a random input it is off by {share:.1f} times what rounding explains")
+    return share
+
+
+def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:
+    """What rounding explains in each row: independent errors, each evenly spread up to the largest."""
+    largest = np.maximum(np.abs(merged) * UNIT_ROUNDOFF[dtype], SMALLEST_ERROR[dtype])
+    deviation = np.sqrt(np.square(largest * vector).sum(axis=1) / 3)
+    # What was merged was computed in a wider type, whose own error matters where base and update nearly cancel.
+    computing = COMPUTING_UNITS * wide_roundoff(dtype)
+    return np.asarray(DEVIATIONS * deviation + computing * np.abs(vector).sum() * np.abs(merged).max() + 1e-300)
+
+
+def _rows(reader: TensorReader, info: TensorInfo, first: int, rows: int) -> Array:
+    """Some rows of a stored tensor, seen as a matrix, in float64."""
+    columns = math.prod(info.shape[1:])
+    dtype = FLOAT_TYPES[info.dtype]
+    buffer = np.empty(rows * columns * dtype.itemsize, np.uint8)
+    reader.fill(buffer, info, first * columns * dtype.itemsize)
+    return buffer.view(dtype).reshape(rows, columns).astype(np.float64)
+
+
+def _factor(factor: Factor, reader: TensorReader) -> Array:
+    values = reader.read(factor.info).astype(np.float64)
+    return values.T if factor.transposed else values
+
+
+def _update_rows(update: Update, reader: TensorReader, first: int, rows: int) -> Array:
+    left = update.left
+    values = _factor(left, reader)[first : first + rows] if left.transposed else _rows(reader, left.info, first, rows)
+    return np.asarray(values * update.scaling)
+
+
+def _differs(name: str, what: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the merged model is not what was to be written: tensor {name!r}: {what}",
+        reason="MERGE_NOT_VERIFIED",
+        remedy="run it again; if it happens again, the disk or the memory of this machine may be faulty, "
+        "or this is an error in Slipway: please report it",
+        about={"tensor": name},
+    )

@@ -1,0 +1,231 @@
+"""The portions that an output file is made of, each by one thread with a block of working memory."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slipway.errors import ModelMergeError
+from slipway.models.safetensors_file import corrupt
+from slipway_merge.plan.layout import OutputTensor, Shard
+from slipway_merge.tensors.block import Block
+from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
+from slipway_merge.tensors.tensor_io import Array, TensorReader, float_type, row_blocks
+from slipway_merge.writing.output_file import OutputFile
+
+#: Elements of a block: few enough to stay in the processor's cache through all passes over them.
+BLOCK_ELEMENTS = 1 << 18
+#: Bytes of working memory per element of a block: base, two wide copies, rounded result, and what differs.
+_BYTES_PER_ELEMENT = 8 + 2 * 8 + 8 + 1
+_COPY_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portion(ABC):
+    """Bytes of an output file that are made at once.
+
+    Attributes:
+        start: Where they begin in the file.
+        end: Where they end.
+        change: Of the weight they belong to.
+    """
+
+    start: int
+    end: int
+    change: Change = field(default_factory=lambda: Change("", ""))
+
+    @property
+    def needs(self) -> int:
+        """Bytes of working memory."""
+        return 0
+
+    @abstractmethod
+    def fill(self, file: OutputFile, block: Block, part: Change, /) -> memoryview | None:
+        """Write the bytes.
+
+        Args:
+            file: Where to.
+            block: Working memory.
+            part: What was done to the weight here; to be counted.
+
+        Returns:
+            The bytes, while the block holds them; None when they are to be read back.
+        """
+
+
+def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Iterator[Portion]:
+    """All portions of a file in the order of their places. Sources are read when a portion is made.
+
+    Args:
+        shard: What the file is to hold.
+        reader: Reads base and adapter.
+        changes: Is told of every weight that is changed, when its first portion is given.
+    """
+    yield Header(start=0, end=len(shard.header), header=shard.header)
+    for piece in shard.pieces():
+        tensor, value = piece[0], piece[0].value
+        if tensor.untouched:
+            yield from _copied(piece, reader)
+        elif value.computed is not None:
+            changes.append(Change(value.computed.module, tensor.name, form=value.computed.form))
+            end = tensor.start + tensor.nbytes
+            yield Whole(start=tensor.start, end=end, change=changes[-1], tensor=tensor, reader=reader)
+        elif value.update is not None:
+            update = value.update
+            changes.append(Change(update.module, tensor.name, rank=update.rank, scaling=update.scaling))
+            wide = compute_type(tensor.dtype, value.source.dtype)
+            yield from _rows(tensor, reader, changes[-1], LowRank(update, reader, wide))
+        else:
+            yield from _rows(tensor, reader, Change("", value.source.name), None)
+
+
+def _copied(piece: tuple[OutputTensor, ...], reader: TensorReader) -> Iterator[Portion]:
+    last = piece[-1].start + piece[-1].nbytes
+    for start in range(piece[0].start, last, _COPY_BYTES):
+        yield Copied(start=start, end=min(start + _COPY_BYTES, last), piece=piece, reader=reader)
+
+
+def _rows(tensor: OutputTensor, reader: TensorReader, change: Change, update: LowRank | None) -> Iterator[Portion]:
+    rows, columns = _matrix(tensor)
+    row_bytes = tensor.nbytes // max(rows, 1)
+    for first, count in row_blocks((rows, columns), BLOCK_ELEMENTS):
+        start = tensor.start + first * row_bytes
+        end = start + count * row_bytes
+        yield Rows(
+            start=start, end=end, change=change, tensor=tensor, reader=reader, first=first, count=count, update=update
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header(Portion):
+    """What a safetensors file begins with."""
+
+    header: bytes
+
+    def fill(self, file: OutputFile, _block: Block, _part: Change, /) -> memoryview:
+        """Write it."""
+        file.write(memoryview(self.header), 0)
+        return memoryview(self.header)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied(Portion):
+    """Bytes of tensors that are untouched and lie side by side in their source too."""
+
+    piece: tuple[OutputTensor, ...]
+    reader: TensorReader
+
+    def fill(self, file: OutputFile, _block: Block, _part: Change, /) -> None:
+        """Copy them, then look through their source, which is in memory now."""
+        origin = self.piece[0].value.source
+        source, ahead = self.reader.descriptor(origin.file), origin.start - self.piece[0].start
+        position = self.start
+        while position < self.end:
+            count = file.copy(source, position + ahead, position, self.end - position)
+            if count == 0:
+                [name] = [one.name for one in self.piece if one.start <= position < one.start + one.nbytes]
+                raise corrupt(origin.file, f"it ends at byte {position + ahead}, within tensor {name!r}", tensor=name)
+            position += count
+        for tensor in self.piece:
+            first, last = max(self.start, tensor.start), min(self.end, tensor.start + tensor.nbytes)
+            if first < last:
+                self.reader.scan(tensor.value.source, first - tensor.start, last - tensor.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Portion):
+    """Rows of a weight after a low-rank update, or only in another type."""
+
+    tensor: OutputTensor
+    reader: TensorReader
+    first: int
+    count: int
+    update: LowRank | None
+
+    @property
+    def needs(self) -> int:
+        """For a block and the update's factors."""
+        return _block_bytes(self.tensor) + (self.update.nbytes if self.update else 0)
+
+    def fill(self, file: OutputFile, block: Block, part: Change, /) -> memoryview:
+        """Read, compute, write."""
+        base = _read_rows(self.tensor, self.reader, self.first, self.count, block)
+        source, output = self.tensor.value.source.dtype, self.tensor.dtype
+        if self.update is None:
+            rounded = round_block(base, source=source, output=output, block=block, change=part, add=None)
+        else:
+            rounded = merge_block(
+                base, self.update, first_row=self.first, source=source, output=output, block=block, change=part
+            )
+        view = rounded.reshape(-1).view(np.uint8).data
+        file.write(view, self.start)
+        return view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Portion):
+    """A weight that is computed whole; rounded and written block by block."""
+
+    tensor: OutputTensor
+    reader: TensorReader
+
+    @property
+    def needs(self) -> int:
+        """For the values, what making them takes, and a block."""
+        source = self.tensor.value.source
+        wide = compute_type(self.tensor.dtype, source.dtype)
+        return 4 * source.numel * wide.itemsize + _block_bytes(self.tensor)
+
+    def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
+        """Compute, then round and write."""
+        values = self._values().reshape(_matrix(self.tensor))
+        source, output = self.tensor.value.source.dtype, self.tensor.dtype
+        position = self.start
+        for first, count in row_blocks(values.shape, BLOCK_ELEMENTS):
+            new = values[first : first + count]
+
+            def take(base: Array, spare: Array, new: Array = new) -> Array:
+                difference = np.subtract(new, base, out=spare).reshape(-1)
+                part.change_sum += float(np.dot(difference, difference))
+                return new
+
+            base = _read_rows(self.tensor, self.reader, first, count, block)
+            rounded = round_block(base, source=source, output=output, block=block, change=part, add=take)
+            file.write(rounded.reshape(-1).view(np.uint8).data, position)
+            position += rounded.nbytes
+
+    def _values(self) -> Array:
+        computed = self.tensor.value.computed
+        assert computed is not None
+        values = computed.compute(compute_type(self.tensor.dtype, self.tensor.value.source.dtype))
+        if values.shape != self.tensor.shape:
+            raise ModelMergeError(
+                f"{computed.form} gave values of shape {values.shape} for {self.tensor.name!r} of shape {self.tensor.shape}",
+                reason="ADAPTER_BASE_MISMATCH",
+                remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+                about={"tensor": self.tensor.name, "shape": values.shape, "base_shape": self.tensor.shape},
+            )
+        return values
+
+
+def _read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
+    """Stored values, as (count, columns)."""
+    dtype = float_type(tensor.value.source)
+    columns = _matrix(tensor)[1]
+    base = block.array("base", dtype, (count, columns))
+    reader.fill(base.reshape(-1).view(np.uint8), tensor.value.source, first * columns * dtype.itemsize)
+    return base
+
+
+def _matrix(tensor: OutputTensor) -> tuple[int, int]:
+    """Rows and columns, all dimensions but the first taken together."""
+    shape = tensor.value.source.shape
+    return (shape[0] if shape else 1), math.prod(shape[1:])
+
+
+def _block_bytes(tensor: OutputTensor) -> int:
+    return max(BLOCK_ELEMENTS, _matrix(tensor)[1]) * _BYTES_PER_ELEMENT

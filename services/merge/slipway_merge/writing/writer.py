@@ -1,0 +1,156 @@
+"""Streams a planned merge to disk: portion by portion, every byte written once, at a place known beforehand.
+
+Each thread computes by itself: libraries that spread one block over threads of their own wait for each other after every step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from slipway.stage import Context
+from slipway_merge.plan.layout import Layout, Shard
+from slipway_merge.tensors.block import Block
+from slipway_merge.tensors.deltas import Change
+from slipway_merge.tensors.tensor_io import TensorReader
+from slipway_merge.writing.kept_shards import KeptShards, Written
+from slipway_merge.writing.output_file import Abandoned, OutputFile
+from slipway_merge.writing.portions import Portion, portions
+from slipway_merge.writing.schedule import OpenShard, Schedule
+
+
+class MergeWriter:
+    """Writes the files of a layout.
+
+    Args:
+        folder: Existing, empty output folder.
+        reader: Where stored tensors are read.
+        ctx: Progress, cancellation, threads and what an interrupted attempt kept; is told the digests.
+        max_memory_bytes: What all threads together should stay below.
+
+    Attributes:
+        written: What is in all finished files.
+        resumed: How many of them an earlier attempt wrote.
+    """
+
+    def __init__(self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int) -> None:
+        self.folder = folder
+        self.reader = reader
+        self.ctx = ctx
+        self.threads = max(1, ctx.threads)
+        self.max_memory_bytes = max_memory_bytes
+        self.written = Written()
+        self.resumed = 0
+        self._kept = KeptShards(ctx.kept)
+        self._done = 0
+        self._failures: list[tuple[str, int, Exception]] = []
+        self._lock = threading.Lock()
+
+    def write(self, layout: Layout) -> Written:
+        """Write all shards and the index.
+
+        Raises:
+            ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
+            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when an input became shorter.
+            StageError: ``CANCELLED``.
+            OSError: For example ENOSPC.
+        """
+        total = sum(shard.nbytes for shard in layout.shards)
+        missing = [shard for shard in layout.shards if not self._resume(shard, total)]
+        schedule = Schedule(missing, self._begin, at_once=self.threads, limit=self.max_memory_bytes)
+        self._run(schedule, total)
+        if index := layout.index():
+            (self.folder / index[0]).write_text(index[1], encoding="utf-8")
+        self.written.changes.sort(key=lambda change: change.tensor)
+        return self.written
+
+    def _resume(self, shard: Shard, total: int) -> bool:
+        """Take a shard that an earlier attempt finished, if there is one."""
+        path = self.folder / shard.filename
+        kept = self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total))
+        if kept is None:
+            return False
+        self.resumed += 1
+        self._done += shard.nbytes
+        self.written.add(kept.written)
+        self.ctx.digest(path, kept.sha256)
+        return True
+
+    def _begin(self, shard: Shard) -> OpenShard:
+        written = Written(copied=shard.copied, converted=shard.converted)
+        file = OutputFile(self.folder / shard.filename, shard.nbytes)
+        return OpenShard(shard, file, portions(shard, self.reader, written.changes), written)
+
+    def _run(self, schedule: Schedule, total: int) -> None:
+        """Let threads work; show their progress until they are done, or raise what went wrong first in file order."""
+        with ThreadPoolExecutor(self.threads, "merge") as pool:
+            tasks: set[Future[None]] = {pool.submit(self._work, schedule) for _ in range(self.threads)}
+            try:
+                pending = tasks
+                while pending and not any(task.done() and task.exception() for task in tasks):
+                    _, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
+                    self._progress(0, total)
+            finally:
+                schedule.stop()
+                wait(tasks)  # none may still write when a file is closed
+                for shard in schedule.open:
+                    shard.file.close()
+        if self._failures:
+            raise min(self._failures, key=lambda failure: failure[:2])[2]
+        for task in tasks:
+            task.result()
+
+    def _progress(self, more: int, total: int) -> None:
+        self.ctx.progress("merge", done=self._done + more, total=total, unit="bytes")
+
+    def _work(self, schedule: Schedule) -> None:
+        """Make portions until there are none left."""
+        block = Block()
+        while taken := schedule.take():
+            shard, portion = taken
+            try:
+                self._make(shard, portion, block)
+            except Abandoned:
+                return
+            except Exception as error:
+                with self._lock:
+                    self._failures.append((shard.shard.filename, portion.start, error))
+                raise
+            finally:
+                schedule.give_back(shard, portion)
+
+    def _make(self, shard: OpenShard, portion: Portion, block: Block) -> None:
+        part = portion.change.blank()
+        view = portion.fill(shard.file, block, part)
+        with shard.file.turn(portion.start, portion.end, view):
+            portion.change.add(part)  # in file order: what a sum of floats gives depends on it
+        with self._lock:
+            self._done += portion.end - portion.start
+        if portion.end == shard.file.nbytes:
+            self._finish(shard)
+
+    def _finish(self, shard: OpenShard) -> None:
+        sha256, path = shard.file.digest(), self.folder / shard.shard.filename
+        shard.file.close()
+        self._kept.keep(shard.shard, path, sha256=sha256, written=shard.written)
+        with self._lock:
+            self.written.add(shard.written)
+            self.ctx.digest(path, sha256)
+
+
+def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
+    """Per-module facts for the report."""
+    return [
+        {
+            "module": change.module,
+            "tensor": change.tensor,
+            "form": change.form,
+            "rank": change.rank,
+            "scaling": change.scaling,
+            "relative_change": round(min(change.relative_change, 1e30), 8),
+            "unchanged_share": round(change.unchanged_share, 6),
+        }
+        for change in changes
+    ]

@@ -1,0 +1,40 @@
+"""Parameters of the onnx_export stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipway.stage import StageParams
+
+EngineName = Literal["mobius", "dynamo", "legacy"]
+
+
+Runtime = Literal["onnxruntime", "tensorrt"]
+
+
+ParityMode = Literal["auto", "always", "never"]
+
+
+class OnnxExportParams(StageParams):
+    """Parameters of the onnx_export stage.
+
+    Attributes:
+        engine: Who makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace it with torch.
+        opset: ONNX opset of the file; ``None`` takes the engine's best for the runtime.
+        dynamic_axes: Whether the batch may vary. ``False`` fixes it to 1; sequence and past always vary, as a KV cache needs.
+        optimize_graph: Whether ONNX Runtime's own fused operators may be used (``runtime`` onnxruntime only).
+        runtime: Who will run the file. ``tensorrt`` means standard operators only, opset 20 at most.
+        parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
+            attempt's memory.
+        parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
+    """
+
+    engine: EngineName = "mobius"
+    opset: int | None = Field(default=None, ge=7, le=30)
+    dynamic_axes: bool = True
+    optimize_graph: bool = True
+    runtime: Runtime = "onnxruntime"
+    parity: ParityMode = "auto"
+    parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)

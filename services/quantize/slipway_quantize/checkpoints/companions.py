@@ -1,0 +1,51 @@
+"""The files beside the weights: copied as they are, or with one field changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import QuantizationError
+from slipway.files import json_documents
+from slipway.files.links import all_files
+
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".bin", ".pt", ".pth")
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
+    for name, path in all_files(source):
+        if not name.endswith(_WEIGHTS):
+            copy = target / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)  # content only: inputs may be read-only
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``.
+
+    Raises:
+        QuantizationError: ``BASE_MODEL_INVALID`` if it is missing or is no object.
+    """
+    try:
+        value = json_documents.read_json(path, largest=json_documents.LARGEST_LIST, lenient=True)
+    except (OSError, ValueError) as error:
+        raise QuantizationError(
+            f"{path.name} cannot be read ({error})",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a complete model folder",
+            about={"file": path.name},
+        ) from error
+    if not isinstance(value, dict):
+        raise QuantizationError(
+            f"{path.name} holds no JSON object", reason="BASE_MODEL_INVALID", about={"file": path.name}
+        )
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` readably and reproducibly."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

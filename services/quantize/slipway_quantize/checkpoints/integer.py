@@ -1,0 +1,227 @@
+"""int8 and int4 weights of a Hugging Face folder in the ``pack-quantized`` format of compressed-tensors.
+
+transformers and vLLM load it without further settings. Written here a few rows at a time, because the library itself
+needs the whole model in memory, twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+from slipway_quantize.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite
+from slipway_quantize.checkpoints.companions import read_json, write_json
+from slipway_quantize.checkpoints.structure import LinearWeight, inspect, model_config
+from slipway_quantize.checkpoints.weights_file import WeightsFile
+from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.levels import IntLevel
+from slipway_quantize.report import Outcome, warn_unaligned
+
+_SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is written for each tensor of the checkpoint: the linear weights made of it, and whether it stays itself."""
+
+    linear: dict[str, list[LinearWeight]]
+    dense: frozenset[str]
+    unaligned: tuple[LinearWeight, ...]
+    scale_dtype: torch.dtype
+    untied: bool
+
+
+def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: int, ctx: Context) -> Outcome:
+    """Write the folder's weights with its linear layers in ``level``, and config.json to match.
+
+    A tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 loads no
+    quantized embedding.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and what
+            reading a checkpoint raises.
+    """
+    with Checkpoint(source) as checkpoint:
+        plan = _plan(source, checkpoint, level)
+        outcome = Outcome(
+            method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
+            details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
+        )
+        groups = [_written(info, plan, level) for info in checkpoint.tensors.values()]
+        total = sum(info.nbytes for info in checkpoint.tensors.values())
+        _require_smaller(total, sum(info.nbytes for group in groups for part in group for info in part), level)
+        done = 0
+        with WeightsFile(target, [g for group in groups for g in group], max_shard_bytes=max_shard_bytes) as weights:
+            for info in checkpoint.tensors.values():
+                _write_shape(info, plan, level, weights)
+                for row, values in checkpoint.rows(info.name):
+                    ctx.progress("quantize", done=done, total=total)
+                    require_finite(values, info.name)
+                    _write_rows(info.name, values, row, plan=plan, level=level, weights=weights, outcome=outcome)
+                    done += values.numel() * values.element_size()
+                _note(info.name, plan, outcome)
+        ctx.progress("quantize", done=done, total=total)
+    warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
+    _warn_kept(checkpoint, plan, ctx)
+    _write_config(target / "config.json", plan, level)
+    return outcome
+
+
+def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
+    config = model_config(source)
+    structure = inspect(config, checkpoint.tensors)
+    fits: list[LinearWeight] = []
+    unaligned: list[LinearWeight] = []
+    for weight in structure.linear:
+        columns = checkpoint.tensors[weight.source].shape[1]
+        (unaligned if columns % level.group_size else fits).append(weight)
+    if not fits:
+        raise QuantizationError(
+            f"no linear layer of this {config.model_type} model has an input width that is a multiple of the group "
+            f"size {level.group_size}",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="choose a smaller group size, or level bf16",
+            about={"group_size": level.group_size, "model_type": config.model_type},
+        )
+    linear = defaultdict(list)
+    for weight in fits:
+        linear[weight.source].append(weight)
+    replaced = {weight.source for weight in fits if weight.source == f"{weight.module}.weight"}
+    first = checkpoint.tensors[fits[0].source].dtype
+    dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else first
+    return _Plan(
+        linear=dict(linear),
+        dense=frozenset(checkpoint.tensors) - replaced,
+        unaligned=tuple(unaligned),
+        scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
+        untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
+    )
+
+
+def _require_smaller(before: int, after: int, level: IntLevel) -> None:
+    """Refuse a level that only adds a quantized lm_head to a tied embedding, or little more."""
+    if level.packed and after >= before:
+        raise QuantizationError(
+            f"{level.bits}-bit weights would make this model larger, {after} instead of {before} bytes: its tied lm_head gets "
+            "weights of its own, and few other weights are linear layers",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="use level fp16 or bf16, or the ONNX format, where embedding and lm_head share their quantized weights",
+            about={"size_before_bytes": before, "size_after_bytes": after},
+        )
+
+
+def _written(info: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorInfo]]:
+    """The tensors written for one of the checkpoint, grouped by what must lie in one shard."""
+    groups = [[info]] if info.name in plan.dense else []
+    for weight in plan.linear.get(info.name, []):
+        rows, columns = info.shape
+        if not level.packed:
+            groups.append([replace(info, name=f"{weight.module}.weight")])
+            continue
+        groups.append(
+            [
+                TensorInfo(f"{weight.module}.weight_packed", torch.int32, (rows, columns * level.bits // 32)),
+                TensorInfo(f"{weight.module}.weight_scale", plan.scale_dtype, (rows, columns // level.group_size)),
+                TensorInfo(f"{weight.module}.weight_shape", torch.int64, (2,)),
+            ]
+        )
+    return groups
+
+
+def _write_shape(info: TensorInfo, plan: _Plan, level: IntLevel, weights: WeightsFile) -> None:
+    for weight in plan.linear.get(info.name, []) if level.packed else []:
+        weights.write(f"{weight.module}.weight_shape", torch.tensor(info.shape, dtype=torch.int64))
+
+
+def _write_rows(
+    name: str, values: Tensor, row: int, *, plan: _Plan, level: IntLevel, weights: WeightsFile, outcome: Outcome
+) -> None:
+    if name in plan.dense:
+        weights.write(name, values, row=row)
+    if name not in plan.linear:
+        return
+    codes, scales = quantize_groups(values, bits=level.bits, group_size=level.group_size, scale_dtype=plan.scale_dtype)
+    rounded = dequantize_groups(codes, scales).to(plan.scale_dtype)
+    exact = values.float()
+    outcome.error_energy += float((rounded.float() - exact).square().sum())
+    outcome.weight_energy += float(exact.square().sum())
+    for weight in plan.linear[name]:
+        if level.packed:
+            weights.write(
+                f"{weight.module}.weight_packed", pack_codes(codes, bits=level.bits).view(torch.int32), row=row
+            )
+            weights.write(f"{weight.module}.weight_scale", scales, row=row)
+        else:
+            weights.write(f"{weight.module}.weight", rounded.to(values.dtype), row=row)
+
+
+def _note(name: str, plan: _Plan, outcome: Outcome) -> None:
+    outcome.quantized.extend(f"{weight.module}.weight" for weight in plan.linear.get(name, []))
+    if name in plan.dense:
+        unaligned = any(weight.source == name for weight in plan.unaligned)
+        outcome.kept[name] = "input width is no multiple of the group size" if unaligned else "no linear layer's weight"
+
+
+def _warn_kept(checkpoint: Checkpoint, plan: _Plan, ctx: Context) -> None:
+    """Say so when much of the model could not be quantized (expert weights that are no linear layers, for example)."""
+    tied = {source for source in plan.linear if source in plan.dense}
+    kept = sum(info.nbytes for name, info in checkpoint.tensors.items() if name in plan.dense and name not in tied)
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    if kept > total // 2:
+        ctx.warn(
+            f"{kept / total:.0%} of the weights are not in linear layers (embeddings, fused experts, convolutions) and "
+            "keep their precision"
+        )
+
+
+def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
+    config = read_json(path)
+    config.pop("torch_dtype", None)  # the older name of the same key
+    config["dtype"] = str(plan.scale_dtype).removeprefix("torch.")
+    if plan.untied:
+        for part in (config, config.get("text_config")):
+            if isinstance(part, dict):
+                part["tie_word_embeddings"] = False
+    if level.packed:
+        ignore = sorted(weight.module for weight in plan.unaligned)
+        config["quantization_config"] = quantization_config(level, ignore=ignore)
+    write_json(path, config)
+
+
+def quantization_config(level: IntLevel, *, ignore: list[str]) -> dict[str, Any]:
+    """``quantization_config`` of config.json, as compressed-tensors 0.20 writes it."""
+    weights = {
+        "num_bits": level.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": level.group_size,
+        "dynamic": False,
+    }
+    scheme = {
+        "format": "pack-quantized",
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme},
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": version("compressed-tensors"),
+    }

@@ -1,0 +1,97 @@
+"""Writing safetensors whose layout is known before the first weight is read, so that nothing is held in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, TensorInfo
+
+
+def tensor_bytes(values: Tensor) -> memoryview:
+    """The tensor's data as little-endian bytes."""
+    return values.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write every byte at ``offset``; a plain ``pwrite`` may stop short.
+
+    Raises:
+        OSError: For example ENOSPC.
+    """
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    descriptor: int
+    offset: int
+    info: TensorInfo
+
+
+class WeightsFile:
+    """A Hugging Face folder's weights, written at any place in any order.
+
+    One ``model.safetensors``, or shards of at most ``max_shard_bytes`` (one larger tensor makes one larger shard) with
+    their index. Tensors given together in one group stay in one shard, because loaders expect the parts of a quantized
+    weight side by side.
+
+    Args:
+        folder: Folder to write into; it exists.
+        groups: Every tensor that will be written.
+        max_shard_bytes: Largest size of one file's data.
+    """
+
+    def __init__(self, folder: Path, groups: Sequence[Sequence[TensorInfo]], *, max_shard_bytes: int) -> None:
+        specs = [[TensorSpec(info.name, DTYPE_NAMES[info.dtype], info.shape) for info in group] for group in groups]
+        files = plan_files(specs, max_shard_bytes=max_shard_bytes)
+        self.total_bytes = sum(tensor.nbytes for file in files for tensor in file.tensors)
+        self._infos = {info.name: info for group in groups for info in group}
+        self._places: dict[str, _Place] = {}
+        self._open = ExitStack()
+        try:
+            for file in files:
+                self._create(folder, file)
+        except BaseException:
+            self._open.close()
+            raise
+        weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
+        if index := index_file(weight_map, total_bytes=self.total_bytes):
+            (folder / index[0]).write_text(index[1], encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+
+    def write(self, name: str, values: Tensor, *, row: int = 0) -> None:
+        """Write ``values`` as the rows of tensor ``name`` that begin at ``row``.
+
+        Raises:
+            OSError: For example ENOSPC.
+        """
+        place = self._places[name]
+        if values.dtype != place.info.dtype or tuple(values.shape[1:]) != place.info.shape[1:]:
+            raise AssertionError(f"{name}: {values.dtype} {tuple(values.shape)} does not fit {place.info}")
+        row_bytes = place.info.nbytes // max(1, place.info.shape[0]) if place.info.shape else 0
+        write_all(place.descriptor, tensor_bytes(values), place.offset + row * row_bytes)
+
+    def _create(self, folder: Path, file: PlannedFile) -> None:
+        descriptor = os.open(folder / file.filename, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self._open.callback(os.close, descriptor)
+        write_all(descriptor, memoryview(file.header), 0)
+        os.truncate(descriptor, file.nbytes)
+        for tensor in file.tensors:
+            self._places[tensor.name] = _Place(descriptor, tensor.start, self._infos[tensor.name])

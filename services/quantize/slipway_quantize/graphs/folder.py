@@ -1,0 +1,186 @@
+"""Reading and writing an ONNX folder without its weights in memory: graph in ``model.onnx``, data beside it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from onnx_ir.serde import SerdeError
+
+from slipway.errors import QuantizationError
+from slipway_quantize.checkpoints.checkpoint import CHUNK_ELEMENTS
+from slipway_quantize.checkpoints.weights_file import write_all
+
+GRAPH_FILE = "model.onnx"
+DATA_FILE = "model.onnx.data"
+# Runtimes map external data into memory; a tensor that starts on a page needs no copy.
+_PAGE = 4096
+_SMALL = 64
+_FLOATS = {
+    ir.DataType.FLOAT: np.dtype("<f4"),
+    ir.DataType.DOUBLE: np.dtype("<f8"),
+    ir.DataType.FLOAT16: np.dtype("<f2"),
+    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def load_graph(folder: Path) -> ir.Model:
+    """The graph of ``folder``; its external tensors stay on disk and are known to lie inside the folder.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID`` if the graph cannot be read, or its data is missing, truncated or elsewhere.
+    """
+    path = folder / GRAPH_FILE
+    try:
+        model = ir.load(path)
+    except (OSError, ValueError, DecodeError, SerdeError) as error:
+        raise _invalid(f"{GRAPH_FILE} cannot be read ({error})", file=GRAPH_FILE) from error
+    for value in model.graph.initializers.values():
+        if value.const_value is None:
+            raise _invalid(f"initializer {value.name!r} has no value", tensor=value.name)
+        if isinstance(value.const_value, ir.ExternalTensor):
+            _check_external(folder, value.const_value)
+    for node in model.graph:
+        if not isinstance(node.op_type, str) or not isinstance(node.domain, str):  # bytes that are no UTF-8
+            raise _invalid(f"node {node.name!r} has the unreadable operator {node.op_type!r}", node=node.name)
+    return model
+
+
+def save_graph(model: ir.Model, folder: Path) -> None:
+    """Write ``model.onnx``; its external data is there already.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID`` if the graph that was read holds what cannot be written.
+    """
+    try:
+        ir.save(model, folder / GRAPH_FILE)
+    except SerdeError as error:
+        raise _invalid(
+            f"the graph holds what cannot be written ({error.__cause__ or error})", file=GRAPH_FILE
+        ) from error
+
+
+def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:
+    """A constant's values; those of an external tensor stay in the file and are read as they are touched.
+
+    The mapping is made here and not by onnx_ir, which refuses files that have a second hard link: an artifact's files do.
+    """
+    if not isinstance(tensor, ir.ExternalTensor):
+        return np.asarray(tensor.numpy())
+    dtype = _FLOATS.get(tensor.dtype) or np.dtype(tensor.dtype.numpy())
+    shape = tuple(int(size) for size in tensor.shape.numpy())
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    with (folder / str(tensor.location)).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    count = int(np.prod(shape, dtype=np.int64))
+    return np.frombuffer(mapped, dtype, count=count, offset=tensor.offset or 0).reshape(shape)
+
+
+def row_chunks(values: NDArray[Any], *, multiple: int = 1) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Pieces of ``values`` along its first axis, each but the last a multiple of ``multiple`` rows: (first row, rows)."""
+    if values.ndim == 0 or values.size == 0:
+        yield 0, values
+        return
+    step = max(1, CHUNK_ELEMENTS // max(1, values.size // len(values)))
+    step = max(multiple, step - step % multiple)
+    for start in range(0, len(values), step):
+        yield start, values[start : start + step]
+
+
+class DataFile:
+    """The external data of a graph being written: room is reserved, then filled in any order.
+
+    Args:
+        folder: Folder of the new ``model.onnx``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor = os.open(folder / DATA_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self._end = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._descriptor)
+
+    def reserve(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
+        """Room for a tensor, as the constant a graph refers to it by."""
+        length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._end += -self._end % (_PAGE if length >= _PAGE else _SMALL)
+        tensor = ir.ExternalTensor(
+            DATA_FILE, self._end, int(length), dtype, shape=ir.Shape(shape), name=name, base_dir=str(self._folder)
+        )
+        self._end += int(length)
+        os.truncate(self._descriptor, self._end)
+        return tensor
+
+    def fill(self, tensor: ir.ExternalTensor, values: NDArray[Any], *, row: int = 0) -> None:
+        """Write ``values`` as the rows of ``tensor`` that begin at ``row``.
+
+        Raises:
+            OSError: For example ENOSPC.
+        """
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        rows = int(tensor.shape.numpy()[0]) if len(tensor.shape) else 1
+        assert tensor.offset is not None
+        assert tensor.length is not None
+        write_all(self._descriptor, data, tensor.offset + row * (tensor.length // max(1, rows)))
+
+
+def bind(value: ir.Value, tensor: Any) -> None:
+    """Make ``tensor`` the value of the initializer ``value``, with its type and shape."""
+    value.const_value = tensor
+    value.shape = ir.Shape(tensor.shape)
+    value.type = ir.TensorType(tensor.dtype)
+
+
+def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
+    """A new initializer of the graph."""
+    value = ir.Value(name=tensor.name)
+    bind(value, tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def copy_external(folder: Path, model: ir.Model, data: DataFile) -> None:
+    """Copy what is still external in the old folder to ``data``."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == folder:
+            assert value.name is not None
+            shape = tuple(int(size) for size in tensor.shape.numpy())
+            copy = data.reserve(value.name, tensor.dtype, shape)
+            for row, rows in row_chunks(read_constant(folder, tensor)):
+                data.fill(copy, rows, row=row)
+            bind(value, copy)
+
+
+def _check_external(folder: Path, tensor: ir.ExternalTensor) -> None:
+    location = Path(str(tensor.location))
+    path = folder / location
+    if location.is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+        raise _invalid(f"tensor {tensor.name!r} lies outside the folder, in {location}", tensor=tensor.name)
+    if not path.is_file():
+        raise _invalid(f"the data file {location} is missing", file=location)
+    needed = (tensor.offset or 0) + tensor.nbytes
+    size = path.stat().st_size
+    if needed > size:
+        raise _invalid(
+            f"{location} is truncated: tensor {tensor.name!r} ends at byte {needed}, the file at {size}", file=location
+        )
+
+
+def _invalid(message: str, **about: object) -> QuantizationError:
+    return QuantizationError(message, reason="ONNX_INVALID", remedy="export the ONNX model again", about=about)

@@ -1,0 +1,180 @@
+"""fp16 of an ONNX decoder: weights, KV cache and logits in half precision, delicate arithmetic in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from slipway.stage import Context
+from slipway_quantize.checkpoints.checkpoint import cast_to_half
+from slipway_quantize.graphs.folder import (
+    DataFile,
+    add_initializer,
+    copy_external,
+    load_graph,
+    read_constant,
+    row_chunks,
+    save_graph,
+)
+from slipway_quantize.graphs.half_plan import HalfPlan, float_inputs, is_float, plan_half
+from slipway_quantize.report import Outcome
+
+_INLINE_BYTES = 1024
+_HALF_MAX = float(torch.finfo(torch.float16).max)
+
+
+def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
+    """Write ``source``'s graph into ``target`` in float16; inputs and outputs that were float32 are float16 too.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, or ``QUANTIZATION_UNSUPPORTED``
+            for graphs whose value types are unknown or that branch.
+    """
+    model = load_graph(source)
+    _infer_types(model)
+    plan = plan_half(model.graph)
+    outcome = Outcome(method="float16 with float32 norms, angles and softmax")
+    with DataFile(target) as data:
+        weights = _HalfWeights(source, model, data, outcome, ctx)
+        casts = _Casts(model.graph)
+        for node in list(model.graph):
+            if node.op_type == "Constant" and node.domain == "":
+                continue
+            half = plan.wants_half(node)
+            for index, value in list(float_inputs(node)):
+                node.replace_input_with(index, _as(value, half=half, plan=plan, weights=weights, casts=casts))
+        _convert_interface(model.graph, plan, casts)
+        _declare_types(model.graph, plan)
+        weights.drop_unused()
+        copy_external(source, model, data)
+        weights.finish()
+    save_graph(model, target)
+    return outcome
+
+
+class _HalfWeights:
+    """Initializers in float16, each written once, when its first user asks for it."""
+
+    def __init__(self, source: Path, model: ir.Model, data: DataFile, outcome: Outcome, ctx: Context) -> None:
+        self._source, self._model, self._data, self._outcome, self._ctx = source, model, data, outcome, ctx
+        self._made: dict[int, ir.Value] = {}
+        self._converted: list[ir.Value] = []
+        self._total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+        self._done = 0
+
+    def get(self, value: ir.Value) -> ir.Value:
+        if id(value) not in self._made:
+            self._ctx.progress("cast", done=self._done, total=self._total)
+            self._made[id(value)] = add_initializer(self._model, self._convert(value))
+            self._converted.append(value)
+            self._done += value.const_value.nbytes if value.const_value is not None else 0
+        return self._made[id(value)]
+
+    def finish(self) -> None:
+        """Report that every weight is written."""
+        self._ctx.progress("cast", done=self._total, total=self._total)
+
+    def drop_unused(self) -> None:
+        """Remove the float32 originals nobody needs any more; the others are kept beside their copies."""
+        for value in self._converted:
+            assert value.name is not None
+            if value.uses():
+                self._outcome.kept[value.name] = "also used where float16 is not exact enough"
+            else:
+                del self._model.graph.initializers[value.name]
+            self._outcome.quantized.append(value.name)
+
+    def _convert(self, value: ir.Value) -> Any:
+        assert value.name is not None
+        name = f"{value.name}.fp16"
+        values = read_constant(self._source, value.const_value)
+        if values.nbytes <= _INLINE_BYTES:
+            return ir.tensor(_small(np.array(values, np.float32), value.name), name=name)
+        stored = self._data.reserve(name, ir.DataType.FLOAT16, values.shape)
+        for row, rows in row_chunks(values):
+            cast = cast_to_half(torch.from_numpy(np.array(rows, np.float32)), torch.float16, value.name)
+            self._data.fill(stored, cast.numpy(), row=row)
+        return stored
+
+
+class _Casts:
+    """Casts between the two precisions, one per value and direction."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._made: dict[tuple[int, bool], ir.Value] = {}
+
+    def get(self, value: ir.Value, *, half: bool) -> ir.Value:
+        key = (id(value), half)
+        if key not in self._made:
+            dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
+            cast = ir.node("Cast", [value], {"to": int(dtype)})
+            cast.outputs[0].type = ir.TensorType(dtype)
+            cast.outputs[0].shape = value.shape
+            cast.outputs[0].name = f"{value.name}.{'fp16' if half else 'fp32'}"
+            producer = value.producer()
+            if producer is None:
+                self._graph.insert_before(self._graph[0], cast)
+            else:
+                self._graph.insert_after(producer, cast)
+            self._made[key] = cast.outputs[0]
+        return self._made[key]
+
+
+def _as(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts) -> ir.Value:
+    """``value`` in the precision a node wants."""
+    if id(value) in plan.constants:
+        if not half:
+            return value
+        return weights.get(value) if value.is_initializer() else casts.get(value, half=True)
+    return value if (id(value) in plan.half) == half else casts.get(value, half=half)
+
+
+def _convert_interface(graph: ir.Graph, plan: HalfPlan, casts: _Casts) -> None:
+    """Make every float output float16; a value that stays float32 inside gets a cast, which takes over its name."""
+    for index, value in enumerate(graph.outputs):
+        if is_float(value) and id(value) not in plan.half:
+            name = value.name
+            cast = casts.get(value, half=True)
+            value.name, cast.name = f"{name}.fp32", name
+            graph.outputs[index] = cast
+
+
+def _declare_types(graph: ir.Graph, plan: HalfPlan) -> None:
+    half = ir.TensorType(ir.DataType.FLOAT16)
+    for value in graph.inputs:
+        if id(value) in plan.half:
+            value.type = half
+    for node in graph:
+        for value in node.outputs:
+            if id(value) in plan.half and is_float(value):
+                value.type = half
+
+
+def _small(values: Any, name: str) -> Any:
+    """A small constant in float16. One number that stands for "minus infinity" in a mask becomes the lowest float16."""
+    if values.size == 1:
+        finite = np.isfinite(values)
+        return np.where(finite, np.clip(values, -_HALF_MAX, _HALF_MAX), values).astype(np.float16)
+    return cast_to_half(torch.from_numpy(values), torch.float16, name).numpy()
+
+
+def _infer_types(model: ir.Model) -> None:
+    """Declare the type of every value that a node computes; weights are not touched.
+
+    ONNX's own inference does not know the operators of ONNX Runtime: there an output has the type of the first input.
+    """
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    ShapeInferencePass()(model)
+    for node in model.graph:
+        for value in node.outputs:
+            if value.type is None and value.name:
+                first = next(
+                    (known.type for known in node.inputs if known is not None and known.type is not None), None
+                )
+                value.type = first

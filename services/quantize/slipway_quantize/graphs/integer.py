@@ -1,0 +1,199 @@
+"""int8 and int4 weights of an ONNX decoder: MatMulNBits, and GatherBlockQuantized for the token embedding.
+
+A tied embedding and lm_head share one quantized tensor. Axes: N output features (or tokens), K input features,
+G = K / group size groups.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+from slipway_quantize.checkpoints.checkpoint import require_finite
+from slipway_quantize.graphs.folder import (
+    DataFile,
+    add_initializer,
+    bind,
+    copy_external,
+    load_graph,
+    read_constant,
+    row_chunks,
+    save_graph,
+)
+from slipway_quantize.graphs.weights import Weight, find_weights
+from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.levels import IntLevel
+from slipway_quantize.report import Outcome, warn_unaligned
+
+_CONTRIB = "com.microsoft"
+
+
+def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: int, ctx: Context) -> Outcome:
+    """Write ``source``'s graph into ``target`` with its weight matrices in ``level``.
+
+    Inputs and outputs keep their names and types. Scales are float32.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, or ``QUANTIZATION_UNSUPPORTED`` if the graph has no
+            weight that can be quantized.
+    """
+    model = load_graph(source)
+    weights = find_weights(model.graph)
+    fits = [weight for weight in weights if weight.features[1] % level.group_size == 0]
+    if not fits:
+        raise QuantizationError(
+            f"none of the graph's {len(weights)} weight matrices has an input width that is a multiple of the group "
+            f"size {level.group_size}",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="choose a smaller group size, or level fp16",
+            about={"group_size": level.group_size, "weights": len(weights)},
+        )
+    outcome = Outcome(method="MatMulNBits" if level.packed else "dense weights on the grid")
+    if level.packed:
+        outcome.details["accuracy_level"] = accuracy_level
+    total = sum(weight.features[0] * weight.features[1] for weight in fits)
+    done = 0
+    with DataFile(target) as data:
+        for weight in fits:
+            ctx.progress("quantize", done=done, total=total, unit="weights")
+            values = read_constant(source, weight.value.const_value)
+            if level.packed:
+                _replace(model, weight, values, level, accuracy_level=accuracy_level, data=data, outcome=outcome)
+            else:
+                _round(weight, values, level, data=data, outcome=outcome)
+            outcome.quantized.append(weight.name)
+            done += weight.features[0] * weight.features[1]
+        copy_external(source, model, data)
+    ctx.progress("quantize", done=done, total=total, unit="weights")
+    unaligned = [weight.name for weight in weights if weight not in fits]
+    warn_unaligned(unaligned, level.group_size, ctx)
+    outcome.kept = dict.fromkeys(unaligned, "input width is no multiple of the group size")
+    save_graph(model, target)
+    return outcome
+
+
+def _replace(
+    model: ir.Model,
+    weight: Weight,
+    values: NDArray[Any],
+    level: IntLevel,
+    *,
+    accuracy_level: int,
+    data: DataFile,
+    outcome: Outcome,
+) -> None:
+    """Quantize one matrix, and let the nodes that use it compute with integers."""
+    packed, scales = _quantize(weight, values, level, data=data, outcome=outcome)
+    quantized = add_initializer(model, packed)
+    scale = add_initializer(model, scales)
+    rows, columns = weight.features
+    shared = {"bits": level.bits, "block_size": level.group_size}
+    for node in list(weight.products):
+        attributes = {**shared, "K": columns, "N": rows, "accuracy_level": accuracy_level}
+        inputs: list[ir.Value | None] = [node.inputs[0], quantized, scale]
+        if node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2] is not None:
+            inputs += [None, None, node.inputs[2]]  # zero points and group indices are not used; bias
+        product = ir.node("MatMulNBits", inputs, attributes, domain=_CONTRIB)
+        _swap(model.graph, node, [product])
+    for node in list(weight.lookups):
+        _swap(model.graph, node, _lookup_nodes(model, node, quantized, scale, weight=weight, shared=shared))
+    _drop(model.graph, weight.value)
+    model.opset_imports[_CONTRIB] = 1
+
+
+def _lookup_nodes(
+    model: ir.Model, node: ir.Node, quantized: ir.Value, scale: ir.Value, *, weight: Weight, shared: dict[str, int]
+) -> list[ir.Node]:
+    """Look up rows in the (N, G, group bytes) tensor that MatMulNBits uses too, and join their groups.
+
+    MatMulNBits takes scales (N, G), GatherBlockQuantized needs them of the data's rank: only the small scales are
+    reshaped, so that the data exists once also at run time.
+    """
+    rows, columns = weight.features
+    groups = columns // shared["block_size"]
+    # Shapes of operators must be inline: runtimes read them before external data.
+    scale_shape = _inline(model, f"{weight.name}.scale_shape", [rows, groups, 1])
+    row_scale = ir.node("Reshape", [scale, scale_shape])
+    lookup = ir.node(
+        "GatherBlockQuantized",
+        [quantized, node.inputs[1], row_scale.outputs[0]],
+        {**shared, "gather_axis": 0, "quantize_axis": 2},
+        domain=_CONTRIB,
+    )
+    indices = node.inputs[1]
+    rank = len(indices.shape) if indices is not None and indices.shape is not None else 2
+    row_shape = _inline(model, f"{weight.name}.row_shape", [*([0] * rank), columns])  # 0 keeps an axis
+    return [row_scale, lookup, ir.node("Reshape", [lookup.outputs[0], row_shape])]
+
+
+def _quantize(
+    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome
+) -> tuple[ir.ExternalTensor, ir.ExternalTensor]:
+    """Write the matrix as integers (N, G, group bytes) and scales (N, G), a few output features at a time."""
+    rows, columns = weight.features
+    groups = columns // level.group_size
+    packed = data.reserve(
+        f"{weight.name}.q{level.bits}", ir.DataType.UINT8, (rows, groups, level.group_size * level.bits // 8)
+    )
+    scales = data.reserve(f"{weight.name}.scale", ir.DataType.FLOAT, (rows, groups))
+    for row, piece in row_chunks(values.T if weight.transposed else values):
+        exact = _exact(piece, weight.name)
+        codes, scale = quantize_groups(exact, bits=level.bits, group_size=level.group_size, scale_dtype=torch.float32)
+        _account(exact, dequantize_groups(codes, scale), outcome)
+        data.fill(packed, pack_codes(codes, bits=level.bits).numpy(), row=row)
+        data.fill(scales, scale.numpy(), row=row)
+    return packed, scales
+
+
+def _round(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome) -> None:
+    """Write the matrix in its own layout and type, with the values that the integers stand for."""
+    assert weight.value.const_value is not None
+    shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
+    dense = data.reserve(weight.name, weight.value.const_value.dtype, shape)
+    for row, piece in row_chunks(values, multiple=level.group_size if weight.transposed else 1):
+        exact = _exact(piece.T if weight.transposed else piece, weight.name)
+        codes, scale = quantize_groups(exact, bits=level.bits, group_size=level.group_size, scale_dtype=torch.float32)
+        rounded = dequantize_groups(codes, scale)
+        _account(exact, rounded, outcome)
+        stored = rounded.numpy().astype(values.dtype)
+        data.fill(dense, stored.T if weight.transposed else stored, row=row)
+    bind(weight.value, dense)
+
+
+def _exact(piece: NDArray[Any], name: str) -> Tensor:
+    """A piece of a matrix, (rows, K), as finite float32."""
+    exact = torch.from_numpy(np.array(piece, dtype=np.float32, order="C"))
+    require_finite(exact, name)
+    return exact
+
+
+def _account(exact: Tensor, rounded: Tensor, outcome: Outcome) -> None:
+    outcome.error_energy += float((rounded - exact).square().sum())
+    outcome.weight_energy += float(exact.square().sum())
+
+
+def _inline(model: ir.Model, name: str, values: list[int]) -> ir.Value:
+    return add_initializer(model, ir.tensor(np.array(values, dtype=np.int64), name=name))
+
+
+def _swap(graph: ir.Graph, old: ir.Node, new: list[ir.Node]) -> None:
+    """Put ``new`` in the place of ``old``; the last node's output takes over the name and all uses."""
+    ir.convenience.replace_nodes_and_values(graph, old, [old], new, old.outputs, new[-1].outputs)
+
+
+def _drop(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove an initializer nobody uses any more, and the transposes that fed on it."""
+    for user in list(value.consumers()):
+        if not user.outputs[0].uses():
+            graph.remove(user, safe=True)
+    if not value.uses():
+        assert value.name is not None
+        del graph.initializers[value.name]

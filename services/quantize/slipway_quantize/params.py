@@ -1,0 +1,35 @@
+"""Parameters of the quantize stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from slipway.stage import StageParams
+
+
+class QuantizeParams(StageParams):
+    """Parameters of the quantize stage."""
+
+    format: Literal["pytorch", "onnx"] = Field(description="what the input folder is, and the output will be")
+    level: Literal["fp16", "bf16", "int8", "int4"] = Field(description="type of the weights")
+    group_size: int = Field(default=32, ge=16, le=256, description="weights per scale (int8, int4); a power of two")
+    packed: bool = Field(
+        default=True,
+        description="store integers and scales; false stores the same values as dense weights of the original type",
+    )
+    accuracy_level: Literal[0, 1, 4] = Field(
+        default=4,
+        description="ONNX integer levels: what ONNX Runtime may compute products in (1 float32, 4 int8, 0 its choice); "
+        "on CPUs 8-bit weights at level 1 decode 60 times slower",
+    )
+    max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
+    check: bool = Field(default=True, description="load the result and run it once where that fits into memory")
+
+    @field_validator("group_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"{value} is no power of two; use 16, 32, 64, 128 or 256")
+        return value

@@ -1,0 +1,61 @@
+"""Parameters of the tensorrt_build stage."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from slipway.stage import StageParams
+
+
+class Range(BaseModel):
+    """Smallest, typical and largest size of an axis; the engine is tuned for ``opt``."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    min: int = Field(ge=0)
+    opt: int = Field(ge=0)
+    max: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} must not decrease")
+        return self
+
+
+class TensorRTBuildParams(StageParams):
+    """Parameters of the tensorrt_build stage."""
+
+    builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
+        default="auto",
+        description="tensorrt builds on and for the GPU present; tensorrt_rtx ahead of time for named targets; "
+        "auto takes tensorrt where it can run",
+    )
+    targets: tuple[str, ...] = Field(
+        default=(), description="GPU architectures, for example sm89; by default that of the GPU present"
+    )
+    batch: Range = Field(default=Range(min=1, opt=1, max=4), description="rows the engine is optimized for")
+    sequence: Range = Field(
+        default=Range(min=1, opt=64, max=512), description="the same for new tokens per row and call"
+    )
+    past: Range = Field(
+        default=Range(min=0, opt=512, max=2048), description="the same for tokens already in the KV cache"
+    )
+
+    @field_validator("targets")
+    @classmethod
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for target in value:
+            if not re.fullmatch(r"sm[1-9][0-9]{1,2}", target):
+                raise ValueError(f"{target!r} is no GPU architecture; write sm89 for compute capability 8.9")
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("batch", "sequence")
+    @classmethod
+    def _positive(cls, value: Range) -> Range:
+        if value.min < 1:
+            raise ValueError("batch and sequence hold at least one element: set min to 1 or more")
+        return value

@@ -1,0 +1,1 @@
+"""From the logits that runners wrote to figures, checks and a verdict."""

@@ -1,0 +1,148 @@
+"""Says in words why an output failed and what to change."""
+
+from __future__ import annotations
+
+from slipway.validation.findings import Check, OutputValidation
+
+SHAPE_CAUSES = {
+    "left_padded": (
+        "it gives other logits when the batch is padded on the left: it ignores attention_mask or position_ids, "
+        "or is specialised to the batch size it was exported with"
+    ),
+    "single_token": "it gives other logits for one token alone: it is specialised to the length it was exported with",
+    "decode": "tokens decoded one at a time get other logits than in one pass: its KV cache or its positions are wrong",
+    "decode_left_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
+    "chunked": "several tokens at once behind a KV cache get other logits: its causal mask ignores the cached tokens",
+    "native_dtype": "in the data type it is served in, it leaves the range or precision it needs",
+}
+SHOWN_CHECKS = 4
+LIKELY_CRASH = {
+    "STAGE_KILLED": "give the stage more memory, or validate fewer formats on this machine",
+    "OUT_OF_MEMORY": "give the stage more memory, or validate fewer formats on this machine",
+    "STAGE_TIMEOUT": "raise output_timeout_seconds, or lower test_samples and sequence_length",
+    "STAGE_CRASHED": "check that the runtime supports this processor, and update it; then export the format again",
+}
+
+
+def of_failure(reason: str, message: str) -> tuple[str, str]:
+    """Explanation and remedy of an output that could not be loaded or run."""
+    remedy = LIKELY_CRASH.get(
+        reason, "export this format again; if it stays, try another engine or leave the format away"
+    )
+    return f"it could not be loaded or run: {message}", remedy
+
+
+def of_checks(output: OutputValidation, *, merged: OutputValidation | None, where: str = "") -> tuple[str, str]:
+    """Explanation and remedy of an output whose checks failed; both empty when none did.
+
+    Args:
+        output: The output with its figures and checks.
+        merged: The merged model's result, when it is an output too.
+        where: Where the first NaN or infinity was seen.
+    """
+    failed = output.failed_checks
+    if not failed:
+        return "", ""
+    cause, remedy = _cause(output, failed, merged=merged, where=where)
+    shown = "; ".join(str(check) for check in failed[:SHOWN_CHECKS])
+    more = f"; and {len(failed) - SHOWN_CHECKS} more" if len(failed) > SHOWN_CHECKS else ""
+    return f"{cause} ({shown}{more})", remedy
+
+
+def _cause(
+    output: OutputValidation, failed: tuple[Check, ...], *, merged: OutputValidation | None, where: str
+) -> tuple[str, str]:
+    names = {check.name for check in failed}
+    if "non_finite_logits" in names:
+        return (
+            f"its logits contain NaN or infinity, first in {where or 'its output'}",
+            _remedy_non_finite(output),
+        )
+    if _is_base(output):
+        return (
+            "it behaves like the base model: the adapter is missing from it",
+            "merge again, and export from the merged model; see whether base model and checkpoint are those of the training",
+        )
+    shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
+    if shape and all("." in check.name for check in failed):
+        return SHAPE_CAUSES[shape], _remedy_shape(output, shape)
+    if merged is not None and merged.failed_checks and _agrees_with_merged(output):
+        return (
+            "it agrees with the merged model, which itself differs from base + adapter",
+            "the merge is at fault, not this format: see what is said of pytorch",
+        )
+    if "adapter_strength_error" in names and _strength_explains(output):
+        strength = f"{output.adapter_strength:.3g} times the adapter's effect instead of 1"
+        return (
+            f"it has {strength}: a wrong scale (lora_alpha, r, rsLoRA), or some of the adapter's tensors left out",
+            "merge again; check lora_alpha, r and the patterns in adapter_config.json",
+        )
+    return _distance_cause(output)
+
+
+def _is_base(output: OutputValidation) -> bool:
+    """Whether the output is closer to the base without adapter than to the reference."""
+    to_reference = output.to_reference.mean_kl if output.to_reference else None
+    to_base = output.to_base.mean_kl if output.to_base else None
+    return to_reference is not None and to_base is not None and to_base < to_reference
+
+
+def _strength_explains(output: OutputValidation) -> bool:
+    """Whether the distance to the reference is about what the adapter's wrong strength gives, rather than noise.
+
+    A scale off by s moves the strength by about s / 2 and the KL by about s² of the adapter's effect.
+    """
+    strength, to_base, to_reference = output.adapter_strength, output.to_base, output.to_reference
+    if strength is None or to_base is None or to_reference is None:
+        return False
+    expected = (2 * (strength - 1)) ** 2 * (to_base.mean_kl or 0.0)
+    return (to_reference.mean_kl or 0.0) < 4 * expected
+
+
+def _agrees_with_merged(output: OutputValidation) -> bool:
+    against = [check for check in output.checks if check.against == "merged"]
+    return bool(against) and all(check.passed for check in against)
+
+
+def _distance_cause(output: OutputValidation) -> tuple[str, str]:
+    match output.level:
+        case "int4":
+            return (
+                "rounding to 4 bits moves this model too far",
+                "use int8, or a smaller group_size (16 instead of 32) for int4",
+            )
+        case "int8":
+            return (
+                "it is further from the reference than rounding to 8 bits explains, or the model has outliers",
+                "use fp16 or bf16; if those pass, give int8 a smaller group_size",
+            )
+        case "fp16" | "bf16":
+            return (
+                "it is further from the reference than 16-bit rounding explains",
+                "use the other 16-bit type or none; if the unquantized format fails too, look at that first",
+            )
+    if output.format == "pytorch":
+        return (
+            "the merged weights are not base + adapter: wrong scale (lora_alpha, r, rsLoRA), a tensor left out, another base",
+            "merge again from the checkpoint's own base model; check lora_alpha, r and the patterns in adapter_config.json",
+        )
+    return (
+        f"the {output.format} graph does not compute what the model computes",
+        "export with another engine (mobius, dynamo, legacy) or opset, or with optimize_graph off",
+    )
+
+
+def _remedy_non_finite(output: OutputValidation) -> str:
+    if output.level == "fp16":
+        return "values leave the range of float16: use bf16 or none"
+    return "check the weights of base and adapter for NaN, then export this format again; with fp16 use bf16 instead"
+
+
+def _remedy_shape(output: OutputValidation, shape: str) -> str:
+    if shape == "native_dtype":
+        return "serve it in bfloat16 or float32"
+    if output.format == "pytorch":
+        return "check the model's code and its attention implementation; the weights agree"
+    return (
+        "export with another engine (mobius, dynamo, legacy) and dynamic_axes on; do not serve it with padded batches"
+    )

@@ -1,0 +1,88 @@
+"""How far an output may be from the reference, by the precision its weights are stored in.
+
+Where the figures come from: rounding a weight to n levels adds noise of relative size about 2^-24 (float32), 2^-12
+(float16), 2^-9 (bfloat16), 1/127 of a row's or group's largest weight (int8) and 1/7 of it (int4); KL grows with the
+square of the noise. Measured on a small trained Qwen3 whose adapter moves the base by 0.32 nats per token: bfloat16 mean
+KL 1.2e-6 and adapter strength off by 2e-4, float16 2e-8 and 5e-7, int8 6e-6 and 2e-4, int4 1.4e-3 and 4e-3 (round to
+nearest, group 32). Each limit leaves room for deeper models and is far below what a lost adapter (0.32), a scale
+wrong by a tenth (3.2e-3, strength off by 5e-2) or an ignored mask gives. Top-1 agreement also falls where the model itself is undecided: Qwen3-0.6B's shape with random
+weights, whose distributions are nearly flat, keeps 97.7 % in bfloat16; KL and strength are what judges 16-bit weights. All logits are compared in float32 where the runtime
+allows it, so that the limits judge the stored weights and the graph, not the arithmetic of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipway.validation.findings import Engine, LimitOverrides, Limits
+
+# fmt: off
+_ROWS: tuple[tuple[str, float | None, float, float, float, float, float], ...] = (
+    # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl, adapter_strength_error
+    ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6,         1e-3),
+    ("float16",  None,         5e-5,    0.98,  1.002,     2e-4,         2e-3),
+    ("bfloat16", None,         2e-4,    0.97,  1.005,     8e-4,         5e-3),
+    ("int8",     None,         1e-3,    0.98,  1.01,      4e-3,         1e-2),
+    ("int4",     None,         2e-2,    0.90,  1.05,      6e-2,         3e-2),
+)
+# fmt: on
+LIMITS: Mapping[str, Limits] = {
+    level: Limits(
+        level=level,
+        max_abs_diff=max_abs_diff,
+        mean_kl=mean_kl,
+        top1_agreement=top1,
+        perplexity_ratio=perplexity,
+        case_mean_kl=case_kl,
+        adapter_strength_error=strength,
+    )
+    for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength in _ROWS
+}
+"""From tightest to loosest; ``max_abs_diff`` is a share of the reference's logit scale."""
+
+MERGED_FLOAT32_MAX_ABS_DIFF = 1e-5
+"""For the merged model in float32: PyTorch computes both, only the order of additions differs."""
+NATIVE_MEAN_KL = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2}
+"""Beyond the level's own limit: what computing in the native data type, rather than float32, may add (mean KL)."""
+NOISE_FACTOR = 8.0
+"""Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
+MAX_NOISE_SHARE = 1e-3
+"""… as long as that stays below this share of the logit scale, beyond which noise is no excuse."""
+
+
+def table(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:
+    """The limits by level with the overrides put in."""
+    return {
+        level: limits.model_copy(update=overrides[level].model_dump(exclude_none=True))
+        if level in overrides
+        else limits
+        for level, limits in LIMITS.items()
+    }
+
+
+def level_of(stored_dtype: str) -> str:
+    """Row of the table for a stored data type; an unknown one is judged as float32, the tightest."""
+    return stored_dtype if stored_dtype in LIMITS else "float32"
+
+
+def own_level(engine: Engine | None) -> str:
+    """Row of the table for what ran an output.
+
+    TensorRT multiplies float32 in TF32, whose 10 bits of mantissa are float16's.
+    """
+    level = level_of(engine.stored_dtype if engine else "")
+    return coarser(level, "float16") if engine is not None and engine.runtime == "tensorrt" else level
+
+
+def coarser(first: str, second: str) -> str:
+    """The level that rounds more."""
+    order = list(LIMITS)
+    return max(first, second, key=order.index)
+
+
+def absolute_limit(limits: Limits, *, logit_scale: float, noise: float | None) -> float | None:
+    """Largest difference of a logit in logits; None when the level does not limit it."""
+    if limits.max_abs_diff is None:
+        return None
+    floor = min(NOISE_FACTOR * (noise or 0.0), MAX_NOISE_SHARE * logit_scale)
+    return max(limits.max_abs_diff * logit_scale, floor)

@@ -1,0 +1,178 @@
+"""How far two sets of logits are apart, accumulated over tokens in float64.
+
+Shapes: T = positions (tokens), V = vocabulary. Logits arrive a window at a time and are worked on in blocks of rows, so
+that memory stays bounded whatever T and V are. A figure that is not finite comes out as None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway.validation.findings import LogitComparison
+
+Logits = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BLOCK_VALUES = 1 << 21
+"""Logits held in float64 at a time (16 MiB per array)."""
+
+
+def finite(value: float) -> float | None:
+    """The value, or None when it is NaN or infinite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
+    """Log-probabilities log p = z - log Σ exp z, stable by subtracting the maximum. logits: (T, V) -> (T, V)."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def kl_divergence(log_p: Floats, log_q: Floats) -> Floats:
+    """KL(p ‖ q) = Σ p (log p - log q) per row, nats. log_p, log_q: (T, V) -> (T,).
+
+    Source: Kullback & Leibler, "On Information and Sufficiency", 1951. Rounding can leave it just below zero: 0 then.
+    """
+    rows: Floats = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+    return np.maximum(rows, 0.0)
+
+
+def blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices over ``rows`` rows of ``width`` values, each of at most BLOCK_VALUES values but at least one row."""
+    step = max(1, BLOCK_VALUES // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+class LogitComparer:
+    """Compares logits with others' window by window: :meth:`add` each, then :meth:`result`."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._values = 0
+        self._sum_abs = 0.0
+        self._max_abs = 0.0
+        self._same_top1 = 0
+        self._kl: list[Floats] = []
+
+    def add(self, other: Logits, own: Logits) -> None:
+        """Add one window. other, own: (T, V), the same positions.
+
+        Raises:
+            ValueError: The shapes differ.
+        """
+        if other.shape != own.shape:
+            raise ValueError(f"logits have shapes {other.shape} and {own.shape}")
+        kl = [self._add_block(other[rows], own[rows]) for rows in blocks(*own.shape)]
+        self._kl.append(np.concatenate(kl))
+        self._tokens += own.shape[0]
+        self._values += own.size
+
+    def _add_block(self, other: Logits, own: Logits) -> Floats:
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = np.abs(other.astype(np.float64) - own.astype(np.float64))
+            self._sum_abs += float(difference.sum())
+            self._max_abs = float(np.maximum(self._max_abs, difference.max()))  # keeps NaN, which max() may lose
+            self._same_top1 += int((other.argmax(axis=-1) == own.argmax(axis=-1)).sum())
+            return kl_divergence(log_softmax(other), log_softmax(own))
+
+    def result(self) -> LogitComparison:
+        """All figures over everything added.
+
+        Raises:
+            ValueError: Nothing was added.
+        """
+        if not self._tokens:
+            raise ValueError("no logits were compared")
+        kl = np.concatenate(self._kl)
+        return LogitComparison(
+            tokens=self._tokens,
+            max_abs_diff=finite(self._max_abs),
+            mean_abs_diff=finite(self._sum_abs / self._values),
+            mean_kl=finite(kl.mean()),
+            max_kl=finite(kl.max()),
+            kl_quantiles={f"p{percent}": _quantile(kl, percent) for percent in (50, 90, 99)},
+            kl_per_window=tuple(finite(window.mean()) for window in self._kl),
+            top1_agreement=self._same_top1 / self._tokens,
+        )
+
+
+def _quantile(values: Floats, percent: int) -> float | None:
+    return float(np.percentile(values, percent)) if np.isfinite(values).all() else None
+
+
+def negative_log_likelihood(logits: Logits, tokens: Ints) -> Floats:
+    """-log p(x[t+1] | x[..t]) for each t but the last, nats. logits: (T, V), tokens: (T,) -> (T - 1,)."""
+    parts = []
+    for rows in blocks(len(tokens) - 1, logits.shape[-1]):
+        log_p = log_softmax(logits[rows])
+        following = tokens[rows.start + 1 : rows.stop + 1]
+        parts.append(-log_p[np.arange(len(following)), following])
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def perplexity(logits: npt.NDArray[np.float32], tokens: Ints) -> float | None:
+    """Exp of the mean negative log-likelihood per predicted token. logits: (N, T, V), tokens: (N, T), N windows.
+
+    Source: Jelinek et al., 1977; the first token of a window is given, not predicted.
+    """
+    return perplexity_of(window_losses(logits, tokens))
+
+
+def window_losses(logits: npt.NDArray[np.float32], tokens: Ints) -> Floats:
+    """Mean negative log-likelihood per predicted token of each window, nats. logits: (N, T, V), tokens: (N, T) -> (N,)."""
+    return np.array([negative_log_likelihood(window, ids).mean() for window, ids in zip(logits, tokens, strict=True)])
+
+
+def perplexity_of(losses: Floats) -> float | None:
+    """Perplexity of windows of equal length from the mean loss of each. losses: (N,)."""
+    mean = float(losses.mean())
+    return finite(math.exp(mean)) if math.isfinite(mean) and mean < 700 else None  # exp overflows beyond 709
+
+
+def logit_scale(logits: npt.NDArray[np.float32]) -> float:
+    """Root mean square of all logits, at least 1. logits: (N, T, V).
+
+    Differences are limited relative to it, because float rounding is relative. Never below 1: the small logits of an
+    untrained model would otherwise ask for more digits than its intermediate values have.
+    """
+    total = sum(float(np.square(window, dtype=np.float64).sum()) for window in logits)
+    return max(1.0, math.sqrt(total / logits.size)) if math.isfinite(total) else 1.0
+
+
+def adapter_strength(base: Logits, reference: Logits, own: Logits) -> float | None:
+    """How much of the adapter's effect on the logits an output has: 1 all of it, 0 none, above 1 too much.
+
+    The least-squares c in own - base ≈ c (reference - base), logits centred per position because softmax ignores a
+    shift. Rounding noise is nearly orthogonal to the adapter's effect, so c sees a wrong scale that KL at 4 bits hides.
+    Networks are not linear: a scale wrong by a tenth moves c by about half of that.
+    base, reference, own: (N, T, V). None when the adapter has no effect, or a logit is not finite.
+    """
+    along, square = 0.0, 0.0
+    for windows in zip(base, reference, own, strict=True):
+        for rows in blocks(*windows[0].shape):
+            start, end, found = (_centred(window[rows]) for window in windows)
+            effect = end - start
+            along += float(np.vdot(found - start, effect))
+            square += float(np.vdot(effect, effect))
+    return finite(along / square) if math.isfinite(square) and square > 0 else None
+
+
+def _centred(logits: Logits) -> Floats:
+    wide = logits.astype(np.float64)
+    return wide - wide.mean(axis=-1, keepdims=True)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of leading tokens that both sequences share."""
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return index
+    return min(len(first), len(second))

@@ -1,0 +1,1 @@
+"""Between the stage and its runner processes."""

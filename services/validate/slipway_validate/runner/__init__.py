@@ -1,0 +1,1 @@
+"""One model in one process: what runs it, and what it computes."""

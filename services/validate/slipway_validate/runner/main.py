@@ -1,0 +1,218 @@
+"""One model, one process: ``python -P -m slipway_validate.runner.main FOLDER`` does what ``FOLDER/spec.json`` says.
+
+Progress goes to stdout as JSON lines; what comes out is ``FOLDER/result.json``. Where speed is to be measured, the process then
+waits with its model and takes a round of timing whenever its standard input says so. It ends when the stage that started it ends,
+and at the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn, TextIO
+
+import numpy as np
+
+from slipway.folders.disk_full import is_disk_full
+from slipway.validation.findings import Memory
+from slipway_validate.cases import native_case
+from slipway_validate.protocol.messages import (
+    BASE_LOGITS_FILE,
+    LOGITS_FILE,
+    RESULT_FILE,
+    ROUND,
+    SPEC_FILE,
+    TIME,
+    WAITING,
+    RunResult,
+    RunSpec,
+    Spec,
+    TokenizeSpec,
+)
+from slipway_validate.runner import guard
+from slipway_validate.runner.benchmark import time_round
+from slipway_validate.runner.collect import Collector
+from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
+
+
+def _transformers(spec: RunSpec) -> Callable[[], LanguageModel]:
+    from slipway_validate.runner import runtime_transformers
+
+    return lambda: runtime_transformers.load(spec.model, threads=spec.threads)
+
+
+def _reference(spec: RunSpec) -> Callable[[], LanguageModel]:
+    from slipway_validate.runner import runtime_reference
+
+    adapter = spec.adapter
+    assert adapter is not None
+    return lambda: runtime_reference.load(spec.model, adapter, threads=spec.threads)
+
+
+def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
+    try:
+        from slipway_validate.runner import runtime_onnx
+    except ImportError as error:
+        raise NotRunnable(f"ONNX Runtime is not usable here ({error}): pip install onnxruntime") from error
+    return lambda: runtime_onnx.load(spec.model, threads=spec.threads)
+
+
+def _tensorrt(spec: RunSpec) -> Callable[[], LanguageModel]:
+    from slipway_validate.runner import runtime_tensorrt
+
+    return lambda: runtime_tensorrt.load(spec.model)
+
+
+RUNTIMES: dict[str, Callable[[RunSpec], Callable[[], LanguageModel]]] = {
+    "reference": _reference,
+    "transformers": _transformers,
+    "onnxruntime": _onnxruntime,
+    "tensorrt": _tensorrt,
+}
+"""By name: imports the libraries, then gives the function that loads the model (only that is timed as loading)."""
+
+
+def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
+    """Load a model, run it as it is served (for its memory), then compute what is compared.
+
+    Raises:
+        NotRunnable: This machine cannot run it.
+        Unusable: It cannot be loaded.
+    """
+    load = RUNTIMES[spec.runtime](spec)
+    baseline = guard.rss_bytes()
+    begin = time.perf_counter()
+    model = load()
+    load_seconds = time.perf_counter() - begin
+    tokens = np.load(spec.tokens)
+    collector = Collector(model, folder, write=spec.write_logits, report=_report)
+
+    collector.case(native_case(*tokens.shape), tokens)
+    if spec.benchmark:
+        time_round(model, tokens, spec.benchmark)  # a first one is slower; its time counts for nothing, its memory does
+    memory = Memory(
+        peak_rss_bytes=guard.peak_rss_bytes(),
+        baseline_rss_bytes=baseline,
+        peak_device_bytes=model.peak_device_bytes(),
+    )
+
+    model.prepare_comparison()
+    collector.windows(tokens, file=LOGITS_FILE, batch_values=spec.batch_values)
+    for case in spec.cases:
+        collector.case(case, tokens)
+    continuations = tuple(collector.continuation(prompt, spec.new_tokens) for prompt in spec.prompts)
+    adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.runtime == "reference" else ""
+    result = RunResult(
+        engine=model.engine,
+        vocabulary=collector.vocabulary,
+        load_seconds=load_seconds,
+        memory=memory,
+        non_finite=collector.non_finite,
+        first_non_finite=collector.first_non_finite,
+        skipped_cases=collector.skipped,
+        continuations=continuations,
+        architecture=model.architecture,
+        adapter=adapter,
+        device=model.device,
+    )
+    return result, model
+
+
+def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
+    """Wait for commands and do them, for as long as the stage is there (the thread that reads them ends the process with it)."""
+    assert spec.benchmark is not None
+    tokens = np.load(spec.tokens)
+    model.leave_comparison()
+    _write({WAITING: True})
+    while True:
+        if commands.get() == TIME:
+            _write({ROUND: time_round(model, tokens, spec.benchmark).model_dump()})
+
+
+def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector, *, tokens: np.ndarray) -> str:
+    """The windows once more without the adapter; returns the adapter in words."""
+    from slipway_validate.runner.runtime_reference import ReferenceModel
+
+    assert isinstance(model, ReferenceModel)
+    with model.without_adapter():
+        collector.windows(tokens, file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
+    return model.adapter
+
+
+def tokenize(spec: TokenizeSpec) -> RunResult:
+    """Cut the text into windows.
+
+    Raises:
+        Unusable: No tokenizer, or too little text.
+    """
+    from slipway_validate.runner.windows import cut, load_tokenizer
+
+    tokenizer = load_tokenizer(spec.tokenizer)
+    tokens = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
+    np.save(spec.tokens, tokens)
+    return RunResult(vocabulary=len(tokenizer))
+
+
+def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
+    """Do what a spec says; whatever goes wrong comes back as a result. The model is still there if it ran."""
+    try:
+        if spec.tokenize is not None:
+            return tokenize(spec.tokenize), None
+        assert spec.run is not None
+        return run_model(spec.run, folder)
+    except Exception as error:  # noqa: BLE001 - a runtime's errors share no base, and each is one output's failure
+        return _failed(error), None
+
+
+def _failed(error: Exception) -> RunResult:
+    match error:
+        case NotRunnable():
+            return RunResult(status="not_run", message=str(error))
+        case Unusable():
+            return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
+        case MemoryError():
+            return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
+    reason = "DISK_FULL" if is_disk_full(error) else "VALIDATION_IMPOSSIBLE"
+    return RunResult(status="failed", reason=reason, message=f"{type(error).__name__}: {error}")
+
+
+def _report(phase: str, done: int, total: int) -> None:
+    _write({"phase": phase, "done": done, "total": total})
+
+
+def _write(line: dict[str, object]) -> None:
+    print(json.dumps(line), file=_progress, flush=True)
+
+
+_progress: TextIO = sys.stdout
+
+
+def main() -> int:
+    """Entry point."""
+    global _progress  # noqa: PLW0603 - the pipe is this process's own from here on
+    _progress = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # native libraries print past sys.stdout
+    commands = guard.die_with_parent()
+    folder = Path(sys.argv[1])
+    spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    # Libraries print as they like: only our lines may reach the pipe.
+    with contextlib.redirect_stdout(sys.stderr):
+        result, model = execute(spec, folder)
+        temporary = folder / f"{RESULT_FILE}.part"
+        temporary.write_text(result.model_dump_json(), encoding="utf-8")
+        temporary.replace(folder / RESULT_FILE)
+        if model is not None and spec.run is not None and spec.run.benchmark is not None:
+            take_rounds(spec.run, model, commands)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the result is complete; unloading gigabytes and native threads would only take time, or crash
+
+
+if __name__ == "__main__":
+    main()

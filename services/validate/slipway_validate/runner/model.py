@@ -1,0 +1,132 @@
+"""What a runtime has to offer to be validated, and how a padded batch is computed with it.
+
+Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from slipway.validation.findings import Engine
+from slipway_validate.judging.numerics import Ints, Logits
+
+PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
+"""How graphs name what goes into their KV cache and what comes out of it."""
+
+Past = Any
+"""A runtime's own KV cache; None is an empty one."""
+
+
+class NotRunnable(Exception):  # noqa: N818 - a finding about this machine, not an error
+    """This machine cannot run the output; the message says why and what it takes."""
+
+
+class Unusable(Exception):  # noqa: N818 - becomes a typed failure in the runner
+    """The output's files do not make a model that can be run; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call. input_ids, position_ids: (B, S); attention_mask: (B, P + S), 1 for a token and 0 for padding."""
+
+    input_ids: Ints
+    attention_mask: Ints
+    position_ids: Ints
+    past: Past = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Largest shapes a runtime takes; engines built for fixed profiles have them."""
+
+    batch: int = 1 << 30
+    sequence: int = 1 << 30
+    past: int = 1 << 30
+
+
+class LanguageModel(Protocol):
+    """A decoder that gives next-token logits.
+
+    Attributes:
+        engine: What runs it.
+        native_dtype: Data type it computes in as it is served.
+        device: ``cpu`` or the GPU's name.
+        has_cache: Whether it takes and gives a KV cache.
+        bounds: Largest shapes it takes.
+        architecture: Class of the model, empty when unknown.
+    """
+
+    engine: Engine
+    native_dtype: str
+    device: str
+    has_cache: bool
+    bounds: Bounds
+    architecture: str
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """Logits (B, S, V) in float32, and the cache with this call's tokens added."""
+        ...
+
+    def prepare_comparison(self) -> None:
+        """Switch to the arithmetic in which logits are compared (float32 where the runtime lets us choose)."""
+        ...
+
+    def leave_comparison(self) -> None:
+        """Switch back to the arithmetic that it is served in."""
+        ...
+
+    def peak_device_bytes(self) -> int | None:
+        """Most GPU memory used so far, None on the CPU."""
+        ...
+
+
+def plain_step(tokens: list[int], *, past: Past, past_length: int) -> Step:
+    """One unpadded row of tokens behind ``past_length`` cached ones."""
+    total = past_length + len(tokens)
+    return Step(
+        input_ids=np.array([tokens], dtype=np.int64),
+        attention_mask=np.ones((1, total), dtype=np.int64),
+        position_ids=np.arange(past_length, total, dtype=np.int64)[None],
+        past=past,
+    )
+
+
+def left_padded(rows: list[Ints]) -> tuple[Ints, Ints]:
+    """Token rows of different lengths as one batch, padded on the left with token 0: ids (B, L) and mask (B, L)."""
+    longest = max(len(row) for row in rows)
+    ids = np.zeros((len(rows), longest), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, longest - len(row) :] = row
+        mask[index, longest - len(row) :] = 1
+    return ids, mask
+
+
+def positions_of(mask: Ints) -> Ints:
+    """Position ids of a padded batch: tokens are counted from 0, padding has position 0. (B, L) -> (B, L)."""
+    return np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+
+
+def run_segments(
+    model: LanguageModel, ids: Ints, mask: Ints, segments: tuple[int, ...]
+) -> Iterator[tuple[slice, Logits]]:
+    """Compute columns segment by segment through the cache. ids, mask: (B, L); yields columns and logits (B, S, V)."""
+    positions = positions_of(mask)
+    past: Past = None
+    start = 0
+    for size in segments:
+        columns = slice(start, start + size)
+        step = Step(ids[:, columns], mask[:, : columns.stop], positions[:, columns], past)
+        logits, past = model.forward(step)
+        yield columns, logits
+        start += size
+
+
+def segments_within(length: int, bounds: Bounds) -> tuple[int, ...]:
+    """Split ``length`` columns into calls that the runtime takes."""
+    size = min(length, bounds.sequence)
+    return tuple(min(size, length - start) for start in range(0, length, size))

@@ -1,0 +1,101 @@
+"""Runs base + adapter, unmerged, by transformers and peft in float32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft.utils import load_peft_weights
+
+from slipway.errors import CheckpointValidationError
+from slipway.models.checkpoints import read_adapter_config
+from slipway.models.model_files import ADAPTER_WEIGHTS
+from slipway.models.module_patterns import check_patterns, names_in
+from slipway.models.safetensors_file import read_safetensors
+from slipway_validate.folders import stored_dtype
+from slipway_validate.runner.adapter_names import take_all
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained
+
+#: What peft puts between the name of a layer and that of its weight.
+_WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)(?:\.default)?(?=\.)")
+
+
+class ReferenceModel(TransformersModel):
+    """The reference, whose adapter can be switched off."""
+
+    def __init__(self, module: Any, *, stored: str) -> None:
+        super().__init__(module, stored=stored)
+        config = module.peft_config["default"]
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        rank, alpha = getattr(config, "r", "?"), getattr(config, "lora_alpha", "?")
+        self.adapter = f"{kind} r={rank} alpha={alpha}, peft {peft.__version__}"
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The base model alone, for as long as the context lasts."""
+        with self._module.disable_adapter():
+            yield
+
+
+def load(base: Path, adapter: Path, *, threads: int) -> ReferenceModel:
+    """Base + adapter.
+
+    Raises:
+        Unusable: Base or adapter cannot be loaded, or they do not fit together.
+    """
+    torch.set_num_threads(threads)
+    module = from_pretrained(base, dtype=torch.float32)
+    try:
+        check_patterns(read_adapter_config(adapter), names_in(module))
+        read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
+        saved = load_peft_weights(str(adapter), device="cpu")
+        config = peft.PeftConfig.from_pretrained(str(adapter))
+        _resize_vocabulary(module, saved)
+        _let_each_have_its_own(config, module, saved)
+        module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
+        take_all(module, adapter)
+    except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
+    _name_replicated_layers(module)
+    return ReferenceModel(module.float(), stored=stored_dtype(base))
+
+
+def _resize_vocabulary(module: Any, saved: Mapping[str, torch.Tensor]) -> None:
+    """Give the embeddings as many rows as the adapter saved for them: where the vocabulary was resized before the training."""
+    layers = (module.get_input_embeddings(), module.get_output_embeddings())
+    names = {name.rpartition(".")[2] for name, layer in module.named_modules() if layer in layers}
+    plain = ((_WRAPPER.sub("", key).split("."), tensor) for key, tensor in saved.items())
+    sizes = {len(tensor) for parts, tensor in plain if parts[-1] == "weight" and parts[-2] in names}
+    if len(sizes) == 1 and sizes != {layers[0].num_embeddings}:
+        torch.manual_seed(0)  # rows that the adapter does not have are the same in every run
+        module.resize_token_embeddings(sizes.pop(), mean_resizing=False)
+
+
+def _let_each_have_its_own(config: Any, module: Any, saved: Mapping[str, torch.Tensor]) -> None:
+    """Tied layers get the factors that were saved for each; in float32, peft would load those of one for all."""
+    if not getattr(config, "ensure_weight_tying", False) or not any(".lora_embedding_" in key for key in saved):
+        return
+    owners = {key.partition(".lora_")[0] for key in saved if ".lora_" in key}
+    names = sorted((name for name, _ in module.named_modules() if name), key=len, reverse=True)
+    found = {owner: next((name for name in names if f".{owner}".endswith(f".{name}")), None) for owner in owners}
+    if None not in found.values():
+        config.ensure_weight_tying = False
+        config.target_modules = set(found.values())
+
+
+def _name_replicated_layers(module: peft.PeftModel) -> None:
+    """Tell a model that peft made deeper (``layer_replication``) of which kind each layer is.
+
+    peft changes the number of layers only; a model's cache and attention masks go by ``layer_types``.
+    """
+    ranges = getattr(module.peft_config["default"], "layer_replication", None)
+    config = module.get_base_model().config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if ranges and kinds:
+        config.layer_types = [kinds[number] for first, end in ranges for number in range(first, end)]

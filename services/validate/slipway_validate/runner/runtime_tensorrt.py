@@ -1,0 +1,182 @@
+"""Runs a TensorRT (or TensorRT-RTX) engine on the GPU it was built for."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from slipway.validation.findings import Engine
+from slipway_validate.folders import read_json, stored_dtype
+from slipway_validate.judging.numerics import Logits
+from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
+
+MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
+"""Python module by the builder that ``engine.json`` names."""
+COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
+"""``CUdevice_attribute`` values, cuda.h."""
+
+
+def gpu_targets() -> tuple[str, ...]:
+    """Architectures of this machine's GPUs (``sm89``), asked of the driver alone; empty without a driver or a GPU."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    return tuple(_target(cuda, index) for index in range(count.value))
+
+
+def _target(cuda: ctypes.CDLL, index: int) -> str:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetAttribute(ctypes.byref(major), COMPUTE_CAPABILITY_MAJOR, device)
+    cuda.cuDeviceGetAttribute(ctypes.byref(minor), COMPUTE_CAPABILITY_MINOR, device)
+    return f"sm{major.value}{minor.value}"
+
+
+def choose_engine(folder: Path, targets: tuple[str, ...]) -> Path:
+    """The engine file for this machine's first GPU.
+
+    Raises:
+        NotRunnable: No GPU, or no engine for it.
+    """
+    engines = sorted(folder.glob("*.engine"))
+    built = ", ".join(path.name for path in engines)
+    if not targets:
+        raise NotRunnable(
+            f"{built}: this machine has no NVIDIA GPU (no CUDA driver answers); validate it on the target"
+        )
+    for path in engines:
+        if f".{targets[0]}." in path.name:
+            return path
+    raise NotRunnable(f"{built}: built for another GPU than this machine's {targets[0]}; validate it on the target")
+
+
+class TensorRTModel:
+    """An engine of a decoder graph; see :class:`slipway_validate.runner.model.LanguageModel`."""
+
+    architecture = ""
+
+    def __init__(self, library: ModuleType, torch: ModuleType, engine: Any, *, stored: str) -> None:
+        self._torch = torch
+        self._engine = engine
+        self._context = engine.create_execution_context()
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        is_input = {name: engine.get_tensor_mode(name) == library.TensorIOMode.INPUT for name in names}
+        self._inputs = [name for name in names if is_input[name]]
+        self._outputs = [name for name in names if not is_input[name]]
+        self._past = [name for name in self._inputs if name.startswith(PAST_PREFIX)]
+        self._dtypes = {name: _torch_dtype(library, torch, engine.get_tensor_dtype(name)) for name in names}
+        if "input_ids" not in self._inputs or "logits" not in self._outputs:
+            raise Unusable(f"the engine has inputs {self._inputs[:3]} and outputs {self._outputs[:3]}, not a decoder's")
+        self.has_cache = bool(self._past)
+        batch, sequence = engine.get_tensor_profile_shape("input_ids", 0)[2]
+        past = engine.get_tensor_profile_shape(self._past[0], 0)[2][2] if self._past else 0
+        self.bounds = Bounds(batch=batch, sequence=sequence, past=past)
+        self.device = torch.cuda.get_device_name(0)
+        self.native_dtype = str(self._dtypes["logits"]).removeprefix("torch.")
+        self.engine = Engine(
+            runtime="tensorrt",
+            version=f"{library.__name__} {library.__version__}",
+            provider=self.device,
+            stored_dtype=stored or self.native_dtype,
+            compute_dtype=self.native_dtype,
+            native_dtype=self.native_dtype,
+        )
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        feeds = {"input_ids": step.input_ids, "attention_mask": step.attention_mask, "position_ids": step.position_ids}
+        values = {name: self._to_device(name, feeds[name]) for name in self._inputs if name in feeds}
+        values.update(self._past_values(step.past, batch=len(step.input_ids)))
+        for name, value in values.items():
+            if not self._context.set_input_shape(name, tuple(value.shape)):
+                raise Unusable(f"the engine's profile does not take {name} of shape {tuple(value.shape)}")
+            self._context.set_tensor_address(name, _address(value))
+        results = {name: self._allocate(name) for name in self._outputs}
+        for name, value in results.items():
+            self._context.set_tensor_address(name, _address(value))
+        stream = self._torch.cuda.current_stream()
+        if not self._context.execute_async_v3(stream.cuda_stream):
+            raise Unusable("the engine refused to run this shape")
+        stream.synchronize()
+        logits: Logits = results.pop("logits").float().cpu().numpy()
+        return logits, results if self.has_cache else None
+
+    def prepare_comparison(self) -> None:
+        """The engine fixes its arithmetic; nothing to switch."""
+
+    def leave_comparison(self) -> None:
+        """The engine fixes its arithmetic; nothing to switch back."""
+
+    def peak_device_bytes(self) -> int | None:
+        """Tensors and the engine's own memory together: what the device has in use now."""
+        free, total = self._torch.cuda.mem_get_info()
+        return int(total - free)
+
+    def _to_device(self, name: str, value: np.ndarray[Any, Any]) -> Any:
+        return self._torch.from_numpy(np.ascontiguousarray(value)).to("cuda", self._dtypes[name])
+
+    def _past_values(self, past: Past, *, batch: int) -> dict[str, Any]:
+        if past is not None:
+            return {name: past[PRESENT_PREFIX + name.removeprefix(PAST_PREFIX)] for name in self._past}
+        return {name: self._empty(name, batch) for name in self._past}
+
+    def _empty(self, name: str, batch: int) -> Any:
+        _, heads, _, size = self._engine.get_tensor_shape(name)
+        return self._torch.empty((batch, heads, 0, size), dtype=self._dtypes[name], device="cuda")
+
+    def _allocate(self, name: str) -> Any:
+        shape = tuple(self._context.get_tensor_shape(name))
+        return self._torch.empty(shape, dtype=self._dtypes[name], device="cuda")
+
+
+def _address(tensor: Any) -> int:
+    """Device address; an empty tensor has none, and TensorRT refuses null, so it gets one that is never read."""
+    return int(tensor.data_ptr()) or 256
+
+
+def _torch_dtype(library: ModuleType, torch: ModuleType, dtype: Any) -> Any:
+    table = {
+        library.float32: torch.float32,
+        library.float16: torch.float16,
+        library.bfloat16: torch.bfloat16,
+        library.int64: torch.int64,
+        library.int32: torch.int32,
+        library.bool: torch.bool,
+    }
+    if dtype not in table:
+        raise Unusable(f"the engine has a tensor of type {dtype}, which cannot be fed")
+    return table[dtype]
+
+
+def load(folder: Path) -> TensorRTModel:
+    """An output.
+
+    Raises:
+        NotRunnable: No GPU, no library, or no engine for this GPU.
+        Unusable: The engine cannot be deserialised.
+    """
+    path = choose_engine(folder, gpu_targets())
+    builder = str(read_json(folder / "engine.json").get("builder", "tensorrt"))
+    name = MODULES.get(builder, builder)
+    try:
+        library = importlib.import_module(name)
+    except ImportError as error:
+        raise NotRunnable(f"{path.name} needs {name}, which is not installed here: pip install {name}") from error
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotRunnable(f"{path.name} needs a CUDA build of torch for its buffers; this one is {torch.__version__}")
+    runtime = library.Runtime(library.Logger(library.Logger.ERROR))
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    if engine is None:
+        raise Unusable(f"{library.__name__} {library.__version__} cannot deserialise {path.name}")
+    return TensorRTModel(library, torch, engine, stored=stored_dtype(folder))

@@ -1,0 +1,1 @@
+"""The artifact store in a bucket."""

@@ -1,0 +1,275 @@
+"""One bucket of an S3 service through the ``minio`` SDK: every call is repeated until it succeeds or patience ends."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import certifi
+import urllib3
+from minio import Minio
+from minio.commonconfig import REPLACE, CopySource
+from minio.deleteobjects import DeleteObject
+
+from slipway.artifacts.s3.credentials import connections, credentials
+from slipway.artifacts.s3.errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
+from slipway.artifacts.s3.options import S3Options
+from slipway.errors import ArtifactError
+from slipway.observability import metrics
+
+log = logging.getLogger("slipway.store")
+
+OnWait = Callable[[], None]
+_T = TypeVar("_T")
+
+WORKERS = 4
+"""Requests that carry data at the same time. With a part each in memory, this bounds what a transfer takes."""
+PATIENCE_SECONDS = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_DELETES_A_CALL = 500
+
+# Who waits for an answer over a network that was away for a while learns in seconds that nobody is there any more.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in _KEEPALIVE.items()
+        if hasattr(socket, name)
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object: its key, size, entity tag, and when it was last written, in seconds since the epoch."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified: float
+
+
+class S3Bucket:
+    """A bucket, or what lies below a prefix of it; keys are relative to the prefix.
+
+    Args:
+        options: The service and the credentials.
+        bucket: Name of the bucket, which must exist.
+        prefix: Without slashes at its ends; may be empty.
+        patience_seconds: How long a call is repeated while the service does not answer.
+
+    Raises:
+        ArtifactError: ``STORE_DENIED`` when there are no credentials, ``STORE_INVALID`` when the endpoint is no address.
+    """
+
+    def __init__(
+        self, options: S3Options, bucket: str, *, prefix: str = "", patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self.bucket, self.prefix = bucket, prefix
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.where = f"{self.url} at {options.endpoint}"
+        self._patience = patience_seconds
+        self._on_wait: OnWait | None = None
+        self.sdk = _connect(options)
+
+    def key(self, name: str) -> str:
+        """Full key of a name."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def during(self, on_wait: OnWait) -> S3Bucket:
+        """The same bucket, for calls that somebody may want to stop: ``on_wait`` is called between attempts, and what it
+        raises ends them.
+        """
+        watched = copy.copy(self)
+        watched._on_wait = on_wait
+        return watched
+
+    def call(self, doing: str, request: Callable[[], _T]) -> _T:
+        """Make a call, again and again while its failure is one that passes.
+
+        Args:
+            doing: What the call is for, for messages; its first word, a verb, is the operation in the metrics.
+            request: The call; it must be safe to repeat.
+
+        Raises:
+            ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``, ``ARTIFACT_NOT_FOUND`` or ``DISK_FULL``.
+        """
+        deadline, pause, warned = 0.0, _FIRST_PAUSE, False
+        operation = doing.partition(" ")[0]
+        while True:
+            try:
+                answer = request()
+            except S3_EXCEPTIONS as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._patience
+                final = not is_passing(error) or now >= deadline
+                outcome = "missing" if is_missing(error) else "failed" if final else "retried"
+                metrics.STORE_REQUESTS.add(operation=operation, outcome=outcome)
+                if final:
+                    raise store_error(error, doing, self.where) from error
+                if not warned and pause > 1:  # a single refusal is everyday, a longer one is worth a word
+                    warned = True
+                    log.warning(f"{doing}: {self.where} does not answer, trying for {self._patience:.0f} s")
+            else:
+                metrics.STORE_REQUESTS.add(operation=operation, outcome="ok")
+                return answer
+            self._wait(min(pause * random.uniform(0.5, 1), max(deadline - now, 0.01)))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def get(self, name: str) -> bytes:
+        """A small object.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND`` and as :meth:`call`.
+        """
+        return self.get_range(name, 0, 0)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """``length`` bytes of an object (fewer at its end) from ``offset``; all that follow when it is 0."""
+
+        def request() -> bytes:
+            response = self.sdk.get_object(self.bucket, self.key(name), offset=offset, length=length)
+            try:
+                return bytes(response.read())
+            finally:
+                response.release_conn()
+
+        data = self.call(f"reading {name}", request)
+        metrics.STORE_BYTES.add(len(data), direction="received")
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object whole; others see all of it or nothing."""
+        self.call(
+            f"writing {name}",
+            lambda: self.sdk.put_object(self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30),
+        )
+        metrics.STORE_BYTES.add(len(data), direction="sent")
+
+    def find(self, name: str) -> StoredObject | None:
+        """An object's size and age, or None if there is none."""
+
+        def request() -> StoredObject | None:
+            try:
+                found = self.sdk.stat_object(self.bucket, self.key(name))
+            except S3_EXCEPTIONS as error:
+                if is_missing(error):
+                    return None
+                raise
+            return StoredObject(name, found.size or 0, found.etag or "", _seconds(found.last_modified))
+
+        return self.call(f"looking for {name}", request)
+
+    def listing(self, below: str = "", *, most: int | None = None) -> list[StoredObject]:
+        """All objects whose name begins with ``below``, sorted by name; the first ``most`` of them."""
+        start = len(self.key(""))
+
+        def request() -> list[StoredObject]:
+            return [
+                StoredObject(
+                    entry.object_name[start:],
+                    entry.size or 0,
+                    (entry.etag or "").strip('"'),
+                    _seconds(entry.last_modified),
+                )
+                for entry in itertools.islice(
+                    self.sdk.list_objects(self.bucket, prefix=self.key(below), recursive=True), most
+                )
+                if entry.object_name and not entry.is_dir
+            ]
+
+        return sorted(self.call(f"listing {below or 'everything'}", request), key=lambda entry: entry.key)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; those that are not there are no error."""
+        for some in _batches(sorted(names), _DELETES_A_CALL):
+            doomed = [DeleteObject(self.key(name)) for name in some]
+
+            def request(doomed: list[DeleteObject] = doomed) -> list[str]:
+                return [f"{error.name}: {error.code}" for error in self.sdk.remove_objects(self.bucket, doomed)]
+
+            refused = self.call("removing objects", request)
+            if refused:
+                raise ArtifactError(
+                    f"the store {self.where} does not remove {len(refused)} objects, first {refused[0]}",
+                    reason="STORE_DENIED",
+                    remedy="give the credentials s3:DeleteObject",
+                )
+
+    def touch(self, name: str) -> None:
+        """Make an object as new, where it lies: its content stays, its age starts over."""
+        source = CopySource(self.bucket, self.key(name))
+        metadata: dict[str, str | list[str] | tuple[str]] = {"used": str(int(time.time()))}
+        self.call(
+            f"touching {name}",
+            lambda: self.sdk.copy_object(
+                self.bucket, self.key(name), source, metadata=metadata, metadata_directive=REPLACE
+            ),
+        )
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep in short pieces, so that a cancelled transfer ends soon."""
+        end = time.monotonic() + seconds
+        while True:
+            if self._on_wait is not None:
+                self._on_wait()
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, 0.25))
+
+
+def _batches(names: list[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+
+
+def _connect(options: S3Options) -> Minio:
+    parts = urlsplit(options.endpoint)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
+        raise _no_address(repr(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()))  # no password
+    ca_file = options.ca_file or certifi.where()
+    http = urllib3.PoolManager(
+        timeout=urllib3.Timeout(connect=10, read=60),
+        maxsize=2 * WORKERS,
+        socket_options=_SOCKET_OPTIONS,
+        retries=False,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=ca_file,
+    )
+    provider = credentials(options, connections(ca_file))
+    try:
+        return Minio(
+            parts.netloc,
+            secure=parts.scheme == "https",
+            region=options.region,
+            http_client=http,
+            credentials=provider,
+        )
+    except ValueError as error:
+        raise _no_address(f"{options.endpoint} (region {options.region!r}): {error}") from error
+
+
+def _no_address(what: str) -> ArtifactError:
+    return ArtifactError(
+        f"the S3 endpoint is not an address: {what}",
+        reason="STORE_INVALID",
+        remedy="set AWS_ENDPOINT_URL to http(s)://host[:port]",
+    )
+
+
+def _seconds(time: datetime | None) -> float:
+    """Whole seconds: MinIO lists objects with milliseconds, and says of a single one the second."""
+    return float(int(time.timestamp())) if time else 0.0

@@ -1,0 +1,129 @@
+"""Garbage collection of a bucket: mark what manifests name, sweep what is old and nobody names.
+
+It needs no lock. Blobs are listed before manifests are read, so that the manifest of every blob that is complete by then
+is seen; a blob whose manifest is still to come was written or made as new within the grace period, and is left alone. What to
+keep is asked after that, and whoever begins to use an artifact later makes it as new: each object is looked at once more
+before it goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from minio.commonconfig import ENABLED, Filter
+from minio.error import S3Error
+from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
+
+from slipway.artifacts.collection import Collected, blobs_named, shrink
+from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
+from slipway.artifacts.s3.client import S3Bucket, StoredObject
+from slipway.artifacts.s3.store import S3Store
+from slipway.errors import ArtifactError
+
+_LOOKS = 16
+_UNFINISHED_DAYS = 1
+
+
+def collect_bucket(
+    store: S3Store,
+    *,
+    max_age_seconds: float | None = None,
+    max_bytes: int | None = None,
+    keep: Callable[[], Collection[str]] = tuple,
+    dry_run: bool = False,
+) -> Collected:
+    """Remove artifacts and the blobs that only they had; several collections at once are safe.
+
+    Args:
+        store: The store; nothing younger than its grace period is removed.
+        max_age_seconds: Remove artifacts not used for this long.
+        max_bytes: Then remove the least recently used until the blobs take no more than this.
+        keep: Says which artifacts to leave alone.
+        dry_run: Only say what would go.
+
+    Raises:
+        ArtifactError: As :meth:`S3Bucket.call`; what ``keep`` raises, and nothing was removed.
+    """
+    bucket, now = store.bucket, time.time()
+    blobs = store.listing(BLOBS)
+    manifests = store.listing(MANIFESTS)
+    with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
+        contents = dict(zip(map(_digest, manifests), pool.map(lambda m: _contents(store, m), manifests), strict=True))
+    kept = set(keep())
+    old = sorted((m.modified, _digest(m)) for m in manifests if now - m.modified > store.grace_seconds)
+    candidates = [(used, digest) for used, digest in old if digest not in kept]
+    doomed = [digest for used, digest in candidates if max_age_seconds is not None and now - used > max_age_seconds]
+    if max_bytes is not None:
+        sizes = {_digest(blob): blob.size_bytes for blob in blobs}
+        doomed = shrink([digest for _, digest in candidates], doomed, contents, sizes, max_bytes)
+    if not dry_run:
+        entries = {_digest(manifest): manifest for manifest in manifests}
+        doomed = [_digest(manifest) for manifest in _remove(bucket, [entries[digest] for digest in doomed])]
+    named = set().union(*(found for digest, found in contents.items() if digest not in set(doomed)))
+    swept = [blob for blob in blobs if _digest(blob) not in named and now - blob.modified > store.grace_seconds]
+    if not dry_run:
+        swept = _remove(bucket, swept)
+        _forget_actions(store, set(doomed))
+    return Collected(artifacts=tuple(doomed), blobs=len(swept), freed_bytes=sum(blob.size_bytes for blob in swept))
+
+
+def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
+    """Have the service drop uploads that were never finished; other rules of the bucket stay. False if it cannot."""
+    name = f"slipway-unfinished-uploads-{bucket.prefix.replace('/', '-')}".rstrip("-")
+    try:
+        found = bucket.sdk.get_bucket_lifecycle(bucket.bucket)
+        rules = [rule for rule in (found.rules if found else []) if rule.rule_id != name]
+        rules.append(
+            Rule(
+                status=ENABLED,
+                rule_filter=Filter(prefix=bucket.key("blobs/")),
+                rule_id=name,
+                abort_incomplete_multipart_upload=AbortIncompleteMultipartUpload(
+                    days_after_initiation=_UNFINISHED_DAYS
+                ),
+            )
+        )
+        bucket.sdk.set_bucket_lifecycle(bucket.bucket, LifecycleConfig(rules))
+    except S3Error:  # MinIO drops them by itself and knows no such rule; credentials may lack the right
+        return False
+    return True
+
+
+def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]:
+    """Remove objects that are still as old as they were: one that was made as new meanwhile is used, or about to be named.
+
+    Few at a time, so that hardly any time passes between looking and removing.
+    """
+    removed: list[StoredObject] = []
+    with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
+        for start in range(0, len(entries), _LOOKS):
+            some = entries[start : start + _LOOKS]
+            found = pool.map(lambda entry: bucket.find(entry.key), some)
+            still = [old for old, now in zip(some, found, strict=True) if now and now.modified == old.modified]
+            bucket.delete(entry.key for entry in still)
+            removed += still
+    return removed
+
+
+def _forget_actions(store: S3Store, doomed: set[str]) -> None:
+    """Remove results whose outputs are gone."""
+    bucket = store.bucket
+    for entry in store.listing(ACTIONS) if doomed else []:
+        result = store.recorded(key_of(entry.key))
+        if result is not None and doomed & set(result.outputs.values()):
+            bucket.delete([entry.key])
+
+
+def _contents(store: S3Store, manifest: StoredObject) -> frozenset[str]:
+    try:
+        return blobs_named(store.bucket.get(manifest.key), _digest(manifest))
+    except ArtifactError as error:
+        if error.reason != "ARTIFACT_NOT_FOUND":
+            raise
+        return frozenset()
+
+
+def _digest(entry: StoredObject) -> str:
+    return digest_of(entry.key)

@@ -1,0 +1,297 @@
+"""The artifact store in a bucket of an S3 service: one object per file, under the names of :mod:`slipway.artifacts.names`.
+
+A file is hashed before it is sent, straight to the name its digest gives it. What the bucket has already is not sent, and
+nothing has to be moved afterwards: an upload is not visible before its last part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from slipway.artifacts.actions import ActionResult
+from slipway.artifacts.digests import digest_bytes
+from slipway.artifacts.faults import ABSENT, changed, corrupt, disk_full, not_found, open_source
+from slipway.artifacts.files import in_threads, link_or_copy, regular_files
+from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
+from slipway.artifacts.names import (
+    ACTIONS,
+    BLOBS,
+    MANIFESTS,
+    action_name,
+    blob_name,
+    digest_of,
+    is_name,
+    key_of,
+    manifest_name,
+)
+from slipway.artifacts.s3.client import S3Bucket, StoredObject
+from slipway.artifacts.s3.transfer import download, upload, workers
+from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
+from slipway.errors import ArtifactError
+from slipway.files.links import open_real, open_unlinked
+
+GRACE_SECONDS = 24 * 3600.0
+"""Garbage collection leaves younger objects alone. No commit may take longer than half of it."""
+
+
+class S3Store:
+    """An :class:`~slipway.artifacts.store.ArtifactStore` in a bucket, for any number of processes and machines.
+
+    Args:
+        bucket: Where it lies.
+        grace_seconds: As for the collections of this store: a blob that is found and older than half of it is made as new.
+    """
+
+    def __init__(self, bucket: S3Bucket, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        self.bucket = bucket
+        self.grace_seconds = grace_seconds
+
+    def during(self, on_bytes: OnBytes | None) -> S3Store:
+        """The same store for one transfer, which ``on_bytes`` may end while it waits for the service, too."""
+        if on_bytes is None:
+            return self
+        return S3Store(self.bucket.during(lambda: on_bytes(0)), grace_seconds=self.grace_seconds)
+
+    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
+        """Commit a folder.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``FILE_ERROR``, and as :meth:`S3Bucket.call`.
+        """
+        return self._put(dict(regular_files(folder)), open_unlinked, known, on_bytes)
+
+    def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
+        """Commit files, given by their real paths.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_INVALID``, ``LINK_OUTSIDE`` for a path that has a link in it, ``FILE_ERROR`` when one changes
+                meanwhile, and as :meth:`S3Bucket.call`.
+        """
+        return self._put(files, open_real, NOTHING_KNOWN, on_bytes)
+
+    def _put(
+        self, files: Mapping[str, Path], opened: Callable[[Path], BinaryIO], known: Known, on_bytes: OnBytes | None
+    ) -> str:
+        with workers() as pool:
+
+            def send(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
+                name, path = item
+                with open_source(opened, path) as file:
+                    entry = describe_file(name, file, known=known.get(path), on_bytes=count)
+                    self.during(count).put_blob(entry, lambda: contextlib.nullcontext(file), pool, count)
+                return entry
+
+            entries = in_threads(send, sorted(files.items()), on_bytes)
+        return self.during(on_bytes).commit(Manifest.of(entries))
+
+    def put_blobs(
+        self, manifest: Manifest, open_from: Callable[[ManifestFile], BinaryIO], *, on_bytes: OnBytes | None
+    ) -> str:
+        """Commit an artifact whose files have been hashed; ``open_from`` opens each where it lies, unbuffered."""
+        with workers() as pool:
+            in_threads(
+                lambda entry, count: self.during(count).put_blob(entry, partial(open_from, entry), pool, count),
+                manifest.files,
+                on_bytes,
+            )
+        return self.during(on_bytes).commit(manifest)
+
+    def commit(self, manifest: Manifest) -> str:
+        """Write a manifest, after its blobs; answers the artifact's digest."""
+        digest = manifest.digest
+        self.bucket.put(manifest_name(digest), manifest.to_bytes())
+        return digest
+
+    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+        """Write an artifact's files below ``target``, each verified.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` naming the file, whose blob is removed from the bucket, so
+                that making or pushing it again repairs the store; ``DISK_FULL``; and as :meth:`S3Bucket.call`.
+        """
+        store = self.during(on_bytes)
+        manifest = store.manifest(digest)
+        store._touch(manifest_name(digest))
+        first = {file.digest: file for file in reversed(manifest.files)}
+        with disk_full("fetching", digest, at=target), workers() as pool:
+            target.mkdir(parents=True)
+            for file in manifest.files:
+                (target / file.path).parent.mkdir(parents=True, exist_ok=True)
+            in_threads(
+                lambda file, count: self.during(count).fetch_blob(
+                    file, digest, target / file.path, pool=pool, on_bytes=count
+                ),
+                first.values(),
+                on_bytes,
+            )
+            for file in manifest.files:
+                if first[file.digest] != file:
+                    with open_unlinked(target / first[file.digest].path) as same:
+                        link_or_copy(same, target / file.path)
+        return target
+
+    def fetch_blob(
+        self, file: ManifestFile, artifact: str, path: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes
+    ) -> None:
+        """Write one verified blob into a new file. Before it is called corrupt it is fetched a second time."""
+        name = blob_name(file.digest)
+        for _ in range(2):
+            try:
+                if download(self.bucket, name, file.size_bytes, path, pool=pool, on_bytes=on_bytes) == file.digest:
+                    path.chmod(0o444)
+                    return
+            except ArtifactError as error:
+                if error.reason == "ARTIFACT_NOT_FOUND":
+                    raise not_found(artifact) from error
+                raise
+            path.unlink()
+        self.bucket.delete([name])
+        raise corrupt(artifact, file.path)
+
+    def manifest(self, digest: str) -> Manifest:
+        """The files of an artifact. Before a manifest is called corrupt it is read a second time.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``, and as :meth:`S3Bucket.call`.
+        """
+        name = manifest_name(digest)
+        for _ in range(2):
+            try:
+                data = self.bucket.get(name)
+            except ArtifactError as error:
+                if error.reason == "ARTIFACT_NOT_FOUND":
+                    raise not_found(digest) from error
+                raise
+            if digest_bytes(data) == digest:
+                return Manifest.from_bytes(data)
+        self.bucket.delete([name])
+        raise corrupt(digest, "its manifest")
+
+    def exists(self, digest: str) -> bool:
+        """Whether the manifest and every blob of an artifact are there, with their sizes."""
+        try:
+            manifest = self.manifest(digest)
+        except ArtifactError as error:
+            if error.reason in ABSENT:
+                return False
+            raise
+        sizes = {file.digest: file.size_bytes for file in manifest.files}
+        found = in_threads(lambda blob, count: self.during(count).bucket.find(blob_name(blob)), sizes, None)
+        return all(
+            entry is not None and entry.size_bytes == size for entry, size in zip(found, sizes.values(), strict=True)
+        )
+
+    def action(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key, if every output still exists."""
+        result = self.recorded(key)
+        if result is None or not all(self.exists(digest) for digest in result.outputs.values()):
+            return None
+        for digest in result.outputs.values():
+            self._touch(manifest_name(digest))
+        return result
+
+    def recorded(self, key: str) -> ActionResult | None:
+        """The result recorded under an action key, whether or not its outputs exist."""
+        try:
+            return ActionResult.from_bytes(self.bucket.get(action_name(key)))
+        except ArtifactError as error:
+            if error.reason == "ARTIFACT_NOT_FOUND":
+                return None
+            raise
+
+    def record_action(self, key: str, result: ActionResult) -> None:
+        """Remember a result under its action key."""
+        self.bucket.put(action_name(key), result.to_bytes())
+
+    def results(self) -> Iterator[ActionResult]:
+        """All recorded results, whether or not their outputs still exist."""
+        for entry in self.listing(ACTIONS):
+            result = self.recorded(key_of(entry.key))
+            if result is not None:
+                yield result
+
+    @property
+    def where(self) -> str:
+        """Address and endpoint."""
+        return self.bucket.where
+
+    def size_bytes(self) -> int:
+        """Bytes of all blobs."""
+        return sum(entry.size_bytes for entry in self.listing(BLOBS))
+
+    def digests(self) -> list[str]:
+        """Digests of all artifacts, sorted."""
+        return [digest_of(entry.key) for entry in self.listing(MANIFESTS)]
+
+    def listing(self, folder: str) -> list[StoredObject]:
+        """Objects of the store below one of its prefixes."""
+        return [entry for entry in self.bucket.listing(folder) if is_name(entry.key)]
+
+    def last_used(self, digest: str) -> float:
+        """When an artifact was last made, fetched or reused, in seconds since the epoch.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`S3Bucket.call`.
+        """
+        found = self.bucket.find(manifest_name(digest))
+        if found is None:
+            raise not_found(digest)
+        return found.modified
+
+    def has_blob(self, file: ManifestFile) -> bool:
+        """Whether a file's blob is there, with its size, and no collection is about to take it."""
+        found = self.bucket.find(blob_name(file.digest))
+        return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
+
+    def put_blob(
+        self,
+        entry: ManifestFile,
+        opened: Callable[[], contextlib.AbstractContextManager[BinaryIO]],
+        pool: ThreadPoolExecutor,
+        on_bytes: OnBytes,
+    ) -> None:
+        """Store one file, unless the bucket has it.
+
+        Raises:
+            ArtifactError: ``FILE_ERROR`` when it changes meanwhile, and as :meth:`S3Bucket.call`.
+        """
+        if self.has_blob(entry):
+            return
+        name = blob_name(entry.digest)
+        with opened() as file:
+            before = os.fstat(file.fileno())
+            if before.st_size != entry.size_bytes:
+                raise changed(file.name)
+            upload(self.bucket, name, file, entry.size_bytes, pool=pool, on_bytes=on_bytes)
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            self.bucket.delete([name])
+            raise changed(file.name)
+
+    def _touch(self, name: str) -> None:
+        """Note a use, when the last one noted is some time ago; credentials that only read are enough to read."""
+        found = self.bucket.find(name)
+        if found is not None:
+            self._fresh(found)
+
+    def _fresh(self, found: StoredObject) -> bool:
+        """Whether no collection takes an object for old during the next half of the grace period; it is made so if it can be.
+
+        A collection that runs now may have seen already that nobody names it.
+        """
+        if time.time() - found.modified < self.grace_seconds / 2:
+            return True
+        try:
+            self.bucket.touch(found.key)
+        except ArtifactError as error:
+            if error.retryable:
+                raise
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""Commands for artifacts and the cache they lie in."""

@@ -1,0 +1,51 @@
+"""The artifact store, shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from slipway.cli.terminal.columns import Column, FittedTable
+from slipway.cli.terminal.console import duration, size
+from slipway.counts import counted
+
+_SHORT = len("sha256:") + 12
+
+
+def cache_table(listing: dict[str, Any]) -> Group:
+    """Artifacts with their size and last use, and what they take together."""
+    short = short_digests([entry["digest"] for entry in listing["artifacts"]])
+    table = FittedTable(
+        Column("artifact", wrap=True),
+        Column("digest"),
+        Column("files", rank=3, right=True),
+        Column("size", rank=1, right=True),
+        Column("used", rank=2, right=True),
+    )
+    for entry in listing["artifacts"]:
+        age = duration(max(time.time() - entry["last_used"], 0))
+        name = entry["name"] if entry["complete"] else f"{entry['name']} (incomplete)"
+        table.add_row(name, short[entry["digest"]], str(entry["files"]), size(entry["size_bytes"]), f"{age} ago")
+    total = (
+        f"{counted(len(listing['artifacts']), 'artifact')}, {size(listing['blob_bytes'])} on disk at {listing['store']}"
+    )
+    return Group(table, Text(total))
+
+
+def short_digests(digests: Sequence[str]) -> dict[str, str]:
+    """Each digest's first 12 digits, or as many as tell all apart; ``slipway pull`` and ``verify`` take them."""
+    length = _SHORT
+    while len({digest[:length] for digest in digests}) < len(set(digests)):
+        length += 4
+    return {digest: digest[:length] for digest in digests}
+
+
+def gc_line(done: dict[str, Any]) -> str:
+    """What a collection did, in a sentence."""
+    verb = "would remove" if done["dry_run"] else "removed"
+    line = f"{verb} {counted(len(done['artifacts']), 'artifact')} and {counted(done['blobs'], 'blob')}, {size(done['freed_bytes'])}"
+    return "\n".join([line, *(f"  left by an interrupted stage: {name}" for name in done["kept"])])

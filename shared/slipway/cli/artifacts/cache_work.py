@@ -1,0 +1,232 @@
+"""What the artifact commands do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts import Artifacts, ArtifactStore, LocalStore
+from slipway.artifacts.collection import Collected, collect
+from slipway.artifacts.files import folder_files
+from slipway.artifacts.opening import open_store
+from slipway.artifacts.pulling import pull
+from slipway.cli.artifacts.names import artifact_names, content_name
+from slipway.cli.connection import Connection
+from slipway.configuration.schema import size
+from slipway.counts import counted
+from slipway.embedded.local_exports import local_exports
+from slipway.embedded.unfinished_exports import digests_in_use
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.files.checksums import verify_directory, without_checksums
+from slipway.files.local_folders import check_local
+from slipway.folders.kept import UNUSED_SECONDS, remove_unused
+from slipway.results.delivery import LINEAGE
+from slipway.settings import Settings
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def push_folder(folder: Path, store: Artifacts) -> dict[str, Any]:
+    """Store a folder's files, which stay where they are; answers digest, files and size.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what the store refuses.
+    """
+    files = without_checksums(folder_files(folder))
+    digest = store.put_files(files)
+    return {"digest": digest, "files": len(files), "size_bytes": store.manifest(digest).size_bytes}
+
+
+def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]:
+    """Write an artifact's files into a new folder, all or none.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
+        ConfigurationError: The folder is an address.
+    """
+    check_local(folder, named_by="FOLDER")
+    digest = whole_digest(digest, store.digests)
+    pull(store, digest, folder)
+    return {"digest": digest, "folder": str(folder.resolve()), "files": len(store.manifest(digest).files)}
+
+
+def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:
+    """Compare the files of an artifact with their digests.
+
+    Args:
+        digest: The artifact.
+        store: Where it is.
+        scratch: Best on the store's file system, or the cache's, where fetching makes no second copy.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_CORRUPT``, ``ARTIFACT_NOT_FOUND``.
+    """
+    import tempfile
+
+    digest = whole_digest(digest, store.digests)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:
+        store.fetch(digest, Path(folder) / "artifact")
+    return {"path": digest, "files": len(store.manifest(digest).files), "success": True}
+
+
+def verify_folder(path: str) -> dict[str, Any]:
+    """Compare the files of an output directory, or of a pulled artifact, with their checksums.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_CORRUPT`` naming every file that differs; ``ARTIFACT_INVALID`` when there is nothing to
+            compare with.
+    """
+    count, faults = verify_directory(Path(path))
+    if faults:
+        delivered = (Path(path) / LINEAGE).is_file()
+        remedy = (
+            "deliver them again with the same slipway export command into another folder"
+            if delivered
+            else "pull the artifact again into another folder"
+        )
+        shown = "\n".join(f"  {fault}" for fault in faults)
+        raise ArtifactError(
+            f"{path}: {len(faults)} of {counted(count, 'file')} not as written:\n{shown}",
+            reason="ARTIFACT_CORRUPT",
+            remedy=remedy,
+            about={"folder": path, "faults": json.dumps(faults)},
+        )
+    return {"path": str(Path(path).resolve()), "files": count, "success": True}
+
+
+def list_cache() -> dict[str, Any]:
+    """Artifacts, most recently used first, with the stages whose results they are and what they are for people."""
+    settings = Settings.from_environment(os.environ)
+    store = open_store(settings)
+    makers, names = _makers(store), artifact_names(local_exports(settings))
+    artifacts = []
+    for digest in store.digests():
+        try:
+            manifest, used = store.manifest(digest), store.last_used(digest)
+        except ArtifactError:  # collected meanwhile
+            continue
+        made_by = makers.get(digest, [])
+        artifacts.append(
+            {
+                "digest": digest,
+                "name": names.get(digest) or content_name([file.path for file in manifest.files], made_by),
+                "files": len(manifest.files),
+                "size_bytes": manifest.size_bytes,
+                "last_used": used,
+                "complete": store.exists(digest),
+                "made_by": made_by,
+            }
+        )
+    artifacts.sort(key=lambda entry: (-float(str(entry["last_used"])), entry["digest"]))
+    return {"store": store.where, "artifacts": artifacts, "blob_bytes": store.size_bytes()}
+
+
+def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
+    """Return the digest that begins as ``sha256:0123456789ab`` does; anything else as it is.
+
+    Args:
+        text: At least 12 of the 64 digits.
+        digests: All there are; only asked for a short one.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_NOT_FOUND`` when none, or more than one, begins so.
+    """
+    if re.fullmatch(r"sha256:[0-9a-f]{12,63}", text) is None:
+        return text
+    found = [digest for digest in digests() if digest.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    raise ArtifactError(
+        f"{len(found)} artifacts begin with {text}" if found else f"no artifact begins with {text}",
+        reason="ARTIFACT_NOT_FOUND",
+        remedy="give more of its digits: slipway get EXPORT --json has all 64, slipway cache ls --json those of a store",
+        about={"digest": text},
+    )
+
+
+def collect_cache(
+    connection: Connection, *, older_than: str | None, max_size: str | None, dry_run: bool
+) -> dict[str, Any]:
+    """Remove what the limits ask for, no unfinished export uses, and no project of the coordinator has; and what
+    interrupted stages kept on this machine for another attempt.
+
+    Raises:
+        ConfigurationError: A limit is not an age or a size.
+        ModelExportError: The state of an export cannot be read, or the coordinator that is named does not say what to keep;
+            nothing was removed then.
+    """
+    settings = connection.settings()
+    store = open_store(settings)
+
+    def in_use() -> frozenset[str]:
+        found = digests_in_use(settings) | store.under_way()
+        if connection.coordinator:
+            with connection.client() as client:
+                found |= set(client.list_artifacts(project="-"))
+        return found
+
+    seconds = None if older_than is None else age(older_than)
+    done = _collect(
+        store,
+        in_use,
+        max_age_seconds=seconds,
+        max_bytes=None if max_size is None else _bytes(max_size),
+        dry_run=dry_run,
+    )
+    kept = remove_unused(
+        settings.scratch, seconds=UNUSED_SECONDS if seconds is None else min(seconds, UNUSED_SECONDS), dry_run=dry_run
+    )
+    return {
+        "store": store.where,
+        "dry_run": dry_run,
+        "artifacts": list(done.artifacts),
+        "blobs": done.blobs,
+        "kept": sorted(kept),
+        "freed_bytes": done.freed_bytes + sum(kept.values()),
+    }
+
+
+def age(text: str) -> float:
+    """Seconds from ``90s``, ``15m``, ``12h``, ``30d`` or ``2w``.
+
+    Raises:
+        ConfigurationError: Not an age.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text.lower())
+    if match is None:
+        raise ConfigurationError(f"--older-than {text!r} is not an age", remedy="write it like 12h or 30d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _bytes(text: str) -> int:
+    try:
+        return size(text)
+    except ValueError as error:
+        message, _, remedy = str(error).partition("|")
+        raise ConfigurationError(f"--max-size {message}", remedy=remedy) from error
+
+
+def _makers(store: ArtifactStore) -> dict[str, list[str]]:
+    """Output names of recorded results, by digest."""
+    found: dict[str, set[str]] = {}
+    for result in store.results():
+        for name, digest in result.outputs.items():
+            found.setdefault(digest, set()).add(name)
+    return {digest: sorted(names) for digest, names in found.items()}
+
+
+def _collect(store: ArtifactStore, in_use: Callable[[], frozenset[str]], **limits: Any) -> Collected:
+    if isinstance(store, LocalStore):
+        return collect(store, keep=in_use, **limits)
+    from slipway.artifacts.cached import CachedStore
+    from slipway.artifacts.s3.collection import collect_bucket, expire_unfinished_uploads
+
+    assert isinstance(store, CachedStore)
+    if not limits["dry_run"]:
+        expire_unfinished_uploads(store.remote.bucket)
+    return collect_bucket(store.remote, keep=in_use, **limits)

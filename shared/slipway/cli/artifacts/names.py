@@ -1,0 +1,55 @@
+"""What an artifact is, for people: from the exports that made or used it, or from the files in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from slipway.embedded.local_exports import LocalExport
+from slipway.texts import one_line
+from slipway_protos.v1 import export_pb2 as pb
+
+_CONTENTS = (
+    ("adapter_config.json", "adapter"),
+    ("model.onnx", "ONNX model"),
+    ("validation.json", "validation"),
+    ("model.safetensors", "model"),
+    ("model.safetensors.index.json", "model"),
+)
+"""By a file that tells, the first that is there."""
+
+
+def artifact_names(exports: Iterable[LocalExport]) -> dict[str, str]:
+    """Names by digest: ``h_half onnx-int8``, ``qwen3-base (base)``; the oldest export names what several have."""
+    found: dict[str, str] = {}
+    for export in exports:
+        if export.message is not None:
+            found |= _names(export.message)
+    return found
+
+
+def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
+    """What an artifact seems to be that no export of this machine knows.
+
+    Args:
+        files: Paths in it.
+        made_by: Names of the stages' outputs that it is.
+    """
+    if made_by:
+        return ", ".join(made_by)
+    known = next((name for file, name in _CONTENTS if file in files), "")
+    return known or (f"{files[0]} and {len(files) - 1} more" if len(files) > 1 else "".join(files))
+
+
+def _names(export: pb.Export) -> dict[str, str]:
+    labels: Mapping[str, str] = {name: one_line(value) for name, value in export.labels.items()}
+    model = labels.get("model_name", "")
+    sources = {
+        "base": f"{labels.get('base_model', '')} (base)".strip(),
+        "adapter": f"{model} {labels.get('checkpoint', '')} (adapter)".strip(),
+    }
+    found = {digest: sources.get(name, f"{model} ({name})".strip()) for name, digest in export.sources.items()}
+    for task in export.tasks:
+        for name, digest in task.outputs.items():
+            what = task.format or (task.id if len(task.outputs) == 1 else f"{task.id} {name}")
+            found[digest] = f"{model} {what}".strip()
+    return found

@@ -1,0 +1,95 @@
+"""``slipway export``: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway.cli.connection import Connection, with_connection
+from slipway.cli.options import (
+    Assignments,
+    BaseModel,
+    BringSources,
+    Checkpoint,
+    Config,
+    Debug,
+    Json,
+    Out,
+    Progress,
+    RequestId,
+    examples,
+)
+from slipway.cli.progress.forms import ProgressForm
+
+if TYPE_CHECKING:
+    from slipway.configuration import LoadedConfiguration
+
+EXAMPLES = examples(
+    "slipway export -c export.yaml",
+    "slipway export -c export.yaml --plan",
+    "slipway export --checkpoint outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
+    "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set formats.onnx.enabled=false",
+)
+
+
+def load_configuration(
+    config: Path | None,
+    *,
+    base_model: str | None,
+    checkpoint: str | None,
+    out: str | None,
+    assignments: list[str] | None,
+) -> LoadedConfiguration:
+    """The configuration from file, environment and flags."""
+    import os
+
+    from slipway.configuration import load
+
+    return load(
+        config,
+        environment=os.environ,
+        flags={"--base-model": base_model, "--checkpoint": checkpoint, "--out": out},
+        assignments=assignments or [],
+    )
+
+
+@with_connection
+def export(  # noqa: PLR0917 - typer calls it by name
+    config: Config = None,
+    base_model: BaseModel = None,
+    checkpoint: Checkpoint = None,
+    out: Out = None,
+    assignments: Assignments = None,
+    bring_sources: BringSources = False,
+    request_id: RequestId = "",
+    plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
+    connection: Connection = Connection(),  # noqa: B008 - frozen
+    progress: Progress = ProgressForm.AUTO,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Merge, quantize, export and validate a fine-tuned checkpoint; deliver the models and a report.
+
+    The same command again goes on where an earlier one stopped, and reuses everything that is done.
+    """
+    settings = connection.settings()
+    loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=out, assignments=assignments)
+    if plan:
+        from slipway.cli.export.planned import show_plan
+
+        code = show_plan(loaded, settings, coordinator=settings.coordinator, as_json=as_json)
+    else:
+        from slipway.cli.export.running import run_export
+
+        code = run_export(
+            loaded,
+            settings,
+            coordinator=settings.coordinator,
+            as_json=as_json,
+            progress=progress,
+            bring_sources=bring_sources,
+            request_id=request_id,
+        )
+    raise typer.Exit(code)

@@ -1,0 +1,228 @@
+"""What ``slipway export`` does: sources into the store, the export carried out and watched, the result delivered."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC
+from pathlib import Path
+
+import pydantic
+
+from slipway.artifacts import Artifacts
+from slipway.cli.connection import artifacts_at
+from slipway.cli.export.preparing import Prepared, name_sources, store_found
+from slipway.cli.progress.display import Display
+from slipway.client import Client
+from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
+from slipway.errors import ArtifactError, ModelExportError
+from slipway.export_sources.found import Sources, find_sources, reading
+from slipway.export_sources.naming import sources_to_import
+from slipway.observability.telemetry import span
+from slipway.planning.plan import plan
+from slipway.planning.preflight import Verdict, preflight
+from slipway.results.delivery import check_target, deliver, lineage
+from slipway.results.outcome import VALIDATION, delivered_formats, export_id, export_result
+from slipway.results.report import write_report
+from slipway.results.result import ExportResult
+from slipway.settings import Settings
+from slipway.sources import SourceFolders
+from slipway.validation.findings import ValidationReport
+from slipway_protos.v1 import export_pb2 as pb
+
+_log = logging.getLogger("slipway.export")
+_ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
+_LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
+
+
+@dataclass
+class ExportJob:
+    """One run of ``slipway export``.
+
+    Attributes:
+        loaded: The configuration and what was odd about it.
+        settings: Of this machine.
+        coordinator: ``HOST:PORT``; empty runs everything inside this process.
+        display: Where progress goes; entered already.
+        bring_sources: Send sources from buckets and the hub, too, instead of having a worker import them.
+        request_id: Name of the request to the coordinator.
+    """
+
+    loaded: LoadedConfiguration
+    settings: Settings
+    coordinator: str
+    display: Display
+    bring_sources: bool = False
+    request_id: str = ""
+
+    def run(self) -> ExportResult:
+        """Do it.
+
+        Raises:
+            ModelExportError: Whatever prevents an answer; an export that failed is an answer.
+        """
+        configuration = self.configuration
+        attributes = {"slipway.checkpoint": configuration.checkpoint.path}
+        with ExitStack() as stack:
+            stack.enter_context(span("export", attributes=attributes))
+            store = stack.enter_context(artifacts_at(self.coordinator, self.settings))
+            folders = stack.enter_context(SourceFolders(self.settings, store))
+            prepared = self._prepare(folders, store)
+            warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
+            self.display.note("starting")
+            client = stack.enter_context(self._client(prepared.identity))
+            export = self._carry_out(client, prepared)
+            try:
+                return self._deliver(export, store, warnings)
+            except ModelExportError as error:
+                if error.reason not in _LOST:
+                    raise
+                _log.warning(f"{error.message}: making it again")
+            client.delete_export(export.name)
+            return self._deliver(self._carry_out(client, prepared), store, warnings)
+
+    def _prepare(self, folders: SourceFolders, store: Artifacts) -> Prepared:
+        """Put the sources into the store, or leave those to a worker that it can import."""
+        configuration, request_id = self.configuration, self.request_id
+        imports = sources_to_import(configuration) if self.coordinator and not self.bring_sources else {}
+        if imports:
+            named = name_sources(configuration, imports, folders, store, request_id=request_id, on_bytes=self._reading)
+            self.display.title(named.title)
+            self._warn(named.warnings)
+            return named
+        sources = find_sources(configuration, folders, origins=self.loaded.origins)
+        self.display.title(sources.title)
+        warnings = (*sources.warnings, *self._preflight(sources))
+        self._warn(warnings)
+        stored = store_found(configuration, sources, store, request_id=request_id, on_bytes=self._reading)
+        return replace(stored, warnings=warnings)
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for warning in dict.fromkeys((*self.loaded.warnings, *warnings)):
+            _log.warning(warning)
+
+    def _preflight(self, sources: Sources) -> list[str]:
+        """What speaks against the export before it starts, as warnings.
+
+        Raises:
+            ModelExportError: It cannot come to anything.
+        """
+        checked = preflight(
+            plan(self.configuration, sources.files(), source_formats=sources.formats),
+            base=sources.base,
+            home=self.settings.home,
+            output=Path(self.configuration.output.directory),
+            here=not self.coordinator,
+        )
+        error = checked.error()
+        if error is not None:
+            raise error
+        self.display.expect(checked.task_bytes or {})
+        return [str(finding) for finding in checked.findings if finding.verdict is Verdict.WARNING]
+
+    @property
+    def configuration(self) -> ExportConfiguration:
+        """The settings of the export."""
+        return self.loaded.configuration
+
+    @contextlib.contextmanager
+    def _client(self, identity: str) -> Iterator[Client]:
+        """A client of the coordinator, or of one inside this process."""
+        if self.coordinator:
+            with Client(self.coordinator, security=self.settings.security, project=self.settings.project) as client:
+                yield client
+            return
+        from slipway.embedded.coordinator import Embedded
+
+        with Embedded(self.settings, identity) as embedded:
+            yield embedded.client
+
+    def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
+        """Create the export, or go on with the one that is there, and watch it to its end."""
+        export = client.create_export(
+            self.configuration,
+            sources=prepared.digests,
+            labels=prepared.labels,
+            export_id=prepared.identity,
+            source_formats=prepared.formats,
+            request_id=prepared.request_id,
+        )
+        self._check_target(export)
+        if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
+            export = client.retry_export(export.name)
+        self.display.note("")
+        self.display.event(pb.ExportEvent(export=export))
+        try:
+            return self._watch(client, export)
+        except KeyboardInterrupt:
+            if self.coordinator:
+                with contextlib.suppress(ModelExportError):
+                    client.cancel_export(export.name)
+            raise
+
+    def _watch(self, client: Client, export: pb.Export) -> pb.Export:
+        if export.state in _ENDED:
+            return export
+        for event in client.watch_export(export.name):
+            self.display.event(event)
+            if event.WhichOneof("event") == "export":
+                named, export = bool(export.labels.get("model_name")), event.export
+                if not named:
+                    self._check_target(export)
+                if export.state in _ENDED:
+                    break
+        return export if export.state in _ENDED else client.get_export(export.name)
+
+    def _deliver(self, export: pb.Export, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult:
+        validation = _validation(export, store)
+        if not delivered_formats(export):
+            return export_result(export, store=store, validation=validation, warnings=warnings)
+        target = self._target(export)
+        result = export_result(export, store=store, validation=validation, output_directory=target, warnings=warnings)
+        self.display.note(f"delivering to {target}")
+
+        def describe(folder: Path) -> None:
+            write_report(folder, result=result, validation=validation, lineage=lineage(export))
+
+        deliver(export, target, store=store, describe=describe)
+        return result
+
+    def _check_target(self, export: pb.Export) -> None:
+        """See that the output may be written as soon as its name is known: a worker may have to find out."""
+        if export.labels.get("model_name"):
+            check_target(self._target(export), export_id(export))
+
+    def _target(self, export: pb.Export) -> Path:
+        """The output directory. Its timestamp is the export's creation, so that a resumed export finds it again."""
+        output = self.configuration.output
+        values = {
+            "model_name": export.labels["model_name"],
+            "checkpoint": export.labels["checkpoint"],
+            "export_id": export.name.rpartition("/")[2],
+            "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
+        }
+        return Path(output.directory) / render_name(output.naming_pattern, values)
+
+    def _reading(self, name: str, done: int, total: int) -> None:
+        self.display.note(reading(name, done, total))
+
+
+def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
+    """What validation found, if it ran."""
+    digest = export.outputs.get(VALIDATION, "")
+    if not digest:
+        return None
+    with tempfile.TemporaryDirectory(prefix="slipway-validation-") as scratch:
+        folder = store.fetch(digest, Path(scratch) / VALIDATION)
+        try:
+            return ValidationReport.read(folder)
+        except (OSError, pydantic.ValidationError) as error:
+            raise ArtifactError(
+                f"the stored validation report {digest} was written by another version of Slipway",
+                reason="ARTIFACT_INVALID",
+                remedy="use a new SLIPWAY_HOME, or remove it from the store: slipway cache gc --older-than 0s",
+            ) from error

@@ -1,0 +1,182 @@
+"""``slipway export --plan``: what would be done, whether this machine can, and the settings that ask for it; nothing is run or written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import RenderableType
+from rich.text import Text
+
+from slipway.base_match import BaseMatchStatus
+from slipway.cli.connection import artifacts_at
+from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
+from slipway.cli.terminal.console import print_json, show, size, unbroken
+from slipway.configuration import ExportConfiguration, LoadedConfiguration
+from slipway.errors import REASONS, ModelExportError
+from slipway.export_sources.found import Sources, find_sources
+from slipway.planning.plan import PlannedTask, more_adapters, plan
+from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
+from slipway.settings import Settings
+from slipway.sources import SourceFolders
+
+_VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
+
+
+def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool) -> int:
+    """Print what an export would do; answers the exit code, that of the first check that rules it out."""
+    sources, checked, tasks = examine(loaded, settings, here=not coordinator)
+    if as_json:
+        print_json(_document(loaded, sources, checked, tasks))
+    else:
+        show(*_tables(loaded, sources, checked, tasks))
+    error = checked.error()
+    return REASONS[error.reason].category.exit_code if error else 0
+
+
+def examine(
+    loaded: LoadedConfiguration, settings: Settings, *, here: bool
+) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
+    """Sources (None when they are not usable), preflight and task graph of a configuration."""
+    configuration = loaded.configuration
+    names = {"base", "adapter", *more_adapters(configuration)}
+    if configuration.validation.heldout:
+        names.add("heldout")
+    tasks = plan(configuration, names)
+    try:
+        with contextlib.ExitStack() as stack:
+            store = None if here else stack.enter_context(artifacts_at(settings.coordinator, settings))
+            folders = stack.enter_context(SourceFolders(settings, store))
+            sources = find_sources(configuration, folders, origins=loaded.origins)
+            tasks = plan(configuration, names, source_formats=sources.formats)
+            checked = preflight(
+                tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
+            )
+            checked = replace(checked, findings=(*_base(sources, configuration), *checked.findings))
+    except ModelExportError as error:
+        finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
+        return None, Preflight((finding,)), tasks
+    return sources, checked, tasks
+
+
+def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
+    """What files tell of the base model, and what is missing to know more; a base taken on trust is among the warnings."""
+    found, validation = sources.base_match, configuration.validation
+    match found.status:
+        case BaseMatchStatus.TRUSTED:
+            return []
+        case BaseMatchStatus.CONFIRMED:
+            return [Finding("base model", Verdict.OK, found.reason)]
+    if validation.enabled and validation.compare_outputs and sources.heldout is not None:
+        return [Finding("base model", Verdict.OK, f"{found.reason}; validation judges it by the held-out text")]
+    remedy = "validation can judge it by held-out text: set validation.heldout"
+    return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
+
+
+def _document(
+    loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
+) -> dict[str, Any]:
+    return {
+        "configuration": loaded.configuration.model_dump(mode="json"),
+        "origins": dict(loaded.origins),
+        "warnings": [*loaded.warnings, *(sources.warnings if sources else ())],
+        "sources": None
+        if sources is None
+        else {
+            "base": sources.folders.show(str(sources.base)),
+            "checkpoint": sources.folders.show(str(sources.checkpoint.path)),
+            "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
+        },
+        "base_match": sources.base_match.model_dump(mode="json") if sources else None,
+        "tasks": [asdict(task) for task in tasks],
+        "preflight": checked.to_json(),
+    }
+
+
+def _tables(
+    loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
+) -> list[RenderableType]:
+    """What, how, whether it can be done here, and which settings ask for it."""
+    parts: list[RenderableType] = []
+    if sources:
+        parts += [Text(sources.title, style="bold"), *_folders(sources), Text()]
+    tables = (_graph(tasks, checked), _preflight(checked), _settings(loaded))
+    graph, checks, settings = tables
+    parts += [graph, Text(), checks, Text()]
+    warnings = dict.fromkeys((*loaded.warnings, *(sources.warnings if sources else ())))
+    parts += [Prose("warning ", "yellow", warning) for warning in warnings]
+    parts += [Text()] if warnings else []
+    others = len(loaded.origins) - settings.row_count
+    rest = Text(f"{others} settings have their defaults; --json shows them all", style="dim")
+    return [*parts, *([settings] if settings.row_count else []), rest, SharedHint(*tables)]
+
+
+def _folders(sources: Sources) -> list[Text]:
+    """What was chosen: the newest whole checkpoint, and where a base model's name led."""
+    found = {"checkpoint": sources.checkpoint.path, "base": sources.base, "heldout": sources.heldout}
+    show_path = sources.folders.show
+    return [unbroken(f"{name:<11}", show_path(str(path)), style="dim") for name, path in found.items() if path]
+
+
+def _settings(loaded: LoadedConfiguration) -> FittedTable:
+    """The settings that somebody set."""
+    origins = Column("from", rank=1, wrap=True, style="dim")
+    table = FittedTable(Column("setting"), Column("value", wrap=True), origins, hint="")
+    for key, origin in sorted(loaded.origins.items()):
+        if origin == "default":
+            continue
+        value: Any = loaded.configuration
+        for part in key.split("."):
+            value = getattr(value, part)
+        table.add_row(key, _shown(value), origin)
+    return table
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    if hasattr(value, "opt"):
+        return f"[{value.min}, {value.opt}, {value.max}]"
+    if isinstance(value, BaseModel):
+        return _shown(value.model_dump(exclude_none=True))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_shown(each)}" for key, each in value.items()) or "none"
+    return "–" if value in (None, "") else str(value)
+
+
+def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
+    table = FittedTable(
+        Column("task"),
+        Column("delivers", rank=1),
+        Column("size", rank=2, right=True),
+        Column("from", rank=3, wrap=True),
+        Column("parameters", rank=4, wrap=True),
+        hint="",
+    )
+    for task in tasks:
+        inputs = ", ".join(dict.fromkeys(source.partition(":")[2].partition("/")[0] for source in task.inputs.values()))
+        params = " ".join(f"{name}={_param(value)}" for name, value in task.params.items())
+        made = (checked.task_bytes or {}).get(task.id, 0)
+        table.add_row(task.id, task.format, f"≤ {size(made)}" if made else "", inputs, params)
+    return table
+
+
+def _param(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(str(part) for part in value.values())
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _preflight(checked: Preflight) -> FittedTable:
+    table = FittedTable(Column("preflight"), Column("", width=7), Column("found", wrap=True), hint="")
+    for finding in checked.findings:
+        verdict = Text(finding.verdict.value, style=_VERDICTS[finding.verdict])
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        table.add_row(finding.check, verdict, Text.assemble(finding.message, (remedy, "cyan")))
+    return table

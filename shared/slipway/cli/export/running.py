@@ -1,0 +1,49 @@
+"""Running an export for the command line: logs, traces, progress, the job, the answer."""
+
+from __future__ import annotations
+
+from slipway.cli.export.job import ExportJob
+from slipway.cli.export.summary import summary
+from slipway.cli.progress.display import showing
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.terminal.console import print_json, show
+from slipway.configuration import LoadedConfiguration
+from slipway.errors import REASONS
+from slipway.observability.telemetry import tracing
+from slipway.results.result import ExportResult
+from slipway.settings import Settings
+
+
+def run_export(
+    loaded: LoadedConfiguration,
+    settings: Settings,
+    *,
+    coordinator: str,
+    as_json: bool,
+    progress: ProgressForm,
+    bring_sources: bool = False,
+    request_id: str = "",
+) -> int:
+    """Carry the export out and print its result; answers the exit code."""
+    level = loaded.configuration.log.level
+    with tracing(settings), showing(progress, level=level, resuming=True) as display:
+        result = ExportJob(
+            loaded,
+            settings,
+            coordinator=coordinator,
+            display=display,
+            bring_sources=bring_sources,
+            request_id=request_id,
+        ).run()
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        show(summary(result))
+    return exit_code(result)
+
+
+def exit_code(result: ExportResult) -> int:
+    """0, or the code of the reason for which the export is no success."""
+    if result.success:
+        return 0
+    return REASONS[result.reason].category.exit_code if result.reason in REASONS else 1

@@ -1,0 +1,95 @@
+"""The result as a table, with warnings, recoveries and the error below it."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from slipway.cli.export import measured
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
+from slipway.cli.terminal.console import size, unbroken
+from slipway.results.report.figures import MISSING
+from slipway.results.result import ExportResult, FailedFormat, FormatResult
+
+_COLUMNS = (
+    Column("format", style="bold"),
+    Column("state"),
+    Column("size", rank=1, right=True),
+    Column("smaller by", rank=3, right=True),
+    *measured.COLUMNS,
+    Column("merged", rank=9, right=True),
+)
+_REASON = Column("reason", rank=2)
+
+
+def summary(result: ExportResult) -> RenderableType:
+    """What was made, how good it is, and where it is."""
+    parts: list[RenderableType] = []
+    if result.formats or result.failed:
+        parts += [_formats(result), Text()]
+    parts += _base(result)
+    told = result.base_match.reason if result.base_match else ""
+    parts += [Prose("warning ", "yellow", warning) for warning in result.warnings if warning != told]
+    parts += [
+        Prose("recovered ", "yellow", f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
+        for attempt in result.attempts
+        if attempt.rule
+    ]
+    parts += [
+        Prose("not made ", "red", f"{name}: {failed.error_message}")
+        for name, failed in result.failed.items()
+        if failed.error_message and failed.error_message not in result.error_message
+    ]
+    if result.error_message:
+        parts.append(Prose("error ", "bold red", Text.assemble((f"[{result.reason}] ", "red"), result.error_message)))
+    if result.output_directory:
+        parts.append(unbroken("output  ", result.output_directory))
+    if result.validation_report_path:
+        parts.append(unbroken("report  ", result.validation_report_path))
+    return Group(*parts)
+
+
+def _base(result: ExportResult) -> list[RenderableType]:
+    """The verdict on the base model."""
+    if result.base_match is None or not result.formats:
+        return []
+    found = result.base_match
+    styles = ("green", "") if found.verdict == "green" else ("bold yellow", "yellow")
+    return [Prose(f"{found.headline.lower()}: ", styles[0], Text(found.reason, style=styles[1]))]
+
+
+def _formats(result: ExportResult) -> FittedTable:
+    """A row for each format that was asked for, made or not, in the plan's order."""
+    reasons = {name: _reason(result, name) for name in _names(result)}
+    with_reasons = any(reasons.values())
+    table = FittedTable(*_COLUMNS, *([_REASON] if with_reasons else []))
+    for name, reason in reasons.items():
+        entry = result.formats.get(name)
+        cells = _figures(result, entry) if entry else _missing(result.failed[name])
+        table.add_row(name, *cells, *([reason] if with_reasons else []))
+    return table
+
+
+def _names(result: ExportResult) -> list[str]:
+    known = dict.fromkeys((*result.requested, *result.formats, *result.failed))
+    return [name for name in known if name in result.formats or name in result.failed]
+
+
+def _reason(result: ExportResult, name: str) -> str:
+    if name in result.formats:
+        return "VALIDATION_FAILED" if result.formats[name].status == "failed" else ""
+    return result.failed[name].reason
+
+
+def _missing(failed: FailedFormat) -> tuple[RenderableType, ...]:
+    return (measured.state(failed.state), *[MISSING] * (len(_COLUMNS) - 2))
+
+
+def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType, ...]:
+    return (
+        measured.state(entry.status),
+        size(entry.size_bytes),
+        measured.shown(entry.reduction_percent, "{:.0f} %"),
+        *measured.cells(entry),
+        size(result.original_size_bytes) if result.original_size_bytes else MISSING,
+    )

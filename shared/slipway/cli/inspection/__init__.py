@@ -1,0 +1,1 @@
+"""``slipway doctor`` and ``slipway checkpoints``."""

@@ -1,0 +1,1 @@
+"""Progress on standard error, in every form."""

@@ -1,0 +1,250 @@
+"""Progress on standard error: a live table on a terminal, lines for people or JSON lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.progress.lines import JsonLines, Lines, PlainLines
+from slipway.cli.progress.overall import Overall
+from slipway.cli.progress.rows import Rows
+from slipway.cli.progress.table import progress_table
+from slipway.cli.terminal.console import errors
+from slipway.observability.logs import command_logs, json_handler, plain_handler, terminal_handler
+from slipway_protos.v1 import export_pb2 as pb
+
+_log = logging.getLogger("slipway.task")
+
+
+class Display(Protocol):
+    """Something that shows an export's events while it is entered."""
+
+    def __enter__(self) -> Self:
+        """Start to show."""
+        ...
+
+    def __exit__(self, *exc: object) -> None:
+        """Stop to show."""
+        ...
+
+    def title(self, text: str) -> None:
+        """Say first what is done."""
+        ...
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Take the estimated size of what each task makes, for the time left."""
+        ...
+
+    def event(self, event: pb.ExportEvent) -> None:
+        """Show one event."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Say what is going on outside of any task, such as reading the sources."""
+        ...
+
+
+@contextmanager
+def showing(form: ProgressForm, *, level: str, resuming: bool = False, transient: bool = False) -> Iterator[Display]:
+    """The display of a form, entered, and logs in the same form.
+
+    Args:
+        form: ``auto`` is the live table on a terminal, and plain lines elsewhere.
+        level: Least severe messages that are logged; nothing but errors without progress.
+        resuming: As in :class:`~slipway.cli.progress.rows.Rows`.
+        transient: Whether the live table goes at the end, for who shows all of it once more; not if an error ends it.
+    """
+    display: Display
+    handler: logging.Handler
+    match form:
+        case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR makes no terminal
+            display, handler = LiveDisplay(errors, resuming=resuming, transient=transient), terminal_handler(errors)
+        case ProgressForm.JSON:
+            display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
+        case ProgressForm.NONE:
+            display, handler, level = NoDisplay(), plain_handler(sys.stderr), "error"
+        case _:
+            display, handler = LineDisplay(PlainLines(sys.stderr), resuming=resuming), plain_handler(sys.stderr)
+    with command_logs(level, handler), display:
+        yield display
+
+
+class _TaskLog:
+    """Hands the log lines of tasks to the log; a warning that was said is not said again by another attempt or task."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def take(self, event: pb.ExportEvent) -> None:
+        """Pass on the line of an event, if it has one."""
+        if event.WhichOneof("event") != "log":
+            return
+        line = event.log
+        level = logging.getLevelNamesMapping().get(line.level.upper(), logging.INFO)
+        if level >= logging.WARNING:
+            if line.message in self._said:
+                return
+            self._said.add(line.message)
+        _log.log(level, "%s: %s", line.task, line.message, extra={"task": line.task})
+
+
+class LiveDisplay:
+    """One row per task and a bar for the whole, redrawn in place; log lines appear above."""
+
+    def __init__(self, console: Console, *, resuming: bool = False, transient: bool = False) -> None:
+        self._console = console
+        self._rows = Rows(resuming=resuming)
+        self._overall = Overall()
+        self._task_log = _TaskLog()
+        self._note = ""
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=transient)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._note = ""
+        self._live.transient = self._live.transient and exc[0] is None
+        self._live.refresh()
+        self._live.__exit__(None, None, None)
+
+    def title(self, text: str) -> None:
+        """Print it above the table."""
+        self._console.print(Text(text, style="bold"))
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Weight the tasks by what they make."""
+        self._overall.task_bytes = task_bytes
+
+    def event(self, event: pb.ExportEvent) -> None:
+        """Take an event; the table is redrawn by itself."""
+        self._rows.take(event)
+        self._overall.look(self._rows)
+        self._task_log.take(event)
+
+    def note(self, message: str) -> None:
+        """Show a line below the table."""
+        self._note = message
+
+    def _render(self) -> RenderableType:
+        return progress_table(self._rows, now=time.time(), note=self._note, overall=self._overall)
+
+
+class LineDisplay:
+    """A line for each change of a task, and for progress one now and then.
+
+    Args:
+        lines: Writes them, in its form.
+        resuming: As in :class:`~slipway.cli.progress.rows.Rows`.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(self, lines: Lines, *, resuming: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
+        self._rows = Rows(resuming=resuming)
+        self._overall = Overall(clock=clock)
+        self._task_log = _TaskLog()
+        self._pace = Pace(clock)
+        self._state = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def title(self, text: str) -> None:
+        """Write it as the first line."""
+        self._lines.title(text)
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Weight the tasks by what they make."""
+        self._overall.task_bytes = task_bytes
+
+    def event(self, event: pb.ExportEvent) -> None:
+        """Write what an event changes."""
+        changed = self._rows.take(event)
+        self._overall.look(self._rows)
+        if self._rows.state != self._state:
+            self._state = self._rows.state
+            self._lines.export(self._state)
+        for row in changed:
+            said = self._lines.task(row)
+            if said and row.state == "running":
+                self._pace.due((row.task, row.attempt), "", None)
+        if event.WhichOneof("event") == "progress":
+            row = self._rows.tasks[event.progress.task]
+            part = row.done / row.total if row.total else None
+            if self._pace.due((row.task, row.attempt), row.phase, part):
+                self._lines.progress(row, self._overall)
+        self._task_log.take(event)
+
+    def note(self, message: str) -> None:
+        """Write a line, unless one about the same was written just now or there is nothing to say."""
+        about = message.partition(":")[0]
+        if message and self._pace.due(about, about, None):
+            self._lines.note(message)
+
+
+class Pace:
+    """Says when another line of progress is due: rarely, so that a long run leaves a log that can be read.
+
+    Args:
+        clock: Seconds, from any beginning.
+    """
+
+    SECONDS = 10.0
+    """Between two lines about one task that came a step further meanwhile: another phase, or a tenth of this one."""
+    STEP = 0.1
+    SLOW_SECONDS = 60.0
+    """The same for one that did not."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said: dict[object, tuple[float, str, float | None]] = {}
+
+    def due(self, about: object, phase: str, part: float | None) -> bool:
+        """Whether a line may be written now; True counts as written."""
+        now = self._clock()
+        if about in self._said:
+            then, before, so_far = self._said[about]
+            if now - then < self._wait(phase != before, part, so_far):
+                return False
+        self._said[about] = (now, phase, part)
+        return True
+
+    def _wait(self, other_phase: bool, part: float | None, so_far: float | None) -> float:
+        further = part is not None and part - (so_far or 0.0) >= self.STEP
+        return self.SECONDS if other_phase or further else self.SLOW_SECONDS
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def title(self, text: str) -> None:
+        """Leave it out."""
+
+    def expect(self, task_bytes: Mapping[str, int]) -> None:
+        """Leave it out."""
+
+    def event(self, event: pb.ExportEvent) -> None:
+        """Leave it out."""
+
+    def note(self, message: str) -> None:
+        """Leave it out."""

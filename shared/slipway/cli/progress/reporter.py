@@ -1,0 +1,56 @@
+"""Progress of one stage that runs outside of any export."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from slipway.cli.progress.display import Display
+from slipway.errors import Failure, ModelExportError
+from slipway.rpc.wire import status_of
+from slipway.stage import Progress
+from slipway.worker.leased import log_line, progress_message
+from slipway_protos.v1 import export_pb2 as pb
+
+
+class StageReporter:
+    """Progress of one stage that runs outside of any export.
+
+    Args:
+        name: Of the stage.
+        display: Entered already.
+    """
+
+    def __init__(self, name: str, display: Display) -> None:
+        self._name = name
+        self._display = display
+
+    def __enter__(self) -> Self:
+        self._export(pb.TASK_STATE_RUNNING)
+        return self
+
+    def __exit__(self, kind: object, error: object, *rest: object) -> None:
+        failure = error.failure() if isinstance(error, ModelExportError) else None
+        self._export(pb.TASK_STATE_FAILED if kind else pb.TASK_STATE_SUCCEEDED, failure)
+
+    def progress(self, progress: Progress, memory_bytes: int) -> None:
+        """Show a stage's progress."""
+        report = progress_message(progress, memory_bytes)
+        report.task, report.attempt = self._name, 1
+        self._display.event(pb.ExportEvent(progress=report))
+
+    def log(self, level: str, message: str) -> None:
+        """Pass a stage's log line on."""
+        line = log_line(level, message)
+        line.task = self._name
+        self._display.event(pb.ExportEvent(log=line))
+
+    def _export(self, state: pb.TaskState, failure: Failure | None = None) -> None:
+        attempt = pb.Attempt(number=1, state=state, error=None if failure is None else status_of(failure))
+        attempt.start_time.GetCurrentTime()
+        if state != pb.TASK_STATE_RUNNING:
+            attempt.end_time.GetCurrentTime()
+        else:
+            self._started = attempt.start_time
+        attempt.start_time.CopyFrom(self._started)
+        task = pb.Task(id=self._name, stage=self._name, state=state, attempts=[attempt])
+        self._display.event(pb.ExportEvent(export=pb.Export(state=pb.EXPORT_STATE_RUNNING, tasks=[task])))

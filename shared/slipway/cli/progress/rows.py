@@ -1,0 +1,147 @@
+"""What is known of each task while an export runs: the model behind every kind of progress display."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway.rpc.wire import failure_of_status
+from slipway_protos.v1 import export_pb2 as pb
+
+_SMOOTHING = 0.3
+"""Weight of the newest speed; lower is calmer."""
+
+STATES = {number: name.removeprefix("TASK_STATE_").lower() for name, number in pb.TaskState.items()}
+EXPORT_STATES = {number: name.removeprefix("EXPORT_STATE_").lower() for name, number in pb.ExportState.items()}
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+
+@dataclass
+class Row:
+    """One task.
+
+    Attributes:
+        task: Its id.
+        stage: What it runs; empty while unknown.
+        format: What it delivers; empty for nothing.
+        state: As in :data:`STATES`.
+        attempt: Number of the newest attempt; 0 before the first.
+        phase: What is being done.
+        done: Of ``total`` (0 while unknown), counted in ``unit``.
+        memory_bytes: Memory of the stage's processes now; the peak once it ended.
+        started: When the newest attempt started, seconds since the epoch; None before.
+        ended: When it ended; None before.
+        reused: The result was there already.
+        kept: An earlier run of this command made it.
+        reason: Reason of a failure; empty otherwise.
+        rate: Units per second, smoothed; None while unknown.
+    """
+
+    task: str
+    stage: str = ""
+    format: str = ""
+    state: str = "waiting"
+    attempt: int = 0
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    memory_bytes: int = 0
+    started: float | None = None
+    ended: float | None = None
+    reused: bool = False
+    kept: bool = False
+    reason: str = ""
+    rate: float | None = None
+    _measured: tuple[float, int] | None = None
+
+    @property
+    def ended_for_good(self) -> bool:
+        """Whether nothing more comes of it in this run."""
+        return self.state in ENDED or self.state == "skipped"
+
+    def advance(self, phase: str, *, done: int, total: int, unit: str, memory_bytes: int, now: float) -> None:
+        """Take a progress report."""
+        if phase != self.phase or done < self.done:
+            self.rate, self._measured = None, None
+        if self._measured is None:
+            self._measured = (now, done)
+        elif now - self._measured[0] >= 0.2:
+            speed = (done - self._measured[1]) / (now - self._measured[0])
+            self.rate = speed if self.rate is None else self.rate + _SMOOTHING * (speed - self.rate)
+            self._measured = (now, done)
+        self.phase, self.done, self.total, self.unit = phase, done, total, unit
+        self.memory_bytes = memory_bytes or self.memory_bytes
+
+    def remaining_seconds(self) -> float | None:
+        """Time to the end of the phase at its present speed; None while unknown."""
+        if self.state != "running" or not self.rate or not self.total:
+            return None
+        return max(self.total - self.done, 0) / self.rate
+
+    def elapsed_seconds(self, now: float) -> float | None:
+        """Time since the newest attempt started; None before."""
+        return None if self.started is None else max((self.ended or now) - self.started, 0.0)
+
+
+@dataclass
+class Rows:
+    """All tasks of an export, in the plan's order, fed with events.
+
+    Attributes:
+        clock: Seconds since the epoch.
+        resuming: The first look is that of a command that may go on with what an earlier run of it began.
+        state: Of the export, as in :data:`EXPORT_STATES`.
+        tasks: Rows by task id.
+    """
+
+    clock: Callable[[], float] = time.time
+    resuming: bool = False
+    state: str = ""
+    tasks: dict[str, Row] = field(default_factory=dict)
+
+    def take(self, event: pb.ExportEvent) -> list[Row]:
+        """Take an event; answers the rows whose state changed."""
+        match event.WhichOneof("event"):
+            case "export":
+                first, self.state = not self.state, EXPORT_STATES[event.export.state]
+                changed = [row for task in event.export.tasks if (row := self._task(task)) is not None]
+                for row in changed:
+                    row.kept = row.kept or (self.resuming and first and row.state in ENDED)
+                return changed
+            case "progress":
+                report = event.progress
+                row = self.tasks.setdefault(report.task, Row(report.task, state="running"))
+                row.advance(
+                    report.phase,
+                    done=report.done,
+                    total=report.total,
+                    unit=report.unit,
+                    memory_bytes=report.memory_bytes,
+                    now=self.clock(),
+                )
+        return []
+
+    def _task(self, task: pb.Task) -> Row | None:
+        row = self.tasks.setdefault(task.id, Row(task.id))
+        row.stage, row.format = task.stage, task.format
+        before = (row.state, row.attempt)
+        row.state = STATES[task.state]
+        row.kept = row.kept and row.state in ENDED
+        if task.attempts:
+            attempt = task.attempts[-1]
+            if attempt.number != row.attempt:
+                row.phase, row.done, row.total, row.rate = "", 0, 0, None
+            row.attempt = attempt.number
+            row.started = _seconds(attempt, "start_time")
+            row.ended = _seconds(attempt, "end_time")
+            row.reused = attempt.reused
+            row.memory_bytes = attempt.peak_memory_bytes or row.memory_bytes
+            row.reason = failure_of_status(attempt.error).reason if attempt.HasField("error") else ""
+        return row if (row.state, row.attempt) != before else None
+
+
+def _seconds(message: Any, name: str) -> float | None:
+    return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None

@@ -1,0 +1,1 @@
+"""Commands for the exports of a coordinator."""

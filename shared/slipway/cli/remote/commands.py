@@ -1,0 +1,203 @@
+"""Exports of a coordinator: submit, get, list, watch, cancel, retry, delete."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+import typer
+
+from slipway.cli.connection import Connection, artifacts_at, with_connection
+from slipway.cli.options import (
+    Assignments,
+    BaseModel,
+    BringSources,
+    Checkpoint,
+    Config,
+    Debug,
+    Json,
+    Progress,
+    RequestId,
+)
+from slipway.cli.progress.forms import ProgressForm
+
+_EXPORT = "e-0123456789abcdef01"
+
+_NONE = Connection()
+
+Name = Annotated[str, typer.Argument(metavar="EXPORT", help="Name of the export, or its last part.")]
+Filter = Annotated[
+    str,
+    typer.Option(
+        "--filter",
+        metavar="TEXT",
+        help="Only those it takes, by state, creator, label.NAME, create_time and end_time; see examples.",
+    ),
+]
+Priority = Annotated[
+    int, typer.Option("--priority", min=-100, max=100, help="Of exports that wait, the higher goes first.")
+]
+
+
+@with_connection
+def submit(  # noqa: PLR0917 - typer calls it by name
+    config: Config = None,
+    base_model: BaseModel = None,
+    checkpoint: Checkpoint = None,
+    assignments: Assignments = None,
+    priority: Priority = 0,
+    progress: Progress = ProgressForm.AUTO,
+    request_id: RequestId = "",
+    bring_sources: BringSources = False,
+    connection: Connection = _NONE,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Create an export at a coordinator and return at once."""
+    from slipway.cli.export.command import load_configuration
+    from slipway.cli.export.next_commands import submitted_commands
+    from slipway.cli.export.preparing import name_sources, store_found
+    from slipway.cli.progress.display import showing
+    from slipway.cli.remote.view import answer_export
+    from slipway.cli.terminal.columns import Prose
+    from slipway.cli.terminal.console import errors
+    from slipway.export_sources.found import find_sources, reading
+    from slipway.export_sources.naming import sources_to_import
+    from slipway.sources import SourceFolders
+
+    loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
+    settings = connection.settings()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(connection.client())
+        store = stack.enter_context(artifacts_at(connection.coordinator, settings))
+        folders = stack.enter_context(SourceFolders(settings, store))
+        imports = {} if bring_sources else sources_to_import(loaded.configuration)
+        with showing(progress, level=loaded.configuration.log.level) as display:
+
+            def read(name: str, done: int, total: int) -> None:
+                display.note(reading(name, done, total))
+
+            if imports:
+                prepared = name_sources(
+                    loaded.configuration, imports, folders, store, request_id=request_id, on_bytes=read
+                )
+            else:
+                sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
+                display.title(sources.title)
+                prepared = store_found(loaded.configuration, sources, store, request_id=request_id, on_bytes=read)
+        export = client.create_export(
+            loaded.configuration,
+            sources=prepared.digests,
+            labels=prepared.labels,
+            export_id=prepared.identity,
+            priority=priority,
+            source_formats=prepared.formats,
+            request_id=prepared.request_id,
+        )
+    for warning in dict.fromkeys((*loaded.warnings, *prepared.warnings)):
+        errors.print(Prose("warning ", "yellow", warning))
+    given = {"--base-model": base_model, "--checkpoint": checkpoint, "--request-id": prepared.request_id or None}
+    commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
+    answer_export(export, as_json=as_json, commands=commands)
+
+
+@with_connection
+def get(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Show one export, of a coordinator or of this machine, and how to fetch what it made."""
+    from slipway.cli.export.next_commands import fetch_commands
+    from slipway.cli.remote.view import answer_export
+
+    state = ""
+    if connection.coordinator:
+        with connection.client() as client:
+            found = client.get_export(export)
+    else:
+        from slipway.embedded.local_exports import local_export
+
+        local = local_export(connection.settings(), export)
+        assert local.message is not None
+        found, state = local.message, local.state
+    answer_export(found, as_json=as_json, state=state, commands=fetch_commands(found, connection.options()))
+
+
+@with_connection
+def list_exports(
+    filter: Filter = "",  # noqa: A002 - the field's name everywhere
+    connection: Connection = _NONE,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """List exports, newest first: those of a coordinator, or without one those that ran on this machine."""
+    from slipway.cli.remote.view import answer_exports, answer_local_exports
+
+    if not connection.coordinator:
+        from slipway.embedded.local_exports import local_exports
+
+        answer_local_exports(local_exports(connection.settings(), filter=filter), as_json=as_json)
+        return
+    with connection.client() as client:
+        exports = client.list_exports(filter=filter, page_size=1000, summary=not as_json)
+        answer_exports(list(exports), as_json=as_json)
+
+
+@with_connection
+def watch(
+    export: Name,
+    progress: Progress = ProgressForm.AUTO,
+    connection: Connection = _NONE,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Follow an export to its end; Ctrl-C only stops watching."""
+    from slipway.cli.export.next_commands import fetch_commands
+    from slipway.cli.remote.view import answer_export, exit_code_of, follow
+
+    with connection.client() as client:
+        ended = follow(client, export, progress=progress, level=connection.settings().log_level)
+    answer_export(ended, as_json=as_json, commands=fetch_commands(ended, connection.options()))
+    raise typer.Exit(exit_code_of(ended))
+
+
+@with_connection
+def cancel(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Cancel an export."""
+    from slipway.cli.remote.view import answer_export
+
+    with connection.client() as client:
+        answer_export(client.cancel_export(export), as_json=as_json)
+
+
+@with_connection
+def retry(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Run an ended, unsuccessful export again; finished tasks are kept."""
+    from slipway.cli.remote.view import answer_export
+
+    with connection.client() as client:
+        answer_export(client.retry_export(export), as_json=as_json)
+
+
+@with_connection
+def delete(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Forget an ended export."""
+    from slipway.cli.terminal.console import answers, print_json
+    from slipway.client import export_name
+
+    with connection.client() as client:
+        name = export_name(export, project=client.project)
+        client.delete_export(name)
+    if as_json:
+        print_json({"deleted": name})
+    else:
+        answers.print(f"deleted {name}", highlight=False)
+
+
+COMMANDS = {
+    "submit": (submit, ("slipway submit -c export.yaml --coordinator localhost:7070",)),
+    "get": (get, (f"slipway get {_EXPORT}", f"slipway get projects/research/exports/{_EXPORT} --json")),
+    "list": (list_exports, ("slipway list", "slipway list --filter 'state=running AND label.model_name=qwen3'")),
+    "watch": (watch, (f"slipway watch {_EXPORT}",)),
+    "cancel": (cancel, (f"slipway cancel {_EXPORT}",)),
+    "retry": (retry, (f"slipway retry {_EXPORT}",)),
+    "delete": (delete, (f"slipway delete {_EXPORT}",)),
+}
+"""Commands by name, in the order of the help, with their examples."""

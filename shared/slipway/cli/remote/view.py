@@ -1,0 +1,128 @@
+"""Exports of a coordinator or of this machine, shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from rich.text import Text
+
+from slipway.cli.progress.display import showing
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.progress.rows import EXPORT_STATES, Rows
+from slipway.cli.progress.table import progress_table
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
+from slipway.cli.terminal.console import errors, print_json, show, unbroken
+from slipway.client import Client
+from slipway.embedded.local_exports import LocalExport
+from slipway.export_sources.titles import title
+from slipway.results.outcome import recorded_failure
+from slipway_protos.v1 import export_pb2 as pb
+
+_ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
+
+
+def answer_export(
+    export: pb.Export, *, as_json: bool, state: str = "", commands: Mapping[str, str] | None = None
+) -> None:
+    """Print one export, and for people how to go on.
+
+    Args:
+        export: The export.
+        as_json: As one document.
+        state: Its state, when more is known of it than the message says.
+        commands: What can be done next, by what it is for.
+    """
+    if as_json:
+        print_json(_document(export) | ({"commands": dict(commands)} if commands else {}))
+        return
+    rows = Rows()
+    rows.take(pb.ExportEvent(export=export))
+    what = title(export.labels)
+    by = f", by {export.creator}" if export.creator else ""
+    show(
+        *([Text(what, style="bold")] if what else []),
+        unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}{by}"),
+        progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
+    )
+    failure = recorded_failure(export)
+    if failure is not None:
+        show(Prose("error ", "bold red", Text.assemble((f"[{failure.reason}] ", "red"), str(failure))))
+    say_commands(commands or {})
+
+
+def say_commands(commands: Mapping[str, str]) -> None:
+    """Print commands on standard error, each whole on a line of its own, so that it can be copied."""
+    for purpose, command in commands.items():
+        errors.print(Text(f"{purpose}:", style="dim"))
+        errors.print(unbroken("  ", command), soft_wrap=True)
+
+
+def answer_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
+    """Print several exports of a coordinator."""
+    if as_json:
+        print_json({"exports": [_document(export) for export in exports]})
+        return
+    _table([(export.name.rpartition("/")[2], EXPORT_STATES[export.state], export) for export in exports])
+
+
+def answer_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> None:
+    """Print the exports of this machine; what cannot be read is named with the reason."""
+    if as_json:
+        print_json({"exports": [_local_document(export) for export in exports]})
+        return
+    _table([(export.id, export.state, export.message) for export in exports])
+    problems = [export for export in exports if export.problem]
+    show(*(Prose("unreadable ", "yellow", f"{export.id}: {export.problem}") for export in problems))
+
+
+def _table(exports: Sequence[tuple[str, str, pb.Export | None]]) -> None:
+    creators = any(export is not None and export.creator for _, _, export in exports)
+    table = FittedTable(
+        Column("export"),
+        Column("state"),
+        Column("of", rank=1, wrap=True),
+        Column("created", rank=2),
+        Column("formats", rank=3, wrap=True),
+        *([Column("by", rank=4)] if creators else []),
+    )
+    for name, state, export in exports:
+        if export is None:
+            table.add_row(name, state, "", "", "", *([""] if creators else []))
+            continue
+        created = export.create_time.ToDatetime().isoformat(" ", "seconds")
+        formats = ", ".join(sorted(name for name in export.outputs if name != "validation"))
+        table.add_row(name, state, title(export.labels), created, formats, *([export.creator] if creators else []))
+    if table.row_count:
+        show(table)
+    else:
+        errors.print("no exports")
+
+
+def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> pb.Export:
+    """Show an export's events until it ends; answers it. The live table goes, as the answer has the same."""
+    with showing(progress, level=level, transient=True) as display:
+        display.title(title(client.get_export(name).labels) or name)
+        for event in client.watch_export(name):
+            display.event(event)
+            if event.WhichOneof("event") == "export" and event.export.state in _ENDED:
+                break
+    return client.get_export(name)
+
+
+def exit_code_of(export: pb.Export) -> int:
+    """0, or the code of an ended export's failure; a failed validation is one, as for ``slipway export``."""
+    failure = recorded_failure(export)
+    return 0 if failure is None else failure.exit_code
+
+
+def _document(export: pb.Export) -> dict[str, Any]:
+    return MessageToDict(export, preserving_proto_field_name=True)
+
+
+def _local_document(export: LocalExport) -> dict[str, Any]:
+    message = _document(export.message) if export.message else {"name": export.id}
+    more = {"folder": str(export.folder), "local_state": export.state}
+    return message | more | ({"problem": export.problem} if export.problem else {})

@@ -1,0 +1,1 @@
+"""``slipway stage`` and ``slipway sample``."""

@@ -1,0 +1,110 @@
+"""``slipway stage`` and ``slipway sample``: one stage alone, and a model to try things with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway.cli.options import Debug, Json, Progress, examples
+from slipway.cli.progress.forms import ProgressForm
+
+STAGE_EXAMPLES = examples(
+    "slipway stage merge --help",
+    "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
+    "slipway stage quantize --input model=merged/pytorch --param format=pytorch --param level=int4 --out small",
+)
+SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export.yaml")
+
+
+def _stages(incomplete: str) -> list[str]:
+    """Stages for the shell's completion."""
+    from slipway.registry import stage_names
+
+    return [name for name in stage_names() if name.startswith(incomplete)]
+
+
+def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Parameters of the stage that is named, and the values of those with only so many."""
+    import os
+
+    from slipway.cli import completion
+    from slipway.cli.stages.help import values
+    from slipway.errors import ConfigurationError
+    from slipway.registry import load_stage
+
+    try:
+        model = load_stage(ctx.params.get("name") or next(iter(ctx.args), "")).params
+    except ConfigurationError:
+        return []
+    return completion.assignments(incomplete, tuple(model.model_fields), lambda key: values(model, key), os.environ)
+
+
+def _log_level() -> str:
+    import os
+
+    from slipway.settings import Settings
+
+    return Settings.from_environment(os.environ).log_level
+
+
+def stage(  # noqa: PLR0917 - typer calls it by name
+    name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
+    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=DIR", help="Input folder.")] = None,
+    params: Annotated[
+        list[str] | None,
+        typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.", autocompletion=_parameters),
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0.1, help="Longest run, in seconds.")] = None,
+    progress: Progress = ProgressForm.AUTO,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Run one stage alone on folders, without store or coordinator. slipway stage NAME --help lists what NAME takes."""
+    from slipway.cli.stages.running import parse_pairs, run_stage
+    from slipway.cli.stages.view import figures, read_validation
+    from slipway.cli.terminal.console import answers, print_json
+    from slipway.errors import REASONS
+
+    folders = {key: Path(value) for key, value in parse_pairs(inputs or [], flag="--input").items()}
+    done = run_stage(
+        name,
+        out=out,
+        inputs=folders,
+        params=parse_pairs(params or [], flag="--param"),
+        threads=threads,
+        timeout=timeout,
+        progress=progress,
+        level=_log_level(),
+    )
+    validation = read_validation(done)
+    if as_json:
+        print_json(done if validation is None else {**done, "validation": validation.model_dump(mode="json")})
+    else:
+        for output, folder in done["outputs"].items():
+            answers.print(f"{output}: {folder}", soft_wrap=True, highlight=False)
+        if validation is not None:
+            answers.print(figures(validation))
+    if validation is not None and validation.failed_outputs:
+        raise typer.Exit(REASONS["VALIDATION_FAILED"].category.exit_code)
+
+
+def sample(
+    directory: Annotated[Path, typer.Argument(help="Folder to put the sample in; made if missing.")],
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
+    progress: Progress = ProgressForm.AUTO,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Train a small base model and a LoRA on another text, and save both as a Hugging Face run does."""
+    from slipway.cli.stages.sample_run import run_sample
+    from slipway.cli.terminal.console import answers, print_json
+
+    summary = run_sample(directory, seed=seed, progress=progress, level=_log_level())
+    if as_json:
+        print_json({"directory": str(directory.resolve()), **summary})
+    else:
+        answers.print(f"sample in {directory}; now: slipway export -c {directory / 'export.yaml'}", highlight=False)

@@ -1,0 +1,148 @@
+"""Running one stage for ``slipway stage``: outputs appear in the target only when all of them are there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slipway.cli.progress.display import showing
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.progress.reporter import StageReporter
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.execution.process import Execution, Outcome, execute
+from slipway.execution.runner import check_call
+from slipway.files.json_documents import parse_json
+from slipway.files.links import all_files
+from slipway.files.local_folders import check_local
+from slipway.folders.unfinished import publish, unfinished
+from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.registry import load_stage
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict.
+
+    Raises:
+        ConfigurationError: ``PARAMS_INVALID``.
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(
+                f"{flag} {pair!r} is not NAME=VALUE",
+                reason="PARAMS_INVALID",
+                remedy=f"write {flag} {name or 'NAME'}=VALUE",
+            )
+        found[name] = value
+    return found
+
+
+def run_stage(
+    name: str,
+    *,
+    out: Path,
+    inputs: Mapping[str, Path],
+    params: Mapping[str, str],
+    threads: int = 0,
+    timeout: float | None = None,
+    progress: ProgressForm = ProgressForm.AUTO,
+    level: str = "info",
+) -> dict[str, Any]:
+    """Run a stage and move its outputs to ``out``; answers outputs, facts and peak memory.
+
+    Raises:
+        ConfigurationError: ``STAGE_UNKNOWN``, ``PARAMS_INVALID``, ``INPUT_MISSING``.
+        ArtifactError: ``OUTPUT_EXISTS``, ``FILE_ERROR``.
+        ModelExportError: Whatever the stage fails with.
+    """
+    check_local(out, named_by="--out")
+    stage = load_stage(name)
+    values = {key: _value(text) for key, text in params.items()}
+    check_call(stage, values, inputs)
+    for key, folder in sorted(inputs.items()):
+        if not folder.is_dir():
+            raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
+        for _ in all_files(folder):  # refuses links out of it, and pipes that libraries would wait for
+            pass
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArtifactError(
+            f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
+        )
+    with unfinished(out) as scratch:
+        workdir = scratch / "work"
+        workdir.mkdir()
+        group = ControlGroup()
+        execution = Execution(
+            stage=name,
+            params=values,
+            inputs={key: folder.resolve() for key, folder in inputs.items()},
+            workdir=workdir,
+            threads=threads or usable_cores(group),
+            max_memory_bytes=available_memory(group.memory()) // 2,
+            timeout_seconds=timeout,
+        )
+        with _handlers_kept(), showing(progress, level=level) as display:
+            outcome = asyncio.run(_interruptible(execution, StageReporter(name, display)))
+        return _move(outcome, out, scratch)
+
+
+async def _interruptible(execution: Execution, reporter: StageReporter) -> Outcome:
+    """Run; Ctrl-C and SIGTERM end the child before they end us.
+
+    Raises:
+        ModelExportError: What the stage fails with.
+    """
+    loop = asyncio.get_running_loop()
+    with reporter:
+        running = asyncio.ensure_future(execute(execution, on_progress=reporter.progress, on_log=reporter.log))
+        for number in _SIGNALS:
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not the main thread
+                loop.add_signal_handler(number, running.cancel)
+        try:
+            outcome = await running
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        if outcome.failure is not None:
+            raise outcome.failure.error()
+        return outcome
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Put the signal handlers back that were there before: a loop that ends sets Python's defaults instead."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):  # not the main thread, where nothing was changed
+                signal.signal(number, handler)
+
+
+def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
+    ready = scratch / "ready"
+    ready.mkdir()
+    for name, folder in sorted(outcome.outputs.items()):
+        shutil.move(folder, ready / name)
+    publish(ready, out)
+    return {
+        "outputs": {name: str((out / name).resolve()) for name in sorted(outcome.outputs)},
+        "facts": outcome.facts,
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+    }
+
+
+def _value(text: str) -> Any:
+    """A parameter's value: JSON where it is JSON, otherwise the text itself."""
+    try:
+        return parse_json(text.encode())
+    except ValueError:
+        return text

@@ -1,0 +1,43 @@
+"""What ``slipway stage`` shows of a stage's result: its folders, and the figures of a validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from slipway.cli.export import measured
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
+from slipway.results.outcome import format_result
+from slipway.validation.findings import FILE_NAME, ValidationReport
+
+_COLUMNS = (
+    Column("output", style="bold"),
+    Column("validation"),
+    Column("perplexity", rank=5, right=True),
+    *measured.COLUMNS,
+)
+
+
+def read_validation(done: dict[str, Any]) -> ValidationReport | None:
+    """The report among a stage's outputs; None where the stage does not validate."""
+    folder = done["outputs"].get("validation")
+    file = Path(folder) / FILE_NAME if folder else None
+    return ValidationReport.read(file.parent) if file is not None and file.is_file() else None
+
+
+def figures(report: ValidationReport) -> RenderableType:
+    """What was measured of each output, one row each, and below it why one failed or was not run."""
+    table = FittedTable(*_COLUMNS)
+    for output in report.outputs:
+        entry = format_result(size_bytes=output.size_bytes, found=output)
+        perplexity = measured.shown(output.perplexity, "{:.2f}")
+        table.add_row(output.name, measured.state(entry.status), perplexity, *measured.cells(entry))
+    reasons = [
+        Prose(f"{output.name}: ", "bold", said)
+        for output in report.outputs
+        if (said := output.explanation or output.status_reason)
+    ]
+    warnings = [Prose("warning ", "yellow", warning) for warning in report.warnings]
+    return Group(table, *reasons, *warnings)

@@ -1,0 +1,1 @@
+"""Writing to a terminal, a pipe or a file."""

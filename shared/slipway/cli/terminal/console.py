@@ -1,0 +1,79 @@
+"""Where output goes: answers to standard output, everything else to standard error. ``NO_COLOR`` is honoured by rich.
+
+Whatever is shown is cleaned here: names, labels and messages are other people's, and a terminal would obey what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from slipway.cli.terminal.encoding import is_utf8
+from slipway.texts import escaped_json, printable
+
+_UNLIMITED = 100_000
+"""Columns of a pipe or file, which has no width: nothing wraps there, and nothing is dropped."""
+
+
+def _width() -> int | None:
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNLIMITED
+
+
+class CleanConsole(Console):
+    """A console that writes no control sequence but its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render anything; what a terminal would obey, or what hides from a reader, is replaced in its texts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+# Nor is anything in a text markup: a folder may be called "[/red]" or ":key:".
+errors = CleanConsole(stderr=True, markup=False, emoji=False)
+answers = CleanConsole(width=_width(), markup=False, emoji=False)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print an answer; a part made by :func:`unbroken` may run over the edge."""
+    answers.print(Group(*parts), crop=False)
+
+
+def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
+    """A line that stays whole however long it is, because it is there to be copied: a path, or a command."""
+    return Text.assemble((label, style), text, no_wrap=True, overflow="ignore")
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document, the only thing on standard output."""
+    from slipway.observability.secrets import redact
+
+    text = json.dumps(document, indent=2, ensure_ascii=not is_utf8(sys.stdout), allow_nan=False)
+    sys.stdout.write(escaped_json(redact(text)) + "\n")
+    sys.stdout.flush()
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``1.4 GB`` (powers of 1000, as disks and downloads are labelled)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``4.2 s``, ``3:05``, ``2:03:05``; ``5 d`` for what is longer than two days."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,162 @@
+"""The coordinator and one worker inside this process: what ``slipway export`` runs when no coordinator is named.
+
+It is the same coordinator and the same worker as on a cluster, over a private unix socket. Each export has a state file and
+lock of its own, so the same command again goes on where it stopped, and different exports run side by side over one store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import threading
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from slipway.artifacts.opening import open_store
+from slipway.client import Client
+from slipway.errors import ServiceError
+from slipway.execution.runner import TaskRunner
+from slipway.machine.out_of_memory import check_address_space
+from slipway.registry import stage_names
+from slipway.settings import Settings
+from slipway.worker import Worker, WorkerOptions
+from slipway.worker.machine import probe
+
+if TYPE_CHECKING:
+    from slipway_coordinator.server import CoordinatorServer
+
+log = logging.getLogger("slipway.embedded")
+
+_LONGEST_SOCKET_PATH = 100  # of 107 bytes that the kernel takes
+_STOP_SECONDS = 10.0
+
+
+class Embedded:
+    """A coordinator and a worker for one export, from entering to leaving the context.
+
+    Leaving ends whatever still runs, within a few seconds; entering again goes on with it.
+
+    Args:
+        settings: Where state, store and scratch lie.
+        export_id: Names the state; the same id is the same export.
+        stages: Stages the worker takes; all that are installed by default.
+
+    Raises:
+        ServiceError: On entering; reason ``COORDINATOR_LOCKED`` while another process runs the same export, ``STATE_SCHEMA``
+            when its state is damaged.
+        StageError: ``OUT_OF_MEMORY`` when it does not fit into the address space of this process.
+    """
+
+    def __init__(self, settings: Settings, export_id: str, *, stages: tuple[str, ...] | None = None) -> None:
+        self._settings = settings
+        self._folder = settings.exports_path / export_id
+        self._stages = stage_names() if stages is None else stages
+        self._stack = ExitStack()
+        self._stop: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self.client: Client
+
+    def __enter__(self) -> Self:
+        import sqlalchemy as sa
+
+        from slipway_coordinator.leadership.file_lock import FileLock, holding
+
+        # Whoever may enter the folder may command the coordinator in it.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_address_space()
+        with ExitStack() as stack:
+            stack.enter_context(holding(FileLock(self._folder / "state.db")))
+            address = f"unix:{quote(str(self._socket(stack)))}"
+            started: Future[None] = Future()
+            thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
+            thread.start()
+            stack.callback(self._end, thread)
+            try:
+                started.result()
+            except sa.exc.DatabaseError as error:
+                if type(error) is not sa.exc.DatabaseError:  # of those that are about the file's content
+                    raise
+                raise self._damaged(error) from error
+            self.client = stack.enter_context(Client(address))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _socket(self, stack: ExitStack) -> Path:
+        path = self._folder / "socket"
+        if len(str(path).encode()) > _LONGEST_SOCKET_PATH:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slipway-"))) / "socket"
+        path.unlink(missing_ok=True)
+        stack.callback(path.unlink, missing_ok=True)
+        return path
+
+    def _serve(self, address: str, started: Future[None]) -> None:
+        try:
+            asyncio.run(self._run(address, started))
+        except Exception as error:
+            if not started.done():
+                started.set_exception(error)
+            else:
+                log.exception("the embedded coordinator stopped")
+
+    async def _run(self, address: str, started: Future[None]) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = self._server(address)
+        worker = self._worker(address)
+        await server.start()
+        try:
+            working = asyncio.create_task(worker.run())
+            started.set_result(None)
+            await self._stop.wait()
+            worker.stop()
+            await working
+        finally:
+            await server.stop()
+
+    def _server(self, address: str) -> CoordinatorServer:
+        from slipway_coordinator.coordinator import CoordinatorOptions
+        from slipway_coordinator.server import CoordinatorServer
+        from slipway_coordinator.storage.database_address import SqliteState
+
+        options = CoordinatorOptions(
+            state=SqliteState(self._folder / "state.db"), workers_gone=True, no_worker_seconds=2.0
+        )
+        return CoordinatorServer(options, address=address, store=lambda: open_store(self._settings))
+
+    def _worker(self, address: str) -> Worker:
+        settings = self._settings
+        settings.scratch.mkdir(parents=True, exist_ok=True)
+        machine = probe(settings.scratch, self._stages)
+        runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
+        options = WorkerOptions(
+            coordinator=address,
+            stages=self._stages,
+            slots=machine.default_slots(),
+            report_seconds=0.25,
+            waits_for_room=False,
+        )
+        return Worker(options, runner, machine)
+
+    def _damaged(self, error: Exception) -> ServiceError:
+        return ServiceError(
+            f"the state of this export is damaged: {getattr(error, 'orig', error)}",
+            reason="STATE_SCHEMA",
+            remedy=f"remove {self._folder} and run it again: finished stages are in the store, and are not repeated",
+            about={"folder": self._folder},
+        )
+
+    def _end(self, thread: threading.Thread) -> None:
+        if hasattr(self, "_stop"):
+            with contextlib.suppress(RuntimeError):  # the loop is closed already: it ended by an error of its own
+                self._loop.call_soon_threadsafe(self._stop.set)
+        thread.join(_STOP_SECONDS)

@@ -1,0 +1,101 @@
+"""The exports that ran inside the command on this machine, read from their states without touching them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pydantic
+
+from slipway.cli.progress.rows import EXPORT_STATES
+from slipway.embedded.unfinished_exports import is_locked
+from slipway.errors import ConfigurationError, ModelExportError, ServiceError
+from slipway.settings import Settings
+from slipway_coordinator.api.messages import export_message
+from slipway_coordinator.storage.reading import read_exports
+from slipway_protos.v1 import export_pb2 as pb
+
+_UNENDED = (pb.EXPORT_STATE_QUEUED, pb.EXPORT_STATE_RUNNING, pb.EXPORT_STATE_CANCELLING)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalExport:
+    """One export of this machine.
+
+    Attributes:
+        id: Last part of its name.
+        folder: Of its state.
+        state: As of any export; ``interrupted`` when nothing runs it now, ``starting``, or ``unreadable``.
+        message: The export; None when it cannot be read, or is not there yet.
+        problem: Why it cannot be read; empty otherwise.
+    """
+
+    id: str
+    folder: Path
+    state: str
+    message: pb.Export | None = None
+    problem: str = ""
+
+
+def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:  # noqa: A002 - the field's name everywhere
+    """Return them, newest first; those that cannot be read come last.
+
+    Raises:
+        ServiceError: ``REQUEST_INVALID`` for a filter that is not understood.
+    """
+    found = []
+    for state in sorted(settings.exports_path.glob("*/state.db")):
+        found += _of_state(state, filter=filter)
+    return sorted(found, key=lambda each: -each.message.create_time.ToNanoseconds() if each.message else 1)
+
+
+def local_export(settings: Settings, name: str) -> LocalExport:
+    """Return the export of a name, or of its last part.
+
+    Raises:
+        ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` when it cannot be read.
+    """
+    wanted = name.rpartition("/")[2]
+    found = next((each for each in local_exports(settings) if each.id == wanted), None)
+    if found is None:
+        raise ServiceError(
+            f"no export {wanted!r} on this machine",
+            reason="EXPORT_NOT_FOUND",
+            remedy="slipway list shows those there are; for an export of a coordinator, give --coordinator HOST:PORT",
+            about={"export": wanted},
+        )
+    if found.message is None:
+        raise ServiceError(
+            found.problem or f"export {wanted} is just starting",
+            reason="STATE_SCHEMA" if found.problem else "EXPORT_NOT_FOUND",
+            about={"folder": found.folder},
+        )
+    return found
+
+
+def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above
+    folder = state.parent
+    try:
+        running = is_locked(state.with_name("state.db.lock"))
+        messages = [export_message(record) for record in read_exports(state, filter=filter)]
+    except OSError as error:
+        problem = f"{error.filename or folder} cannot be read: {error.strerror}"
+        return [LocalExport(folder.name, folder, "unreadable", problem=problem)]
+    except (pydantic.ValidationError, ConfigurationError) as error:
+        return [
+            LocalExport(folder.name, folder, "unreadable", problem=f"written by another version of Slipway: {error}")
+        ]
+    except ModelExportError as error:
+        if error.reason == "REQUEST_INVALID":
+            raise
+        return [LocalExport(folder.name, folder, "unreadable", problem=str(error.failure()))]
+    if not messages and running and not filter:
+        return [LocalExport(folder.name, folder, "starting")]
+    return [
+        LocalExport(message.name.rpartition("/")[2], folder, _state(message, running=running), message)
+        for message in messages
+    ]
+
+
+def _state(message: pb.Export, *, running: bool) -> str:
+    return "interrupted" if message.state in _UNENDED and not running else EXPORT_STATES[message.state]

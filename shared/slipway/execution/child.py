@@ -1,0 +1,163 @@
+"""The child process: ``python -P -m slipway.execution.child``. One stage, one attempt, one result.
+
+Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone, and the
+child and everything it started are ended too. Events go to the file descriptor named on the command line, one JSON object a line:
+``progress``, ``log``, ``span``, ``peak``, ``result`` or ``failure``. Standard output and error are free for libraries to write to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import Failure, StageError
+from slipway.execution.failures import failure_of
+from slipway.execution.memory import own_peak
+from slipway.execution.spans import Spans
+from slipway.execution.surroundings import with_surroundings
+from slipway.registry import load_stage
+from slipway.stage import Context, Progress
+
+_PROGRESS_INTERVAL_SECONDS = 0.1
+
+
+class Events:
+    """Writes events to the parent, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._last: tuple[str, float] = ("", 0.0)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Write one event; a parent that is gone is no reason to fail here, the lifeline takes care of that."""
+        line = json.dumps({"event": kind, **fields}, default=str).encode() + b"\n"
+        with self._lock:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+    def progress(self, progress: Progress) -> None:
+        """Send progress, but not more often than anybody can look at it; new phases and ends always."""
+        now = time.monotonic()
+        phase, sent = self._last
+        if phase == progress.phase and progress.done != progress.total and now - sent < _PROGRESS_INTERVAL_SECONDS:
+            return
+        self._last = (progress.phase, now)
+        self.send("progress", phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit)
+
+
+class EventHandler(logging.Handler):
+    """Sends log records to the parent."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record, with its traceback."""
+        self._events.send("log", level=record.levelname.lower(), message=self.format(record))
+
+
+def main() -> int:
+    """Run the execution that standard input brings."""
+    events = Events(int(sys.argv[1]))
+    cancelled = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    execution = json.loads(sys.stdin.buffer.readline())
+    _guard()
+    _yield_memory_first()
+    logger = logging.getLogger("slipway.stage")
+    logger.addHandler(EventHandler(events))
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    spans = Spans(events.send, execution["stage"], traceparent=execution["traceparent"], started=execution["started"])
+
+    def on_progress(progress: Progress) -> None:
+        spans.phase(progress.phase)
+        events.progress(progress)
+
+    ctx = Context(
+        workdir=Path(execution["workdir"]),
+        kept=None if execution["kept"] is None else Path(execution["kept"]),
+        log=logger,
+        max_memory_bytes=execution["max_memory_bytes"],
+        threads=execution["threads"],
+        on_progress=on_progress,
+        cancelled=cancelled,
+    )
+    spans.phase("prepare")
+    failure = _run(execution, ctx, events)
+    spans.end(failure)
+    events.send("peak", memory_bytes=own_peak())  # between two looks of the parent, there may have been more
+    if failure is not None:
+        events.send("failure", failure=failure.to_json())
+    # Native libraries may hang or crash in their destructors; everything that matters is written.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run(execution: dict[str, Any], ctx: Context, events: Events) -> Failure | None:
+    """Run the stage; the boundary where every exception becomes a failure."""
+    name = execution["stage"]
+    try:
+        stage = load_stage(name)
+        params = stage.params.model_validate_json(json.dumps(execution["params"]))
+        inputs = {key: Path(value) for key, value in execution["inputs"].items()}
+        outputs = stage.run(inputs, params, ctx)
+        ctx.check_cancelled()
+        _check_outputs(stage.name, stage.outputs, outputs, ctx.workdir)
+        events.send(
+            "result",
+            outputs={key: str(path) for key, path in outputs.items()},
+            facts=ctx.facts,
+            digests={str(path): digest for path, digest in ctx.digests.items()},
+        )
+    except BaseException as error:  # the boundary: whatever a stage raises is a value from here on
+        if ctx.cancelled.is_set():
+            return StageError(f"{name} was cancelled", reason="CANCELLED").failure()
+        failure = with_surroundings(failure_of(error, stage=name), scratch=ctx.workdir)
+        ctx.log.debug("the attempt ended with %s", failure.reason, exc_info=error)
+        return failure
+    return None
+
+
+def _check_outputs(stage: str, names: tuple[str, ...], outputs: dict[str, Path], workdir: Path) -> None:
+    """A stage gives exactly the folders it declares, below its work folder."""
+    if sorted(outputs) != sorted(names):
+        raise StageError(f"{stage} declares the outputs {sorted(names)} but gave {sorted(outputs)}")
+    for name, path in outputs.items():
+        if not path.is_dir() or not path.resolve().is_relative_to(workdir.resolve()):
+            raise StageError(f"{stage} gave {path} as {name!r}, which is not a folder below its work folder")
+
+
+def _guard() -> None:
+    """End this process and all it started when the parent closes standard input, by intent or by dying.
+
+    A process of its own does it, in the same group: a thread here could wait for ever for native code that holds the
+    interpreter, and a signal on the parent's death would reach this process alone.
+    """
+    script = "while read -r _; do :; done; kill -s KILL 0"
+    # Not with this process's output: who waits for this process waits until nobody holds its pipes any more.
+    subprocess.Popen(["/bin/sh", "-c", script], stdin=0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _yield_memory_first() -> None:
+    """Offer this process to the kernel when memory runs out, not the worker that started it (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

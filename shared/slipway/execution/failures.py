@@ -1,0 +1,90 @@
+"""Turning whatever ended a stage into a typed failure. The one place where every exception is caught is here's caller."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pydantic
+
+from slipway.errors import Failure, ModelExportError, StageError
+from slipway.folders.disk_full import is_disk_full
+from slipway.machine.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory
+
+_DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
+
+
+def failure_of(error: BaseException, *, stage: str) -> Failure:
+    """The failure that an exception inside a stage stands for.
+
+    Libraries word the same condition in many ways (``MemoryError``, ``RuntimeError: DefaultCPUAllocator: can't allocate
+    memory``, ``SafetensorError: No space left on device``), so beside types their texts are looked at.
+    """
+    if isinstance(error, ModelExportError):
+        return error.failure()
+    chain = _chain(error)
+    text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
+    if is_out_of_memory(error):
+        return out_of_memory(stage, detail=text)
+    if any(map(is_disk_full, chain)) or _DISK.search(text):
+        return disk_full(stage, detail=text)
+    if isinstance(error, pydantic.ValidationError):
+        return StageError(f"parameters of {stage} are not valid: {error}", reason="PARAMS_INVALID").failure()
+    if isinstance(error, OSError) and error.filename:
+        about = {"file": Path(str(error.filename)).name}
+        return StageError(f"{stage}: {error.strerror}: {error.filename}", reason="FILE_ERROR", about=about).failure()
+    remedy = "the log has the traceback; please report it with the versions that slipway doctor prints"
+    return StageError(
+        f"{stage} stopped with {text[:2000]}", remedy=remedy, about={"exception": type(error).__name__}
+    ).failure()
+
+
+def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: str) -> Failure:
+    """The failure of a process that ended without saying why.
+
+    Args:
+        returncode: As :mod:`subprocess` gives it, negative for a signal.
+        stage: The stage it ran.
+        oom_killed: Whether the kernel killed a process for memory meanwhile.
+        output: The last lines it wrote.
+    """
+    tail = f"; its last words: {output.strip()[-600:]}" if output.strip() else ""
+    if says_out_of_memory(output) and (returncode > 0 or signal.Signals(-returncode) in _CRASHES):
+        return out_of_memory(stage, detail=output.strip()[-300:])
+    if returncode >= 0:
+        return StageError(f"the process of {stage} ended with exit code {returncode} and no result{tail}").failure()
+    ended_by = signal.Signals(-returncode)
+    if ended_by is signal.SIGKILL and oom_killed:
+        return out_of_memory(stage, detail="the kernel killed its process")
+    if ended_by in _CRASHES:
+        limit = address_space_limit()
+        if limit is not None:  # libraries that get no memory crash; what else crashes, crashes without a limit too
+            detail = f"{ended_by.name}, with its address space limited to {limit / 1e9:.2f} GB by ulimit -v{tail}"
+            return out_of_memory(stage, detail=detail)
+        message = f"native code ended the process of {stage} by {ended_by.name}{tail}"
+        return StageError(message, reason="STAGE_CRASHED", about={"signal": ended_by.name}).failure()
+    message = f"the process of {stage} was ended from outside by {ended_by.name}{tail}"
+    return StageError(message, reason="STAGE_KILLED", about={"signal": ended_by.name}).failure()
+
+
+def out_of_memory(stage: str, *, detail: str) -> Failure:
+    """The failure of a stage that needed more memory than there was."""
+    return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=REMEDY).failure()
+
+
+def disk_full(stage: str, *, detail: str) -> Failure:
+    """The failure of a stage that could not write its output."""
+    remedy = "free space on the disk it works on, or work on a larger one"
+    return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and what it was raised from, outermost first."""
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links

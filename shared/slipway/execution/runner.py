@@ -1,0 +1,276 @@
+"""One task from digests to digests: look the result up, or fetch the inputs, run the stage and store its outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pydantic
+
+from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
+from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
+from slipway.execution.failures import failure_of
+from slipway.execution.process import Execution, OnLog, OnProgress, execute
+from slipway.execution.stage_environment import without_current_folder
+from slipway.execution.surroundings import with_surroundings
+from slipway.files.user_paths import user_path
+from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
+from slipway.folders.unfinished import remove_abandoned, unfinished
+from slipway.observability import metrics
+from slipway.observability.telemetry import current_traceparent, span
+from slipway.registry import IMPORT, load_stage
+from slipway.stage import Progress, Stage, StageParams
+from slipway.texts import quoted
+
+_T = TypeVar("_T")
+_MOST_PROBLEMS = 20
+_DOING = {"fetched": "fetching", "stored": "storing"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What to run: a stage, its parameters, and the digest of each input by name; ``project`` is that of the export."""
+
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    timeout_seconds: float | None = None
+    max_memory_bytes: int = 4 << 30
+    threads: int = 1
+    project: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """How a task ended: the digest of each output by name and the facts, or a failure."""
+
+    outputs: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    reused: bool = False
+    failure: Failure | None = None
+    peak_memory_bytes: int = 0
+
+
+class TaskRunner:
+    """Runs tasks against one store. Work folders live below ``scratch`` and go with the task.
+
+    Args:
+        store: Where inputs come from and outputs go.
+        scratch: Folder for work folders; on the store's file system, so that storing an output does not copy it.
+        gpu_architecture: Of this machine, for stages whose output depends on it.
+    """
+
+    def __init__(self, store: ArtifactStore, scratch: Path, *, gpu_architecture: str = "") -> None:
+        self._store = store
+        self._gpu_architecture = gpu_architecture
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.scratch = scratch.resolve()
+        remove_abandoned(self.scratch)
+        remove_unused(self.scratch, seconds=UNUSED_SECONDS)
+
+    def using_store(self) -> AbstractContextManager[None]:
+        """Mark that what a task uses and makes is about to be named, from before it runs until somebody has noted its result."""
+        return self._store.using()
+
+    async def run(
+        self,
+        spec: TaskSpec,
+        *,
+        on_progress: OnProgress = lambda progress, memory: None,  # noqa: ARG005
+        on_log: OnLog = lambda level, message: None,  # noqa: ARG005
+    ) -> TaskResult:
+        """Run one task; never raises for what the task does. Cancelling ends its processes and removes its work folder."""
+        try:
+            stage = load_stage(spec.stage)
+            params = check_call(stage, spec.params, spec.inputs)
+            if spec.stage == IMPORT:
+                return await self._import(spec, on_progress=on_progress, on_log=on_log)
+            key = action_key(stage, spec.inputs, params, gpu_architecture=self._gpu_architecture)
+            found = await asyncio.to_thread(self._store.action, key)
+            metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
+            if found is not None:
+                return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
+            keeping = kept_folder(self.scratch, stage.name, key) if stage.resumable else nullcontext()
+            with keeping as kept, unfinished(self.scratch / stage.name) as folder:
+                result = await self._execute(spec, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
+                if kept is not None and not _may_go_on(result.failure):
+                    shutil.rmtree(kept, ignore_errors=True)
+                return result
+        except (ModelExportError, OSError) as error:
+            return TaskResult(failure=with_surroundings(failure_of(error, stage=spec.stage), **self._folders()))
+
+    async def _import(self, spec: TaskSpec, *, on_progress: OnProgress, on_log: OnLog) -> TaskResult:
+        """Bring sources into the store. It knows itself what is there already: addresses do not tell of content."""
+        with unfinished(self.scratch / IMPORT) as folder:
+            execution = Execution(
+                stage=IMPORT,
+                params={**spec.params, "brought": sorted(spec.inputs.values()), "project": spec.project},
+                inputs={},
+                workdir=folder,
+                threads=spec.threads,
+                max_memory_bytes=spec.max_memory_bytes,
+                timeout_seconds=spec.timeout_seconds,
+                traceparent=current_traceparent(),
+                environment=_own_environment(),
+            )
+            outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
+        peak = outcome.peak_memory_bytes
+        if outcome.failure is not None:
+            return TaskResult(failure=with_surroundings(outcome.failure, **self._folders()), peak_memory_bytes=peak)
+        digests = {str(name): str(digest) for name, digest in outcome.facts.pop("digests", {}).items()}
+        reused = not outcome.facts.get("read_bytes")
+        return TaskResult(outputs=digests, facts=outcome.facts, reused=reused, peak_memory_bytes=peak)
+
+    def _folders(self) -> dict[str, Path]:
+        """Where a task takes space on this machine."""
+        store = {"store": self._store.root} if isinstance(self._store, LocalStore) else {}
+        return {"scratch": self.scratch, **store}
+
+    async def _execute(
+        self,
+        spec: TaskSpec,
+        key: str,
+        folder: Path,
+        *,
+        kept: Path | None,
+        on_progress: OnProgress,
+        on_log: OnLog,
+    ) -> TaskResult:
+        inputs = {}
+        for name, digest in sorted(spec.inputs.items()):
+            with _Transfer("fetched", name, stage=spec.stage, on_progress=on_progress) as fetching:
+                inputs[name] = await fetching.run(self._store.fetch, digest, folder / "inputs" / name)
+        workdir = folder / "work"
+        workdir.mkdir()
+        execution = Execution(
+            stage=spec.stage,
+            params=spec.params,
+            inputs=inputs,
+            workdir=workdir,
+            threads=spec.threads,
+            max_memory_bytes=spec.max_memory_bytes,
+            timeout_seconds=spec.timeout_seconds,
+            kept=kept,
+            traceparent=current_traceparent(),
+        )
+        # Until the stage reports by itself, a while after its libraries are imported.
+        on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
+        outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
+        if outcome.failure is not None:
+            failure = with_surroundings(outcome.failure, **self._folders())
+            return TaskResult(failure=failure, peak_memory_bytes=outcome.peak_memory_bytes)
+        outputs = {}
+        for name, path in sorted(outcome.outputs.items()):
+            with _Transfer("stored", name, stage=spec.stage, on_progress=on_progress) as storing:
+                outputs[name] = await storing.run(partial(self._store.put, known=outcome.digests), path)
+        result = ActionResult(outputs=outputs, facts=outcome.facts)
+        await asyncio.to_thread(self._store.record_action, key, result)
+        return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's environment, for a child that is in another folder."""
+    environment = without_current_folder(os.environ)
+    for name in ("SLIPWAY_HOME", "SLIPWAY_STORE", "SLIPWAY_SCRATCH"):
+        place = environment.get(name, "")
+        if place and "://" not in place:
+            environment[name] = str(user_path(place).absolute())
+    return environment
+
+
+def _may_go_on(failure: Failure | None) -> bool:
+    """Whether an attempt was interrupted, so that another one of the same action may go on with what it kept."""
+    return failure is not None and (failure.retryable or failure.reason == "CANCELLED")
+
+
+class _Transfer:
+    """A call of the store in a thread of its own. Cancelled, it stops at the next chunk and is waited for, so that it
+    writes nothing after the work folder is gone.
+    """
+
+    def __init__(self, direction: str, name: str, *, stage: str, on_progress: OnProgress) -> None:
+        self._direction = direction
+        self._stage = stage
+        self._phase = f"{_DOING[direction]} {name}"
+        self._on_progress = on_progress
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        self._report(0)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._cancelled.set()
+
+    async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Make the call and answer what it answers."""
+        began = time.monotonic()
+        with span(self._phase) as recorded:
+            result = await self._run(call, *arguments)
+            recorded.set(**{"slipway.bytes": self._done})
+        metrics.TRANSFERRED.add(self._done, stage=self._stage, direction=self._direction)
+        metrics.TRANSFER_SECONDS.observe(time.monotonic() - began, direction=self._direction)
+        return result
+
+    async def _run(self, call: Callable[..., _T], *arguments: object) -> _T:
+        work = asyncio.ensure_future(asyncio.to_thread(call, *arguments, on_bytes=self._on_bytes))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._cancelled.set()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+
+    def _on_bytes(self, count: int) -> None:
+        if self._cancelled.is_set():
+            raise StageError("cancelled", reason="CANCELLED")
+        with self._lock:
+            self._done += count
+            done = self._done
+        self._loop.call_soon_threadsafe(self._report, done)
+
+    def _report(self, done: int) -> None:
+        if not self._cancelled.is_set():
+            self._on_progress(Progress(phase=self._phase, done=done, total=0, unit="bytes"), 0)
+
+
+def check_call(stage: Stage[Any], params: Mapping[str, Any], inputs: Mapping[str, object]) -> StageParams:
+    """Check parameters and input names against a stage before any work.
+
+    Raises:
+        ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.
+    """
+    missing = sorted(set(stage.inputs) - set(inputs))
+    unknown = [] if stage.more_inputs else sorted(set(inputs) - set(stage.inputs))
+    if missing or unknown:
+        problem = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(unknown)}"
+        raise ConfigurationError(
+            f"the stage {stage.name} {problem}",
+            reason="INPUT_MISSING",
+            remedy=f"its inputs are {', '.join(stage.inputs)}",
+            about={"stage": stage.name},
+        )
+    try:
+        return stage.params.model_validate_json(json.dumps(dict(params)))
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False)[:_MOST_PROBLEMS]
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {quoted(e['input'])})" for e in found)
+        raise ConfigurationError(
+            f"parameters of {stage.name} are not valid: {problems}",
+            reason="PARAMS_INVALID",
+            remedy=f"it takes {', '.join(stage.params.model_fields)}",
+            about={"stage": stage.name},
+        ) from error

@@ -1,0 +1,91 @@
+"""The environment of a stage's process: what the system and numeric libraries need, and nothing else.
+
+A list of what is secret is never complete (a URL with a password, ``GH_PAT``, ``PRIVATE_KEY``), so this is a list of what is
+needed. An operator adds names with ``SLIPWAY_STAGE_ENVIRONMENT``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.errors import ConfigurationError
+from slipway.observability.secrets import SECRET_NAMES
+
+VARIABLE = "SLIPWAY_STAGE_ENVIRONMENT"
+
+_NAMES = frozenset(
+    {
+        VARIABLE,  # for what a stage starts in its turn
+        # The system
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TMP", "TEMP",
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "GLIBC_TUNABLES", "XDG_CACHE_HOME", "XDG_DATA_HOME",
+        # Python; none that runs code of its own
+        "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONHASHSEED", "PYTHONUTF8",
+        "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX",
+        "PYTHONFAULTHANDLER", "PYTHONMALLOC", "VIRTUAL_ENV", "CONDA_PREFIX",
+        # Folders of Hugging Face's libraries
+        "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE",
+    }
+)  # fmt: skip
+_PREFIXES = (
+    "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "CUDNN_", "GOMP_", "KMP_", "LC_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_",
+    "OMP_", "OPENBLAS_", "ORT_", "PYTORCH_", "RAYON_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_",
+    "VECLIB_",
+)  # fmt: skip
+"""Of settings of the locale, of GPUs and of numeric libraries."""
+
+_SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a stage's process gets of this environment.
+
+    Nothing in it names the current folder, which may be a checkpoint with code in it: an empty part of a search path means that
+    folder, as ``.`` does, and is left out.
+
+    Raises:
+        ConfigurationError: ``SLIPWAY_STAGE_ENVIRONMENT`` is not a list of names.
+    """
+    added = added_names(environment)
+    found = {name: value for name, value in environment.items() if name in added or _is_needed(name)}
+    return without_current_folder(found)
+
+
+def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a process in another folder, in which no search path means the current one."""
+    found = dict(environment)
+    for name in _SEARCHED:
+        folders = [_whole(part) for part in found.pop(name, "").split(os.pathsep) if os.path.normpath(part) != "."]
+        if folders:
+            found[name] = os.pathsep.join(folders)
+    return {**found, "PYTHONSAFEPATH": "1"}
+
+
+def added_names(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of variables that ``SLIPWAY_STAGE_ENVIRONMENT`` adds.
+
+    Raises:
+        ConfigurationError: It is not a list of names.
+    """
+    names = [name.strip() for name in environment.get(VARIABLE, "").split(",") if name.strip()]
+    wrong = [name for name in names if not _NAME.fullmatch(name)]
+    if wrong:  # not repeated: it may be the variable's value
+        raise ConfigurationError(
+            f"{VARIABLE} has {len(wrong)} of {len(names)} parts that are no name of a variable",
+            remedy="list names alone, such as HTTPS_PROXY,CC; their values are taken from the environment",
+            about={"key": VARIABLE},
+        )
+    return tuple(names)
+
+
+def _is_needed(name: str) -> bool:
+    return name in _NAMES or (name.startswith(_PREFIXES) and not SECRET_NAMES.search(name))
+
+
+def _whole(part: str) -> str:
+    """A folder of a search path for a process with another current folder."""
+    return part if part.startswith("$") else str(Path(part).absolute())  # $ORIGIN is the dynamic linker's

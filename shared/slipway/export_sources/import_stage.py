@@ -1,0 +1,146 @@
+"""``import``: sources that a client only named, brought from a bucket or the hub into the artifact store.
+
+It runs in a child process like a stage, with a stage's progress, limits and failures, but it is the worker's own and no stage that
+a plug-in could be: it alone gets the worker's environment, which holds the credentials, and talks to store and network itself.
+Its result is the fact ``digests``; there are no output folders.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.artifacts.opening import blobs_of, open_store
+from slipway.artifacts.store import ArtifactStore
+from slipway.configuration import ExportConfiguration
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.export_sources.found import find_sources
+from slipway.registry import IMPORT
+from slipway.settings import Settings
+from slipway.sources.allowed import Allowed
+from slipway.sources.importing import ImportFolders
+from slipway.stage import Context, Stage, StageParams
+
+
+class Pin(BaseModel):
+    """What a source was when it was imported first: the address of that very content, and its digest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    digest: str
+
+
+class ImportParams(StageParams):
+    """What to import, and how the sources belong together.
+
+    Attributes:
+        sources: The sections of the configuration that name sources; those that were brought are named by digest.
+        imports: Addresses by source name; an empty one of the base is the adapter's.
+        pinned: What was imported under this task before.
+        brought: Digests of the sources that were brought; the worker sets it, so that no other artifact is looked at.
+        project: Of the export; the worker sets it.
+    """
+
+    sources: dict[str, Any]
+    imports: dict[str, str]
+    pinned: dict[str, Pin] = Field(default_factory=dict)
+    brought: list[str] = Field(default_factory=list)
+    project: str = ""
+
+
+def run(inputs: Mapping[str, Path], params: ImportParams, ctx: Context) -> dict[str, Path]:  # noqa: ARG001 - named by digest
+    """Import, with the settings of this process.
+
+    Raises:
+        ArtifactError: ``SOURCE_NOT_ALLOWED``, ``SOURCE_NOT_FOUND``, ``LIMIT_EXCEEDED``, and what store and origins raise.
+        CheckpointValidationError: What is wrong with a source, or with base and adapter together.
+    """
+    settings = Settings.from_environment(os.environ).model_copy(update={"scratch": ctx.workdir})
+    import_sources(params, settings, open_store(settings), ctx)
+    return {}
+
+
+def import_sources(params: ImportParams, settings: Settings, store: ArtifactStore, ctx: Context) -> None:
+    """Find the sources, look at them together, store those that are to be imported, and record what became of them."""
+    allowed = Allowed.parse(settings.import_from)
+
+    def permit(source: str) -> None:
+        allowed.check(source, project=params.project)
+
+    configuration = _configuration(params)
+    ctx.progress("looking at sources", done=0)
+    with ImportFolders(
+        settings, store, blobs_of(store), given=frozenset(params.brought), permit=permit, on_wait=ctx.check_cancelled
+    ) as folders:
+        found = find_sources(configuration, folders, here=False)
+        every = found.files()
+        files = {name: every[name] for name in sorted(params.imports)}
+        sizes = {name: sum(path.stat().st_size for path in each.values()) for name, each in files.items()}
+        if sum(sizes.values()) > settings.import_bytes:
+            raise ArtifactError(
+                f"the sources have {sum(sizes.values())} bytes, {settings.import_bytes} are allowed",
+                reason="LIMIT_EXCEEDED",
+                remedy="raise SLIPWAY_IMPORT_SIZE of the workers",
+            )
+        digests = {
+            name: folders.put(each, store, on_bytes=_counting(ctx, name, sizes[name])) for name, each in files.items()
+        }
+        urls = {name: folders.pinned(_folder(each)) for name, each in files.items()}
+        ctx.record(
+            digests=digests,
+            urls=urls,
+            labels=found.labels(),
+            source_formats=dict(found.formats),
+            imported_bytes=sum(sizes.values()),
+            read_bytes=folders.read_bytes,
+        )
+    for warning in found.warnings:
+        ctx.warn(warning)
+
+
+def _configuration(params: ImportParams) -> ExportConfiguration:
+    """The configuration of the sources, each under its pinned address where it was imported before."""
+    sections = {name: dict(section) for name, section in params.sources.items()}
+    pinned = {name: pin.url for name, pin in params.pinned.items() if pin.url}
+    try:
+        sections["base_model"]["name"] = pinned.get("base", sections["base_model"]["name"])
+        sections["checkpoint"]["path"] = pinned.get("adapter", sections["checkpoint"]["path"])
+        adapters = sections["combination"]["adapters"]
+        sections["combination"]["adapters"] = [
+            pinned.get(f"adapter-{number:02}", path) for number, path in enumerate(adapters, 2)
+        ]
+        return ExportConfiguration.model_validate(sections)
+    except (KeyError, TypeError, pydantic.ValidationError) as error:
+        raise ConfigurationError(
+            f"the import does not say what to import: {str(error).splitlines()[0]}", reason="PARAMS_INVALID"
+        ) from error
+
+
+def _folder(files: Mapping[str, Path]) -> Path:
+    """The folder that files are named from."""
+    name, path = next(iter(files.items()))
+    return path.parents[name.count("/")]
+
+
+def _counting(ctx: Context, name: str, total: int) -> Callable[[int], None]:
+    """Report the bytes that are done of a source; called from several threads."""
+    lock, done = threading.Lock(), 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            now = done
+        ctx.progress(f"importing {name}", done=min(now, total), total=total)
+
+    return count
+
+
+STAGE = Stage(name=IMPORT, version=1, inputs=(), outputs=(), params=ImportParams, run=run, more_inputs=True)

@@ -1,0 +1,137 @@
+"""JSON that comes from a user or a peer, read with limits: its size, its values, their nesting, the digits of a number.
+
+A small file can take much memory (an empty list is two bytes in a file and 56 in memory), wait for ever (a pipe), or hold what
+later code stumbles over (infinity, half of a surrogate pair, a number of 5,000 digits). All of that ends here, as ``OSError`` or
+``ValueError`` with one line that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from slipway.files.regular_file import read_regular
+
+LARGEST = 4 << 20
+"""Bytes of a document by default."""
+LARGEST_LIST = 64 << 20
+"""Bytes of a document with an entry per tensor, token, or logged step of a training."""
+MOST_NESTED = 64
+"""Lists and objects in each other."""
+_BYTES_PER_VALUE = 16
+_MOST_DIGITS = 40
+"""Tokenizers write 10³⁰ for "no limit"."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def read_json(path: Path, *, largest: int = LARGEST, lenient: bool = False, any_text: bool = False) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: The file.
+        largest: Most bytes it may have.
+        lenient: As :func:`parse_json`.
+        any_text: As :func:`parse_json`.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+        ValueError: As :func:`parse_json`.
+    """
+    data = read_regular(path, largest=largest)
+    return parse_json(data, most_values=largest // _BYTES_PER_VALUE, lenient=lenient, any_text=any_text)
+
+
+def parse_json(
+    data: bytes, *, most_values: int = LARGEST // _BYTES_PER_VALUE, lenient: bool = False, any_text: bool = False
+) -> Any:
+    """Parse a JSON document.
+
+    Args:
+        data: UTF-8.
+        most_values: Most values in it.
+        lenient: Take NaN, infinity, and the last of equal names in an object, as Python does. Training and transformers write
+            such files.
+        any_text: Take halves of surrogate pairs, with which Python writes the bytes of a path that is not UTF-8. Such text can be
+            neither shown nor sent, so the caller makes sure of the rest with :func:`check_texts`.
+
+    Raises:
+        ValueError: It is not JSON, or beyond a limit; the message is one line.
+    """
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > most_values:
+        raise ValueError(f"it holds more than {most_values} values")
+    strict = not lenient
+    try:
+        document = json.loads(
+            data.decode("utf-8"),
+            parse_int=_integer,
+            parse_float=_finite if strict else None,
+            parse_constant=_no_number if strict else None,
+            object_pairs_hook=_unique if strict else None,
+        )
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_NESTED} deep") from None
+    _check_values(document, texts=not any_text and _SURROGATE.search(data) is not None)
+    return document
+
+
+def check_texts(document: Any) -> None:
+    """Refuse halves of surrogate pairs in a document.
+
+    Raises:
+        ValueError: There is one.
+    """
+    _check_values(document, texts=True)
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"it holds a whole number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        return _no_number(text)
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"it holds {text[:_MOST_DIGITS]}, which is no finite number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"it names {twice[:100]!r} twice")
+    return found
+
+
+def _check_values(document: Any, *, texts: bool) -> None:
+    """Refuse deep nesting and, where ``texts`` is true, halves of surrogate pairs."""
+    level: list[Any] = [[document]]
+    for _ in range(MOST_NESTED + 1):
+        below: list[Any] = []
+        for part in level:
+            values = part.values() if isinstance(part, dict) else part
+            if texts:
+                for text in (*part, *values):
+                    if isinstance(text, str):
+                        _check_text(text)
+            below += [value for value in values if isinstance(value, dict | list)]
+        if not below:
+            return
+        level = below
+    raise ValueError(f"it is nested more than {MOST_NESTED} deep")
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"it holds half of a surrogate pair, in {text[:100]!r}") from None

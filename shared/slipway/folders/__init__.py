@@ -1,0 +1,1 @@
+"""Folders of work under way: locked, kept for the next attempt, or removed with their process."""

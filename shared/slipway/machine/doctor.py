@@ -1,0 +1,173 @@
+"""What this machine can run: every stage with its libraries, the formats that follow, and the machine itself."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slipway.errors import ModelExportError
+from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.machine.gpu import first_gpu
+from slipway.registry import load_stage, stage_names
+from slipway.settings import Settings
+from slipway.stage import Provider, Stage, installed_version
+
+FORMAT_STAGES = {
+    "pytorch": ("merge",),
+    "pytorch-<level>": ("merge", "quantize"),
+    "onnx": ("merge", "onnx_export"),
+    "onnx-<level>": ("merge", "onnx_export", "quantize"),
+    "tensorrt": ("merge", "onnx_export", "tensorrt_build"),
+    "validation": ("validate",),
+}
+"""Stages each format needs."""
+
+_ALTERNATIVES = {"tensorrt_build"}
+"""Stages that can work with any one of their providers; the others need all of them."""
+
+
+@dataclass(frozen=True)
+class StageHealth:
+    """Whether one stage can run here.
+
+    Attributes:
+        name: Stage.
+        available: Whether it can run.
+        providers: Its libraries and devices.
+        missing: What to do about it when it cannot; empty otherwise.
+    """
+
+    name: str
+    available: bool
+    providers: tuple[Provider, ...] = ()
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class FormatHealth:
+    """Whether one format can be made here, and otherwise why not."""
+
+    name: str
+    available: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine and the process's surroundings; sizes in bytes."""
+
+    slipway: str
+    python: str
+    platform: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    memory_available_bytes: int
+    home: str
+    home_free_bytes: int
+    home_writable: bool
+    gpu: str
+    gpu_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """All of it."""
+
+    machine: Machine
+    stages: tuple[StageHealth, ...]
+    formats: tuple[FormatHealth, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """This report as JSON-ready data."""
+        return asdict(self)
+
+
+def examine(settings: Settings) -> DoctorReport:
+    """Look at this machine; imports nothing heavy and changes nothing."""
+    stages = tuple(stage_health(name) for name in stage_names())
+    return DoctorReport(machine=_machine(settings), stages=stages, formats=format_health(stages))
+
+
+def stage_health(name: str) -> StageHealth:
+    """Whether one installed stage can run here."""
+    try:
+        stage = load_stage(name)
+    except ModelExportError as error:
+        return StageHealth(name, available=False, missing=f"pip install 'slipway[{name}]' ({error.message})")
+    providers = stage.providers()
+    return StageHealth(
+        name, available=runnable(stage, providers), providers=providers, missing=_missing(stage, providers)
+    )
+
+
+def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
+    """Whether a stage can run with what is there."""
+    if not providers:
+        return True
+    available = [provider.available for provider in providers]
+    return any(available) if stage.name in _ALTERNATIVES else all(available)
+
+
+def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
+    """The formats that these stages allow."""
+    by_name = {stage.name: stage for stage in stages}
+    found = []
+    for name, needed in FORMAT_STAGES.items():
+        lacking = [stage for stage in needed if stage not in by_name or not by_name[stage].available]
+        detail = "; ".join(
+            f"{stage} cannot run: {by_name[stage].missing if stage in by_name else 'not installed'}"
+            for stage in lacking
+        )
+        found.append(FormatHealth(name, available=not lacking, detail=detail))
+    return tuple(found)
+
+
+def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
+    if runnable(stage, providers):
+        return ""
+    joint = " or: " if stage.name in _ALTERNATIVES else "; "
+    return joint.join(
+        provider.detail or f"pip install {provider.name}" for provider in providers if not provider.available
+    )
+
+
+def _machine(settings: Settings) -> Machine:
+    group = ControlGroup()
+    limited, memory = group.memory(), psutil.virtual_memory().total
+    existing = next(folder for folder in (settings.home, *settings.home.parents) if folder.is_dir())
+    gpu = first_gpu()
+    return Machine(
+        slipway=installed_version("slipway"),
+        python=f"{platform.python_version()} ({sys.executable})",
+        platform=platform.platform(),
+        processor=_processor(),
+        cores=usable_cores(group),
+        memory_bytes=memory if limited is None else min(memory, limited.limit_bytes),
+        memory_available_bytes=available_memory(limited),
+        home=str(settings.home),
+        home_free_bytes=shutil.disk_usage(existing).free,
+        home_writable=_writable(existing),
+        gpu=f"{gpu.name} ({gpu.architecture})" if gpu else "",
+        gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
+    )
+
+
+def _writable(folder: Path) -> bool:
+    import os
+
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

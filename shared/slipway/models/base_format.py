@@ -1,0 +1,126 @@
+"""Whether a base model can be merged into as it is stored, told from its configuration and the headers of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import CheckpointValidationError
+from slipway.files.json_documents import read_json
+from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
+from slipway.models.safetensors_file import read_weights
+
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
+"""Values of ``quant_method`` that the prepare stage undoes."""
+
+MOST_PARTS = 1 << 16
+"""Layers, heads or experts of a model: its code builds a list of each, even of a model without weights."""
+
+_COUNTED = ("layer", "head", "expert", "depth")
+_FLOAT8 = ("F8_E4M3", "F8_E5M2")
+
+
+def base_format(folder: Path) -> str:
+    """How a model is stored, when it has to be prepared before it is merged into; empty for plain 16- or 32-bit safetensors.
+
+    For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``, ``SAFETENSORS_CORRUPT``, or ``BASE_QUANTIZATION_UNSUPPORTED`` when it is
+            quantized by a method that is not undone.
+    """
+    quantization = quantization_of(read_config(folder))
+    method = str(quantization.get("quant_method") or "unnamed") if quantization else ""
+    if method and method not in METHODS:
+        raise CheckpointValidationError(
+            f"the base model in {folder} is quantized by {method!r}, which is not brought back to 16 bit",
+            reason="BASE_QUANTIZATION_UNSUPPORTED",
+            remedy=f"use its 16-bit version; {', '.join(METHODS)} are dequantized",
+            about={"file": folder / CONFIG, "quant_method": method},
+        )
+    if not has_safetensors(folder):
+        return f"pickle {method}".strip()
+    if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
+        return "fp8"
+    return method
+
+
+def is_base_format(text: str) -> bool:
+    """Whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
+    return text == "pickle" or text.removeprefix("pickle ") in METHODS
+
+
+def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
+    """Number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``SAFETENSORS_CORRUPT``.
+    """
+    config = read_config(folder) if (folder / CONFIG).is_file() else {}  # weights alone have a size too
+    if not has_safetensors(folder):
+        size = sum(path.stat().st_size for path in set(pickle_files(folder).values()))
+        rows, columns = config.get("vocab_size"), config.get("hidden_size")
+        # Of a pickle no header is read; the token embedding is the largest tensor of most models.
+        first = min(rows * columns, size // 2) if isinstance(rows, int) and isinstance(columns, int) else size // 2
+        return [(first, 2 * first), (size // 2 - first, size - 2 * first)]
+    quantization = quantization_of(config)
+    bits = quantization.get("bits") or quantization.get("w_bit") or 4
+    per_element = {"I32": 32 // bits if bits in (2, 4, 8) else 8, "U8": 2} if quantization else {}
+    found = []
+    for tensor in read_weights(folder).values():
+        count = tensor.numel * per_element.get(tensor.dtype, 1)
+        packed = tensor.dtype in per_element or tensor.dtype in ("I8", *_FLOAT8)
+        found.append((count, 2 * count if packed else tensor.nbytes))
+    return found
+
+
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        found = part.get("quantization_config") or part.get("compression_config")
+        if isinstance(found, dict):
+            # Old files of bitsandbytes do not name their method.
+            legacy = {"quant_method": "bitsandbytes"} if found.get("load_in_4bit") or found.get("load_in_8bit") else {}
+            return legacy | found
+    return {}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a model, with no more layers than a machine can build.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    path = folder / CONFIG
+    try:
+        config = read_json(path, lenient=True)
+    except OSError as error:
+        what = f"{path} cannot be read ({error.strerror or error})"
+    except ValueError as error:
+        what = f"{path} is not JSON ({error})"
+    else:
+        if isinstance(config, dict):
+            found = _excess(config)
+            if not found:
+                return config
+            what = f"{path} has {found}, and at most {MOST_PARTS} can be built"
+        else:
+            what = f"{path} is not a JSON object"
+    raise CheckpointValidationError(
+        what, reason="BASE_MODEL_INVALID", remedy="download or copy the base model again", about={"file": path}
+    )
+
+
+def _excess(config: Mapping[str, Any]) -> str:
+    """The first setting that counts more parts than a model has, with its value; empty without one."""
+    for key, value in config.items():
+        if isinstance(value, dict) and (found := _excess(value)):
+            return found
+        counts = value if isinstance(value, list) else [value]
+        if any(part in key.lower() for part in _COUNTED):
+            large = [count for count in counts if isinstance(count, int) and count > MOST_PARTS]
+            if large:
+                return f"{key} {large[0]}"
+    return ""

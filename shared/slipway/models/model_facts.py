@@ -1,0 +1,78 @@
+"""What only a model's own code knows, asked of transformers without loading a weight (the model is built on ``meta``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway.models.base_format import read_config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+class CannotBuildError(Exception):
+    """Transformers cannot build a model: its code is unknown or custom, or its configuration is not right."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about a model class with a given configuration, under the model's own names.
+
+    Attributes:
+        tied: Parameter → the parameter whose storage it shares.
+        transposed: Weights stored as (in, out): those of transformers' ``Conv1D``.
+        shapes: Shape of every parameter.
+        model: The model itself, all of it on ``meta``.
+    """
+
+    tied: Mapping[str, str]
+    transposed: frozenset[str]
+    shapes: Mapping[str, tuple[int, ...]]
+    model: PreTrainedModel = field(repr=False, compare=False)
+
+    def groups(self) -> list[list[str]]:
+        """Names that share one storage, each group sorted with the source first."""
+        groups: dict[str, list[str]] = {}
+        for target, source in sorted(self.tied.items()):
+            groups.setdefault(source, [source]).append(target)
+        return [groups[source] for source in sorted(groups)]
+
+
+def model_facts(folder: Path) -> ModelFacts:
+    """Facts about the model in a folder. Only its ``config.json`` is read; torch and transformers are imported.
+
+    Raises:
+        CannotBuildError: What is in the way, in one line.
+    """
+    import torch
+    import transformers
+    from transformers.pytorch_utils import Conv1D
+
+    try:
+        read_config(folder)  # transformers would read it without a limit
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = _class_of(config)._from_config(config)
+        tied = dict(model.all_tied_weights_keys)  # what is no model of its own (PreTrainedModel) has none
+    except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
+        said = str(error).strip() or type(error).__name__
+        raise CannotBuildError(said.splitlines()[0][:300]) from error
+    named = model.named_parameters(remove_duplicate=False)
+    conv1d = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Conv1D)]
+    return ModelFacts(
+        tied=tied,
+        transposed=frozenset(conv1d),
+        shapes={path: tuple(parameter.shape) for path, parameter in named},
+        model=model,
+    )
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    import transformers
+
+    if not config.architectures:
+        raise ValueError("its config.json names no class (architectures)")
+    return getattr(transformers, config.architectures[0])

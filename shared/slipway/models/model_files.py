@@ -1,0 +1,186 @@
+"""Which files make up a model, a tokenizer or an adapter, and where a base model is found.
+
+Everything that leaves a training run goes through these lists, so that optimizer states, random-number states, trainer
+states and pickles never travel.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from slipway.errors import CheckpointValidationError
+from slipway.files.json_documents import read_json
+from slipway.files.links import files_in, real_file
+from slipway.files.user_paths import user_path
+from slipway.models.safetensors_file import INDEX_SUFFIX, read_index
+from slipway.texts import printable
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+#: What a model's processor does with images, sound and video; a tokenizer is saved with or without it.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+#: Files of a tokenizer (or processor), as transformers' tokenizers of all families save them.
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "normalizer.json",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "special_tokens_map.json",
+    "spiece.model",
+    "spm.model",
+    "target.spm",
+    "tekken.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    *PROCESSOR_FILES,
+    *CHAT_TEMPLATES,
+)
+#: Folder of named chat templates beside the default one.
+CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_PICKLE = "adapter_model.bin"
+MODEL_WEIGHTS = "model.safetensors"
+MODEL_INDEX = f"model{INDEX_SUFFIX}"
+MODEL_PICKLE = "pytorch_model.bin"
+MODEL_PICKLE_INDEX = f"{MODEL_PICKLE}.index.json"
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Tokenizer and chat-template files of a folder, sorted.
+
+    Raises:
+        ArtifactError: As :func:`slipway.files.links.file_in`, like all of the lists here.
+    """
+    more = (path.relative_to(folder) for path in (folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja"))
+    return sorted(files_in(folder, (*TOKENIZER_FILES, *more)))
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a folder has a chat template that applies without naming one."""
+    if (folder / CHAT_TEMPLATES[0]).is_file():
+        return True
+    try:
+        settings = read_json(folder / "tokenizer_config.json", lenient=True)
+    except (OSError, ValueError):
+        return False
+    template = settings.get("chat_template") if isinstance(settings, dict) else None
+    named = template if isinstance(template, list) else []  # as older tokenizers hold several of them
+    return isinstance(template, str) or any(isinstance(one, dict) and one.get("name") == "default" for one in named)
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """What lies beside a model's weights: configuration, generation settings, tokenizer and chat templates, sorted."""
+    return sorted([*files_in(folder, (CONFIG, GENERATION_CONFIG)), *tokenizer_files(folder)])
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy :func:`companion_files` into an existing folder; contents only, because inputs may be read-only."""
+    for path in companion_files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(real_file(source, path.relative_to(source)), copy)
+
+
+def travelling_files(folder: Path) -> list[Path]:
+    """What travels of a checkpoint: adapter configuration and weights, tokenizer, chat template, generation settings."""
+    own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
+    return sorted([*files_in(folder, own), *tokenizer_files(folder)])
+
+
+def model_files(folder: Path) -> list[Path]:
+    """What travels of a model: configuration, weights (the shards its index names), tokenizer, chat template.
+
+    Weights are safetensors; where there are none, the ``pytorch_model.bin`` files that the prepare stage converts.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the configuration, the weights or a shard is missing.
+        ArtifactError: As :func:`slipway.files.links.file_in`; nothing was read then.
+    """
+    named = files_in(folder, (CONFIG, MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, GENERATION_CONFIG))
+    if folder / CONFIG not in named:
+        raise CheckpointValidationError(
+            f"{folder} has no {CONFIG}",
+            reason="BASE_MODEL_INVALID",
+            remedy="name a Hugging Face model folder",
+            about={"folder": folder},
+        )
+    if has_safetensors(folder):
+        weights = [MODEL_WEIGHTS]
+        if folder / MODEL_WEIGHTS not in named:
+            weights = [MODEL_INDEX, *sorted(set(read_index(folder / MODEL_INDEX).values()))]
+    else:
+        index = [MODEL_PICKLE_INDEX] if folder / MODEL_PICKLE not in named else []
+        weights = [*index, *(path.name for path in sorted(set(pickle_files(folder).values())))]
+    return sorted([*files_in(folder, (CONFIG, *weights, GENERATION_CONFIG)), *tokenizer_files(folder)])
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether a model's weights are safetensors; also true for a folder without any weights, so that those are asked for."""
+    pickles = (folder / MODEL_PICKLE, folder / MODEL_PICKLE_INDEX)
+    return any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX)) or not any(
+        map(Path.is_file, pickles)
+    )
+
+
+def pickle_files(folder: Path) -> dict[str, Path]:
+    """File of every tensor in a model of ``pytorch_model.bin`` files; a single file, which has no index, is named ``""``.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the index is unreadable, or a shard is missing.
+    """
+    if (folder / MODEL_PICKLE).is_file():
+        return {"": folder / MODEL_PICKLE}
+    return {name: folder / shard for name, shard in read_index(folder / MODEL_PICKLE_INDEX).items()}
+
+
+def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
+    """Folder of a base model: a local folder, or its snapshot in the local Hugging Face cache. Never downloads.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
+    """
+    try:
+        local = user_path(name)
+        folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
+    except OSError:  # a name that no file system takes
+        folder = cached_snapshot(name, revision)
+    model_files(folder)
+    return folder
+
+
+def cached_snapshot(name: str, revision: str | None = None) -> Path:
+    """Folder of a repository's snapshot in the local Hugging Face cache.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
+    """
+    remedy = f"give the path of its folder, or download it first: hf download {name}"
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise CheckpointValidationError(
+            f"base model {name!r} is not a folder, and huggingface_hub, which knows the local cache, is not installed",
+            reason="BASE_MODEL_NOT_FOUND",
+            remedy="give the path of its folder, or pip install huggingface_hub",
+            about={"base_model": printable(name)},
+        ) from error
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except HFValidationError as error:  # neither an existing folder nor possible as a repository's name
+        what = f"base model {name!r} does not exist as a folder"
+        remedy = "give the path of its folder, or a repository's id that is in the local Hugging Face cache"
+        cause: Exception = error
+    except LocalEntryNotFoundError as error:
+        what = f"base model {name!r} is neither a folder nor in the local Hugging Face cache"
+        cause = error
+    raise CheckpointValidationError(
+        what, reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"base_model": printable(name)}
+    ) from cause

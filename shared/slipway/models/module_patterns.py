@@ -1,0 +1,169 @@
+"""Regular expressions of an adapter's configuration, tried out before anything relies on them.
+
+peft matches them with :mod:`re`, and so does the merge, which has to find the very same modules. Matching can take years with an
+expression of a few characters, and nothing can interrupt it. So each is matched first in a process of its own with a limit on its
+time, against the very names it is for: what ends there ends everywhere, after the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import CheckpointValidationError, StageError
+from slipway.machine.out_of_memory import REMEDY
+from slipway.machine.python_process import python_script
+
+SECONDS = 0.5
+"""Processor time of all expressions of an adapter."""
+SECONDS_PER_MATCH = 20e-6
+"""More of it for each expression and name; usual ones take a tenth."""
+MOST_SECONDS = 60.0
+"""Most of it, however many expressions and names there are."""
+LONGEST = 1 << 14
+"""Characters of an expression."""
+MOST_MATCHES = 50_000_000
+"""Expressions, each in all its forms, times names: a minute's work."""
+_WAIT_SECONDS = 600.0
+"""Most time by the clock."""
+_CAN_REPEAT = frozenset("*+?{(|")
+#: Any other text is valid in every form, and matched in no time; names are full of dots.
+_HAS_MEANING = _CAN_REPEAT | frozenset("^$)[]}\\")
+_TRIAL = Path(__file__).with_name("pattern_trial.py")
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH")
+#: How peft matches the texts of an option: whole names, or within an expression of its own. Source: peft 0.21,
+#: ``match_target_against_key``, ``check_target_module_exists`` and ``get_pattern_key``.
+_WHOLE = ("fullmatch", "{}")
+_END = ("match", r"(.*\.)?({})$")
+_PATTERN = ("match", r".*\.{}$")
+_PART = ("match", r"(^|.*\.){}($|\..*)")
+_LAYER = ("match", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
+_ANYWHERE = ("search", "{}")
+_FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "target_modules": (_WHOLE, _PART),
+    "exclude_modules": (_WHOLE,),
+    "feedforward_modules": (_WHOLE,),
+    "modules_to_save": (_PART,),
+    "layers_pattern": (_LAYER,),
+    "rank_pattern": (_END,),
+    "alpha_pattern": (_END,),
+}
+_ANY_FORM = (_WHOLE, _END, _PATTERN, _PART, _LAYER, _ANYWHERE)
+#: Options that must be expressions; others are tried in case a later peft takes them as such.
+_EXPRESSIONS = frozenset(_FORMS)
+
+
+def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Make sure that the expressions of ``adapter_config.json`` are valid and can be matched against names in a short time.
+
+    Args:
+        config: The configuration.
+        names: Of modules or parameters.
+
+    Raises:
+        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``.
+    """
+    tried = [(key, text) for key, text in _texts(config) if not _special(key).isdisjoint(text)]
+    if not tried:
+        return
+    found = sorted(set(names))
+    if sum(len(_forms(key)) for key, _ in tried) * len(found) > MOST_MATCHES:
+        raise _refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched")
+    for key, text in tried:
+        if len(text) > LONGEST:
+            raise _refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
+    _try(tried, found)
+
+
+def names_in(model: Any) -> Iterator[str]:
+    """Names in a torch model that peft matches expressions against."""
+    yield from (name for name, _ in model.named_modules())
+    yield from (name for name, _ in model.named_parameters())
+
+
+def _special(key: str) -> frozenset[str]:
+    """Return the characters that make a text of an option worth a trial."""
+    return _HAS_MEANING if key in _EXPRESSIONS else _CAN_REPEAT
+
+
+def _forms(key: str) -> tuple[tuple[str, str], ...]:
+    """Return the ways in which the texts of an option may be matched."""
+    return _FORMS.get(key, _ANY_FORM)
+
+
+def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every text of the configuration that could be matched, with the option it belongs to; no list of plain names."""
+    for key, option in sorted(config.items()):
+        if key == "target_modules" and isinstance(option, list) and not config.get("ensure_weight_tying"):
+            continue  # compared as they are
+        for text in _all_texts(option):
+            yield key, text
+
+
+def _all_texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for name, part in value.items():
+                yield str(name)
+                yield from _all_texts(part)
+        case list() | tuple() | set() | frozenset():
+            for part in value:
+                yield from _all_texts(part)
+
+
+def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
+    expressions = [
+        [place, method, form.replace("{}", text), key in _EXPRESSIONS]
+        for place, (key, text) in enumerate(texts)
+        for method, form in _forms(key)
+    ]
+    seconds = min(MOST_SECONDS, SECONDS + SECONDS_PER_MATCH * len(expressions) * len(names))
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    request = json.dumps({"seconds": seconds, "expressions": expressions, "names": names})
+    try:
+        done = subprocess.run(
+            python_script(_TRIAL),
+            input=request.encode(),
+            capture_output=True,
+            env=environment,
+            timeout=_WAIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:  # not for another try: it may take as long again
+        raise _refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s") from error
+    except OSError as error:
+        raise StageError(f"the adapter's patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
+    said = done.stdout.decode(errors="replace").split("\n")[:-1]
+    if not said:  # not even the first expression was reached
+        raise StageError(
+            f"the adapter's patterns could not be tried out: the process ended with {done.returncode} before the first of them",
+            reason="OUT_OF_MEMORY",
+            remedy=REMEDY,
+        )
+    if done.returncode == 0 and said[-1] == "done":
+        return
+    place, _, invalid = said[-1].partition(" ")
+    key, text = texts[int(place)]
+    shown = repr(text[:100]) + ("…" if len(text) > 100 else "")
+    if invalid:
+        raise _refusal(f"{key} has {shown}, which is no regular expression ({invalid})", key)
+    raise _refusal(
+        f"{key} has {shown}: to match it against {len(names)} names takes more than {seconds:.1f} s of processor time or too "
+        "much memory",
+        key,
+    )
+
+
+def _refusal(what: str, key: str = "") -> CheckpointValidationError:
+    return CheckpointValidationError(
+        f"the adapter's patterns cannot be used: {what}",
+        reason="ADAPTER_CONFIG_INVALID",
+        remedy="copy adapter_config.json from the training run again, or name the modules in it as a list",
+        about={"key": key},
+    )

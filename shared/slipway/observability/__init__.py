@@ -1,0 +1,1 @@
+"""What is seen of Slipway from outside: logs without secrets, OpenTelemetry spans, Prometheus metrics."""

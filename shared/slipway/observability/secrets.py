@@ -1,0 +1,41 @@
+"""Secrets in texts: found by the names of environment variables and in URLs, and left out."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from urllib.parse import unquote
+
+SECRET_NAMES = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION)_?KEY|(?:^|_)(?:PAT|PWD|DSN|AUTH|COOKIE|HEADERS)$",
+    re.IGNORECASE,
+)
+"""Environment variables whose values are not written."""
+
+_NO_SECRETS = frozenset({"PWD"})
+"""The current folder; ``MYSQL_PWD`` is a password."""
+
+_URL_PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):([^\s/@]+)(?=@)")
+"""User and password of a URL."""
+
+
+def redact(text: str) -> str:
+    """A text without the values of secret-looking environment variables, and without passwords of URLs."""
+    for value in _secrets():
+        text = text.replace(value, "***")
+    return _URL_PASSWORD.sub(r"\1:***", text)
+
+
+@cache
+def _secrets() -> tuple[str, ...]:
+    return secrets_of(os.environ)
+
+
+def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Values of variables whose name says that they are secret, and passwords in URLs; short ones would blot out ordinary text."""
+    named = {value for name, value in environment.items() if SECRET_NAMES.search(name) and name not in _NO_SECRETS}
+    passwords = {unquote(found[2]) for value in environment.values() for found in _URL_PASSWORD.finditer(value)}
+    found = {value for value in named | passwords if len(value) >= 8}
+    return tuple(sorted(found, key=len, reverse=True))

@@ -1,0 +1,295 @@
+"""OpenTelemetry spans: off unless ``SLIPWAY_TRACING`` is set, and then nothing but this module knows of it.
+
+A span's parent is a W3C ``traceparent`` text, so that it travels through plans, leases and processes as plain data. While
+tracing is off every call here is free.
+
+Two kinds of spans: :func:`span` surrounds a block, and is lost if the process dies in it. :func:`record` writes a span that
+is over, from facts; with an id that follows from what it is about (:func:`derived`) it can be written again after a crash and
+is still the same span.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slipway.observability.secrets import redact
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from slipway.settings import Settings
+
+_FLUSH_MILLISECONDS = 3000
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_NO_SPAN = "0" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    provider: TracerProvider
+    processor: SpanProcessor
+
+
+_recorder: _Recorder | None = None
+# What a block belongs to, for its log lines, whether or not this process records spans.
+_within: ContextVar[str] = ContextVar("slipway_traceparent", default="")
+
+
+@contextlib.contextmanager
+def tracing(settings: Settings, *, service: str = "slipway") -> Iterator[None]:
+    """Record spans while the block runs, as the settings say; sends what is left at the end, for at most 3 s.
+
+    Args:
+        settings: ``tracing`` is ``otlp``, ``console`` or empty (off).
+        service: Name the spans appear under.
+    """
+    if not settings.tracing or _recorder is not None:
+        yield
+        return
+    with recording(_exporter(settings), service=service):
+        yield
+
+
+@contextlib.contextmanager
+def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[None]:
+    """Record spans into an exporter while the block runs."""
+    global _recorder  # noqa: PLW0603 - a process has one provider, as OpenTelemetry itself does
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from slipway.stage import installed_version
+
+    # A resource of our own: the default one runs detectors and reads the environment.
+    resource = Resource(
+        {
+            "service.name": service,
+            "service.version": installed_version("slipway"),
+            "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+        }
+    )
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    processor = BatchSpanProcessor(exporter, schedule_delay_millis=500)
+    provider.add_span_processor(processor)
+    _recorder = _Recorder(provider, processor)
+    try:
+        yield
+    finally:
+        _recorder = None
+        provider.force_flush(_FLUSH_MILLISECONDS)
+        provider.shutdown()
+
+
+@contextlib.contextmanager
+def span(
+    name: str, *, parent: str = "", attributes: Mapping[str, Any] | None = None, links: tuple[str, ...] = ()
+) -> Iterator[Span]:
+    """Record a span around a block; an error that leaves the block marks the span as failed.
+
+    Args:
+        name: What is done, such as ``stage merge``.
+        parent: ``traceparent`` of the span this belongs to; empty takes the current one, if any.
+        attributes: Facts: texts, numbers, truth values or lists of them.
+        links: ``traceparent`` texts of related spans, such as the attempt before a retry.
+    """
+    if _recorder is None:
+        with within(parent or _within.get()):
+            yield Span(None)
+        return
+    from opentelemetry import trace
+
+    tracer = _recorder.provider.get_tracer("slipway")
+    linked = [trace.Link(context) for link in links if (context := _span_context(link)) is not None]
+    with tracer.start_as_current_span(
+        name,
+        context=_context(parent),
+        attributes=dict(attributes or {}),
+        links=linked,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as it:
+        running = Span(it)
+        try:
+            yield running
+        except Exception as error:
+            running.record_error(error)
+            raise
+
+
+class Span:
+    """A running span, or nothing while tracing is off."""
+
+    def __init__(self, span: Any) -> None:
+        self._span = span
+
+    def set(self, **attributes: Any) -> None:
+        """Add facts that are known only now."""
+        if self._span is not None:
+            self._span.set_attributes(attributes)
+
+    def fail(self, reason: str, message: str) -> None:
+        """Mark the span as failed without raising."""
+        if self._span is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, redact(message)))
+            self._span.set_attribute("slipway.reason", reason)
+
+    def record_error(self, error: Exception) -> None:
+        """Mark the span as failed by an exception, with its traceback; OpenTelemetry's own way keeps no secret."""
+        if self._span is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            kind = f"{type(error).__module__}.{type(error).__qualname__}"
+            trace = "".join(traceback.format_exception(error))
+            facts = {"type": kind, "message": str(error), "stacktrace": trace}
+            self._span.add_event("exception", {f"exception.{name}": redact(text) for name, text in facts.items()})
+            self._span.set_status(Status(StatusCode.ERROR, redact(f"{type(error).__name__}: {error}")))
+
+    @property
+    def traceparent(self) -> str:
+        """This span as a parent for others; empty while tracing is off."""
+        return _traceparent(self._span.get_span_context()) if self._span is not None else ""
+
+
+def record(
+    name: str,
+    *,
+    identity: str,
+    parent: str,
+    start: float,
+    end: float,
+    attributes: Mapping[str, Any] | None = None,
+    links: tuple[str, ...] = (),
+    failure: tuple[str, str] | None = None,
+) -> None:
+    """Write a span that is over.
+
+    Args:
+        name: What was done.
+        identity: ``traceparent`` of the span itself.
+        parent: ``traceparent`` of the span it belongs to.
+        start: Beginning, in seconds since the epoch.
+        end: End, likewise.
+        attributes: Facts.
+        links: ``traceparent`` texts of related spans.
+        failure: Reason and message, when it failed.
+    """
+    if _recorder is None:
+        return
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    context, above = _span_context(identity), _span_context(parent)
+    if context is None or not context.is_valid or not context.trace_flags.sampled:
+        return
+    facts = dict(attributes or {})
+    status = trace.Status(trace.StatusCode.UNSET)
+    if failure is not None:
+        facts["slipway.reason"], status = failure[0], trace.Status(trace.StatusCode.ERROR, redact(failure[1]))
+    _recorder.processor.on_end(
+        ReadableSpan(
+            name,
+            context=context,
+            parent=above if above is not None and above.is_valid else None,
+            resource=_recorder.provider.resource,
+            attributes=facts,
+            links=[trace.Link(linked) for link in links if (linked := _span_context(link)) is not None],
+            status=status,
+            start_time=round(start * 1e9),
+            end_time=round(end * 1e9),
+            instrumentation_scope=InstrumentationScope("slipway"),
+        )
+    )
+
+
+def new_trace() -> str:
+    """A trace of its own, as a parent for its first span."""
+    return f"00-{os.urandom(16).hex()}-{_NO_SPAN}-01"
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether a text from outside names a trace."""
+    return _TRACEPARENT.fullmatch(text) is not None
+
+
+def derived(traceparent: str, *about: object) -> str:
+    """A span of the same trace whose id follows from what it is about; empty without a trace."""
+    if not is_traceparent(traceparent):
+        return ""
+    _, trace_id, _, flags = traceparent.split("-")
+    span_id = hashlib.sha256("\n".join((trace_id, *map(str, about))).encode()).hexdigest()[:16]
+    return f"00-{trace_id}-{span_id}-{flags}"
+
+
+@contextlib.contextmanager
+def within(traceparent: str) -> Iterator[None]:
+    """Say which trace a block belongs to, so that its log lines name it."""
+    token = _within.set(traceparent)
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+def current_traceparent() -> str:
+    """The current span as a parent for others, or what the block was said to be :func:`within`; empty without either."""
+    if _recorder is None:
+        return _within.get()
+    from opentelemetry import trace
+
+    context = trace.get_current_span().get_span_context()
+    return _traceparent(context) if context.is_valid else _within.get()
+
+
+def current_trace_id() -> str:
+    """The current trace as 32 hexadecimal digits; empty without one."""
+    return current_traceparent()[3:35]
+
+
+def _exporter(settings: Settings) -> SpanExporter:
+    if settings.tracing == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter(out=sys.stderr, formatter=lambda finished: finished.to_json(indent=None) + "\n")
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    insecure = not settings.otlp_endpoint.startswith("https://")
+    return OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure, timeout=_FLUSH_MILLISECONDS / 1000)
+
+
+def _traceparent(context: Any) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _span_context(traceparent: str) -> Any:
+    from opentelemetry import trace
+
+    if not is_traceparent(traceparent):
+        return None
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return trace.SpanContext(
+        trace_id=int(trace_id, 16),
+        span_id=int(span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(int(flags, 16)),
+    )
+
+
+def _context(parent: str) -> Any:
+    from opentelemetry import trace
+
+    context = _span_context(parent)
+    return trace.set_span_in_context(trace.NonRecordingSpan(context)) if context is not None else None

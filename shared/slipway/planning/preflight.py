@@ -1,0 +1,264 @@
+"""Before anything runs: will the disk, the memory and this machine's libraries do for a plan?
+
+Sizes are estimated from the number of weights. They are upper bounds: what the store already holds is not made again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from slipway.errors import ModelExportError
+from slipway.machine.cgroup import ControlGroup, available_memory
+from slipway.machine.doctor import StageHealth, stage_health
+from slipway.models.base_format import prepared_sizes
+from slipway.opsets import unwritten
+
+BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
+"""Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
+
+FLOAT32_BYTES = 4
+_INTEGER = {"int8", "int4"}
+_WEIGHTS = {".safetensors", ".bin"}
+_GRAPH_BYTES = 2 << 20
+"""Of a graph's nodes, without weights."""
+_LIBRARIES_BYTES = 700 << 20
+"""What torch and transformers take before any weight is loaded."""
+
+
+class Verdict(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check.
+
+    Attributes:
+        check: What was looked at, such as ``disk: SLIPWAY_HOME`` or ``stage: merge``.
+        verdict: Whether it will do.
+        message: What was found, with the figures.
+        remedy: What to do about it; empty when it will do.
+        reason: Of the error a command ends with, for an error.
+    """
+
+    check: str
+    verdict: Verdict
+    message: str
+    remedy: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """All checks, and the sizes behind them.
+
+    Attributes:
+        findings: The checks.
+        disk_needed_bytes: Of everything the plan makes.
+        task_bytes: The same by task.
+        memory_needed_bytes: Of the stage that needs most.
+    """
+
+    findings: tuple[Finding, ...]
+    disk_needed_bytes: int = 0
+    task_bytes: dict[str, int] | None = None
+    memory_needed_bytes: int = 0
+
+    def error(self) -> ModelExportError | None:
+        """The error of the first check that rules the export out; None when none does."""
+        for finding in self.findings:
+            if finding.verdict is Verdict.ERROR:
+                return ModelExportError(
+                    f"{finding.check}: {finding.message}", reason=finding.reason, remedy=finding.remedy
+                )
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """These checks as JSON-ready data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """How large a model is.
+
+    Attributes:
+        weights: Number of its weights.
+        weight_bytes: What they take on disk.
+        largest: Number of the largest tensor's weights.
+        largest_bytes: What that takes on disk.
+        companion_bytes: Configuration, tokenizer and the like.
+    """
+
+    weights: int
+    weight_bytes: int
+    largest: int
+    largest_bytes: int
+    companion_bytes: int
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelSize:
+        """Of the model in a folder once it is plain, from the headers of its weights."""
+        tensors = prepared_sizes(folder)
+        companions = [path for path in folder.iterdir() if path.suffix not in _WEIGHTS and path.is_file()]
+        return cls(
+            weights=sum(count for count, _ in tensors),
+            weight_bytes=sum(nbytes for _, nbytes in tensors),
+            largest=max((count for count, _ in tensors), default=0),
+            largest_bytes=max((nbytes for _, nbytes in tensors), default=0),
+            companion_bytes=sum(path.stat().st_size for path in companions),
+        )
+
+
+class PlannedTask(Protocol):
+    """What a preflight needs of a task (see ``slipway.planning.plan``)."""
+
+    @property
+    def id(self) -> str:
+        """Unique within the plan."""
+        ...
+
+    @property
+    def stage(self) -> str:
+        """Stage it runs."""
+        ...
+
+    @property
+    def params(self) -> Any:
+        """Parameters by name."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """Format it delivers; empty for an intermediate result."""
+        ...
+
+
+def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: Path, here: bool = True) -> Preflight:
+    """Check a plan against this machine.
+
+    Args:
+        tasks: The plan.
+        base: Folder of the base model.
+        home: Folder of the store.
+        output: Folder that receives the output directory.
+        here: Whether stages run on this machine; otherwise only the disk is checked.
+    """
+    size = ModelSize.of(base)
+    made = {task.id: task_bytes(task, size) for task in tasks}
+    memory = memory_bytes(tasks, size)
+    findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
+    findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
+    findings += [*_opsets(tasks), *_disk(tasks, made, base=base, home=home, output=output)]
+    if here:
+        findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
+    return Preflight(
+        findings=tuple(findings), disk_needed_bytes=sum(made.values()), task_bytes=made, memory_needed_bytes=memory
+    )
+
+
+def task_bytes(task: PlannedTask, size: ModelSize) -> int:
+    """Size of what a task makes, estimated from above."""
+    match task.stage:
+        case "merge" | "prepare":
+            return size.weight_bytes + size.companion_bytes
+        case "quantize":
+            level = task.params["level"]
+            # PyTorch looks embeddings up in the weights' own type, beside a quantized head.
+            pytorch = task.params.get("format") == "pytorch"
+            beside = (size.largest_bytes if level in _INTEGER else 0) if pytorch else _GRAPH_BYTES
+            made = int(size.weights * BYTES_PER_WEIGHT.get(level, FLOAT32_BYTES))
+            return made + beside + size.companion_bytes
+        case "onnx_export" | "tensorrt_build":
+            return size.weights * FLOAT32_BYTES + size.companion_bytes + _GRAPH_BYTES
+    return 0
+
+
+def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
+    """Memory of the task that needs most, estimated. Stages that stream hold a few copies of the largest tensor."""
+    streaming = 4 * size.largest * FLOAT32_BYTES
+    whole = size.weights * FLOAT32_BYTES  # the reference, and the builder's copy, are loaded as a whole
+    heavy = any(task.stage in {"validate", "tensorrt_build"} for task in tasks)
+    return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
+
+
+def _opsets(tasks: Sequence[PlannedTask]) -> list[Finding]:
+    """Opsets that are asked for and that no engine writes."""
+    asked = {task.params.get("opset") or 0 for task in tasks if task.stage == "onnx_export"}
+    said = [unwritten(opset) for opset in sorted(asked)]
+    remedy = "set formats.onnx.opset_version to 0 for the engine's best"
+    return [Finding("opset", Verdict.WARNING, message, remedy) for message in said if message]
+
+
+def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:
+    home, output = _existing(home), _existing(output)
+    stored = sum(made.values())
+    if base.stat().st_dev != home.stat().st_dev:  # otherwise the store links or clones the files
+        stored += sum(path.stat().st_size for path in base.iterdir() if path.is_file())
+    findings = [_space("disk: SLIPWAY_HOME", stored, home)]
+    if home.stat().st_dev != output.stat().st_dev:
+        delivered = sum(made[task.id] for task in tasks if task.format)
+        findings.append(_space("disk: output", delivered, output))
+    return findings
+
+
+def _writable(name: str, folder: Path) -> Finding:
+    """Whether a folder can be made and written; what is in the way is found now, not after hours of work."""
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        message = f"{folder} cannot be a folder: {existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        message = f"{existing} is not writable"
+    else:
+        return Finding(f"write: {name}", Verdict.OK, f"{existing} is writable")
+    remedy = f"make it writable, or choose another {'output.directory' if name == 'output' else name}"
+    return Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")
+
+
+def _space(check: str, needed: int, folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    message = f"at most {_gigabytes(needed)} needed, {_gigabytes(free)} free at {folder}"
+    if needed <= free:
+        return Finding(check, Verdict.OK, message)
+    return Finding(check, Verdict.WARNING, message, "free space, run slipway cache gc, or choose another folder")
+
+
+def _memory(needed: int) -> Finding:
+    available = available_memory(ControlGroup().memory())
+    message = f"about {_gigabytes(needed)} needed, {_gigabytes(available)} available"
+    if needed <= available:
+        return Finding("memory", Verdict.OK, message)
+    remedy = "use a machine with more memory, or set validation.enabled: false"
+    return Finding("memory", Verdict.WARNING, message, remedy)
+
+
+def _stage(health: StageHealth) -> Finding:
+    check = f"stage: {health.name}"
+    versions = ", ".join(f"{p.name} {p.version}".strip() for p in health.providers if p.available)
+    if health.available:
+        return Finding(check, Verdict.OK, versions or "ready")
+    message = "cannot run on this machine; other formats are still made"
+    if health.name in {"merge", "prepare"}:  # everything else follows from it
+        return Finding(check, Verdict.ERROR, "cannot run on this machine", health.missing, "UNSUPPORTED")
+    return Finding(check, Verdict.WARNING, message, health.missing)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"

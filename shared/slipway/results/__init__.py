@@ -1,0 +1,1 @@
+"""From an ended export to an ``ExportResult``, its output directory and its report."""

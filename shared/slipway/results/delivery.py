@@ -1,0 +1,204 @@
+"""The output directory: a folder per format, the report, the lineage and a checksum of every file.
+
+It is put together in a hidden sibling and renamed, so that the directory is there with everything in it or not at all. A
+sibling that a killed command left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts import Artifacts
+from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
+from slipway.errors import ArtifactError, ConfigurationError
+from slipway.files.checksums import MANIFEST, read_checksums, verify_directory, write_checksums
+from slipway.files.json_documents import read_json
+from slipway.files.links import open_unlinked
+from slipway.folders.disk_full import is_disk_full
+from slipway.folders.unfinished import publish, unfinished
+from slipway.registry import IMPORT, load_stage
+from slipway.results.outcome import delivered_formats, export_id
+from slipway.rpc.wire import dict_of
+from slipway.stage import installed_version
+from slipway_protos.v1 import export_pb2 as pb
+
+__all__ = ["LINEAGE", "MANIFEST", "REPORT", "check_target", "deliver", "lineage", "tool_versions", "verify_directory"]
+
+LINEAGE, REPORT = "lineage.json", "report.json"
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Callable[[Path], None]) -> bool:
+    """Put an export's formats into a directory.
+
+    Args:
+        export: An ended export.
+        target: The directory; an earlier delivery of the same export is kept when whole and otherwise replaced.
+        store: Where the artifacts are.
+        describe: Called with the unfinished directory, to write the report into it.
+
+    Returns:
+        False when the directory was already there, whole.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS`` when something else is there; ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``,
+            ``DISK_FULL`` or ``FILE_ERROR``.
+    """
+    formats = delivered_formats(export)
+    check_target(target, export_id(export))
+    if _whole(target, lineage(export), formats, store=store):
+        return False
+    with _told(target), unfinished(target) as folder:
+        for name, digest in formats.items():
+            store.fetch(digest, folder / name)
+            _own(folder / name)
+        describe(folder)
+        document = json.dumps(lineage(export), indent=2, sort_keys=True)
+        (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
+        write_checksums(folder, known=_known(formats, store))
+        publish(folder, target)
+    return True
+
+
+def check_target(target: Path, identity: str) -> None:
+    """Make sure that a directory may be delivered to, before any work.
+
+    Args:
+        target: The directory.
+        identity: Id of the export.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS``.
+    """
+    if not os.path.lexists(target) or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
+        return
+    if target.is_dir() and not target.is_symlink() and _lineage_of(target).get("export_id") == identity:
+        return
+    raise ArtifactError(
+        f"{target} holds something else already",
+        reason="OUTPUT_EXISTS",
+        remedy="choose another output.directory or naming_pattern, or move it away",
+        about={"folder": target},
+    )
+
+
+def lineage(export: pb.Export) -> dict[str, Any]:
+    """Where an export's outputs come from: sources, every task with its parameters, and the tools' versions."""
+    done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
+    outputs = {f"task:{task.id}/{name}": digest for task in done for name, digest in task.outputs.items()}
+    known = outputs | {f"source:{name}": digest for name, digest in export.sources.items()}
+    imports = [dict_of(task.facts).get("urls", {}) for task in done if task.stage == IMPORT]
+    imported = {name: url for urls in imports for name, url in urls.items()}
+    return {
+        "export_id": export_id(export),
+        "created": export.create_time.ToJsonString(),
+        "sources": dict(sorted(export.sources.items())),
+        **({"imported_from": imported} if imported else {}),
+        "labels": dict(sorted(export.labels.items())),
+        "outputs": dict(sorted(export.outputs.items())),
+        "tasks": [
+            {
+                "id": task.id,
+                "stage": task.stage,
+                "params": dict_of(task.attempts[-1].params if task.attempts else task.params),
+                "inputs": {name: known.get(source, source) for name, source in sorted(task.inputs.items())},
+                "outputs": dict(sorted(task.outputs.items())),
+            }
+            for task in done
+        ],
+        "tools": tool_versions(sorted({task.stage for task in done})),
+    }
+
+
+def tool_versions(stages: list[str]) -> dict[str, Any]:
+    """Versions of Slipway, Python and the libraries of some stages, as installed here."""
+    found: dict[str, Any] = {"slipway": installed_version("slipway"), "python": platform.python_version()}
+    for name in stages:
+        with contextlib.suppress(ConfigurationError):  # it ran on a worker elsewhere
+            stage = load_stage(name)
+            found[name] = {"version": stage.version, **stage.library_versions()}
+    return found
+
+
+def _lineage_of(folder: Path) -> dict[str, Any]:
+    try:
+        document = read_json(folder / LINEAGE)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: Artifacts) -> bool:
+    """Whether an earlier delivery is there with the same outputs and every file in its size."""
+    if _lineage_of(target).get("outputs") != expected["outputs"]:
+        return False
+    try:
+        listed = read_checksums(target)
+    except ArtifactError:
+        return False
+    if any(not (target / name).is_file() for name in listed):
+        return False
+    return all(
+        (target / name / file.path).is_file() and (target / name / file.path).stat().st_size == file.size_bytes
+        for name, digest in formats.items()
+        for file in store.manifest(digest).files
+    )
+
+
+@contextlib.contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Errors of the output's file system name the output, and say that nothing has to be made again."""
+    kept = "free space there or choose another output.directory; what was made is kept and only delivered again"
+    try:
+        yield
+    except ArtifactError as error:
+        if error.reason != "DISK_FULL":
+            raise
+        raise ArtifactError(
+            f"no space left to deliver to {target}", reason="DISK_FULL", remedy=kept, about={"folder": target}
+        ) from error
+    except OSError as error:
+        full = is_disk_full(error)
+        raise ArtifactError(
+            f"cannot deliver to {target}: {error.strerror or error}",
+            reason="DISK_FULL" if full else "FILE_ERROR",
+            remedy=kept if full else "make it writable or choose another output.directory; what was made is kept",
+            about={"folder": target},
+        ) from error
+
+
+def _own(folder: Path) -> None:
+    """Give the delivered files a life of their own, so that editing one changes neither the store nor the base model.
+
+    Large files that are read-only stay hard links where the file system cannot clone them; a small or a writable one is
+    copied.
+    """
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.stat().st_nlink == 1:
+            continue
+        clone = path.with_name(f".{path.name}.clone")
+        try:
+            with open_unlinked(path) as file:
+                reflink(file, clone)
+        except OSError:
+            clone.unlink(missing_ok=True)
+            if path.stat().st_size > SMALL_BYTES and not path.stat().st_mode & _WRITABLE:
+                continue
+            with open_unlinked(path) as file:
+                copy_file(file, clone)
+        clone.chmod(0o644)
+        clone.replace(path)
+
+
+def _known(formats: Mapping[str, str], store: Artifacts) -> dict[str, str]:
+    """Digests of the files of artifacts, which were verified when they were fetched."""
+    return {
+        f"{name}/{file.path}": file.digest for name, digest in formats.items() for file in store.manifest(digest).files
+    }

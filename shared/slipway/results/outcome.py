@@ -1,0 +1,305 @@
+"""From what the coordinator says of an export, and what validation found, to the :class:`ExportResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC
+from pathlib import Path
+
+from slipway.artifacts import Artifacts
+from slipway.base_match import BaseMatch, joined
+from slipway.errors import Failure, ValidationError
+from slipway.execution.surroundings import surroundings_of
+from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
+from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
+from slipway_protos.v1 import export_pb2 as pb
+
+VALIDATION = "validation"
+"""Name of the validation artifact among an export's outputs; it is rendered, not delivered."""
+
+
+_NOT_MADE = {
+    pb.TASK_STATE_FAILED: "failed",
+    pb.TASK_STATE_SKIPPED: "skipped",
+    pb.TASK_STATE_CANCELLED: "cancelled",
+}
+
+
+def delivered_formats(export: pb.Export) -> dict[str, str]:
+    """Digest of each format that is delivered as a folder, in the plan's order."""
+    order = {task.format: number for number, task in enumerate(export.tasks)}
+    names = sorted(export.outputs, key=lambda name: (order.get(name, len(order)), name))
+    return {name: export.outputs[name] for name in names if name != VALIDATION}
+
+
+def requested_formats(export: pb.Export) -> dict[str, pb.Task]:
+    """The task of each format that was asked for, in the plan's order."""
+    return {task.format: task for task in export.tasks if task.format and task.format != VALIDATION}
+
+
+def export_id(export: pb.Export) -> str:
+    """Last part of an export's name."""
+    return export.name.rpartition("/")[2]
+
+
+def export_result(
+    export: pb.Export,
+    *,
+    store: Artifacts,
+    validation: ValidationReport | None = None,
+    output_directory: Path | None = None,
+    warnings: Sequence[str] = (),
+) -> ExportResult:
+    """The answer of an ended export.
+
+    Args:
+        export: As the coordinator holds it.
+        store: Where its artifacts are, for their sizes.
+        validation: What validation found; None when nothing was validated.
+        output_directory: Where it is delivered; None when nothing was.
+        warnings: Of the command itself, such as skipped checkpoints.
+    """
+    failure = export_failure(export, validation)
+    original = original_bytes(export, store)
+    formats = {
+        name: format_result(
+            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=_validated(validation, name)
+        )
+        for name, digest in delivered_formats(export).items()
+    }
+    smallest = min((entry.size_bytes for entry in formats.values()), default=None)
+    stable = [entry.inference_speed_ms for entry in formats.values() if entry.inference_speed_stable]
+    memory = [entry.memory_usage_mb for entry in formats.values()]
+    folder = str(output_directory) if output_directory else ""
+    return ExportResult(
+        export_id=export_id(export),
+        timestamp=export.create_time.ToDatetime(UTC),
+        success=failure is None,
+        paths={name: str(output_directory / name) for name in formats} if output_directory else {},
+        output_directory=folder,
+        formats=formats,
+        requested=tuple(requested_formats(export)),
+        failed=failed_formats(export),
+        original_size_bytes=original,
+        optimized_size_bytes=smallest,
+        size_reduction_percent=_reduction(smallest, original),
+        inference_speed_ms=_least(stable),
+        memory_usage_mb=_least(memory),
+        validation_passed=None if validation is None else validation.passed,
+        base_match=joined(BaseMatch.of_labels(export.labels), validation),
+        validation_report_path=str(output_directory / "report.html") if output_directory else "",
+        reason=failure.reason if failure else "",
+        error_message=str(failure) if failure else "",
+        warnings=_warnings(export, warnings, validation),
+        attempts=tuple(_attempt(task, attempt) for task in export.tasks for attempt in task.attempts),
+    )
+
+
+def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
+    """Why an ended export is no success; None when it is one. A failed validation is a failure too, and decides first."""
+    return _deciding(export, _validation_failure(validation))
+
+
+def recorded_failure(export: pb.Export) -> Failure | None:
+    """The same by what the export itself records, for who sees no artifacts."""
+    facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
+    failed: dict[str, tuple[str, str]] = {}
+    for recorded in facts:
+        outputs = recorded.get("outputs", {})
+        for name in recorded.get("failed_outputs", []):
+            output = outputs.get(name, {})
+            failed[name] = (output.get("explanation") or "it differs from the reference", output.get("remedy", ""))
+    return _deciding(export, _failed_outputs(failed))
+
+
+def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
+    unsuccessful = export.HasField("error") or export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
+    ended = failure_of_status(export.error) if unsuccessful else None
+    found = [failure for failure in (ended, validation) if failure is not None]
+    failure = Failure.deciding(found)
+    beside = [other for other in found if other is not failure]
+    if failure is None or not beside:
+        return failure
+    return replace(failure, message=f"{failure.message}; beside it, {beside[0].reason}: {beside[0].message}")
+
+
+def _validation_failure(validation: ValidationReport | None) -> Failure | None:
+    if validation is None:
+        return None
+    failed = [validation.output(name) for name in validation.failed_outputs]
+    return _failed_outputs({output.name: (_first_sentence(output), output.remedy) for output in failed})
+
+
+def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
+    """One failure of all outputs that failed validation, by what is wrong with each and what helps."""
+    if not failed:
+        return None
+    remedies = "; ".join(dict.fromkeys(remedy for _, remedy in failed.values() if remedy))
+    return ValidationError(
+        "; ".join(f"{name} failed validation: {what}" for name, (what, _) in failed.items()),
+        remedy=remedies or "see report.html",
+        about={"outputs": ", ".join(failed)},
+    ).failure()
+
+
+def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
+    """Formats of an ended export that were not made, in the plan's order."""
+    found = {}
+    for name, task in requested_formats(export).items():
+        if task.state in _NOT_MADE:
+            failed = _failed_task(export, task)
+            failure = _task_failure(failed)
+            message = str(failure) if failure else ""
+            if failed.id != task.id:
+                state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
+                message = f"{failed.id}, which it needs, {'failed' if state == 'failed' else f'was {state}'}"
+            found[name] = FailedFormat(
+                task=task.id,
+                state=_NOT_MADE[task.state],
+                reason=failure.reason if failure else "",
+                error_message=message,
+            )
+    return found
+
+
+def _failed_task(export: pb.Export, task: pb.Task) -> pb.Task:
+    """The task because of which this one made nothing: itself, or the first before it that failed."""
+    tasks = {each.id: each for each in export.tasks}
+    seen: set[str] = set()
+    while task.state == pb.TASK_STATE_SKIPPED and task.id not in seen:
+        seen.add(task.id)
+        needed = (source.removeprefix("task:").partition("/")[0] for source in task.inputs.values())
+        missing = [tasks[name] for name in needed if name in tasks and tasks[name].state in _NOT_MADE]
+        task = next(iter(missing), task)
+    return task
+
+
+def _task_failure(task: pb.Task) -> Failure | None:
+    errors = [attempt.error for attempt in task.attempts if attempt.HasField("error")]
+    return failure_of_status(errors[-1]) if errors else None
+
+
+def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
+    """Size of the merged model, unquantized, in bytes; None when there is none."""
+    merged = next(
+        (task.outputs["pytorch"] for task in export.tasks if task.stage == "merge" and "pytorch" in task.outputs), ""
+    )
+    return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
+
+
+def _first_sentence(output: OutputValidation) -> str:
+    return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
+
+
+def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
+    return next((output for output in validation.outputs if output.name == name), None) if validation else None
+
+
+def format_result(
+    digest: str = "", *, size_bytes: int, original: int | None = None, found: OutputValidation | None
+) -> FormatResult:
+    """What is known of one output.
+
+    Args:
+        digest: Of the artifact; empty for a folder that is none.
+        size_bytes: Of all its files.
+        original: Size of the unquantized merged model; None where there is none.
+        found: What validation found; None where it did not look.
+    """
+    entry = FormatResult(digest=digest, size_bytes=size_bytes, reduction_percent=_reduction(size_bytes, original))
+    if found is None:
+        return entry
+    return entry.model_copy(
+        update={
+            "status": found.status.value,
+            "mean_kl": found.to_reference.mean_kl if found.to_reference else None,
+            "top1_agreement": found.to_reference.top1_agreement if found.to_reference else None,
+            **(_speed(found.speed) if found.speed else {}),
+            "memory_usage_mb": found.memory.peak_rss_bytes / 1e6 if found.memory else None,
+        }
+    )
+
+
+def _speed(speed: Speed) -> dict[str, float | bool | None]:
+    return {
+        "decode_tokens_per_second": speed.decode_tokens_per_second,
+        "decode_spread_percent": _percent(speed.decode_spread),
+        "decode_stable": speed.decode_stable,
+        "decode_speedup": _reliable(speed.decode_speedup),
+        "inference_speed_ms": speed.prefill_ms,
+        "inference_speed_spread_percent": _percent(speed.prefill_spread),
+        "inference_speed_stable": speed.prefill_stable,
+        "inference_speedup": _reliable(speed.prefill_speedup),
+    }
+
+
+def _reliable(ratio: Ratio | None) -> float | None:
+    return ratio.median if ratio is not None and ratio.stable else None
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 1)
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _reduction(size: int | None, original: int | None) -> float | None:
+    return None if size is None or not original else round(100 * (1 - size / original), 2)
+
+
+def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
+    """All warnings, each once; what validation says of a failed output is the export's error already."""
+    failed = validation.failed_outputs if validation and export.state == pb.EXPORT_STATE_SUCCEEDED else ()
+    said = tuple(f"{name} failed validation: " for name in failed)
+    found = (*warnings, *export.warnings, *_stage_warnings(export))
+    return _folded(
+        [warning for warning in found if not any(text in warning for text in said)], {task.id for task in export.tasks}
+    )
+
+
+def _stage_warnings(export: pb.Export) -> list[str]:
+    """Warnings that stages recorded with their results, with the task's name; the export has the same without it."""
+    found = []
+    for task in export.tasks:
+        warnings = dict_of(task.facts).get("warnings", [])
+        found += [f"{task.id}: {warning}" for warning in warnings] if isinstance(warnings, list) else []
+    return found
+
+
+def _folded(warnings: Sequence[str], tasks: Collection[str]) -> tuple[str, ...]:
+    """Each warning once, in the order of their first mention, with all tasks that gave it before it."""
+    by_message: dict[str, list[str]] = {}
+    for warning in warnings:
+        task, colon, message = warning.partition(": ")
+        if not colon or task not in tasks:
+            task, message = "", warning
+        known = by_message.setdefault(message, [])
+        if task and task not in known:
+            known.append(task)
+    return tuple(f"{', '.join(found)}: {message}" if found else message for message, found in by_message.items())
+
+
+def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:
+    failure = failure_of_status(attempt.error) if attempt.HasField("error") else None
+    seconds = None
+    if attempt.HasField("start_time") and attempt.HasField("end_time"):
+        seconds = (attempt.end_time.ToNanoseconds() - attempt.start_time.ToNanoseconds()) / 1e9
+    return AttemptResult(
+        task=task.id,
+        stage=task.stage,
+        number=attempt.number,
+        outcome=pb.TaskState.Name(attempt.state).removeprefix("TASK_STATE_").lower(),
+        params=dict_of(attempt.params),
+        rule=attempt.rule,
+        reused=attempt.reused,
+        worker=attempt.worker,
+        reason=failure.reason if failure else "",
+        error_message=str(failure) if failure else "",
+        duration_seconds=seconds,
+        peak_memory_bytes=attempt.peak_memory_bytes,
+        machine=surroundings_of(failure.about) if failure else {},
+    )

@@ -1,0 +1,81 @@
+"""The templates' environments: HTML escapes by itself; Markdown escapes where a template says so."""
+
+from __future__ import annotations
+
+import re
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from slipway.counts import counted
+from slipway.results.report import figures
+from slipway.texts import one_line, printable
+
+# What begins markup wherever it stands: code, emphasis, a table's cell, strikethrough, a link (also a bare address, which some
+# readers make one of), mathematics, an escape.
+_MARKUP = re.compile(r"[`*|~\[$]|\\(?=[!-/:-@\[-`{-~]|$)|(?<![^\W_])_+|_+(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
+# What begins a heading, a list or a quotation at the start of a line.
+_BLOCK = re.compile(r"^(?=[#+=>-])|^(\d{1,9})(?=[.)])")
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+_FIGURES = (
+    *("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration"),
+    *("prompt_speed", "generation_speed", "times"),
+)
+
+
+def html_environment() -> Environment:
+    """For pages: every value is escaped unless it is :class:`markupsafe.Markup`."""
+    return _with_filters(
+        Environment(
+            loader=_loader(),
+            undefined=StrictUndefined,
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=_shown,
+        )
+    )
+
+
+def markdown_environment() -> Environment:
+    """For Markdown: values from outside go through the ``text`` or ``code`` filter."""
+    environment = Environment(  # noqa: S701 - Markdown, not HTML; names are escaped by the filters below
+        loader=_loader(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_shown,
+    )
+    environment.filters["text"] = markdown_text
+    environment.filters["code"] = markdown_code
+    return _with_filters(environment)
+
+
+def markdown_text(value: object) -> str:
+    """Any text as one line of Markdown that shows it and nothing else: no markup, no HTML, no table cell of its own.
+
+    Only what would be markup is escaped, because the file is also read as it is.
+    """
+    text = one_line(str(value))
+    text = _MARKUP.sub(lambda found: "".join(f"\\{letter}" for letter in found.group()), text)
+    text = _BLOCK.sub(r"\g<0>\\", text)
+    return _ENTITY.sub("&amp;", text).replace("<", "&lt;")
+
+
+def markdown_code(name: str) -> str:
+    """A plain name as code."""
+    return f"`{name}`"
+
+
+def _shown(value: object) -> object:
+    """A value as a template writes it: no text, whoever it is of, hides or turns what follows."""
+    return type(value)(printable(value)) if isinstance(value, str) else value
+
+
+def _loader() -> PackageLoader:
+    return PackageLoader("slipway.results.report", package_path="")
+
+
+def _with_filters(environment: Environment) -> Environment:
+    environment.filters.update({name: getattr(figures, name) for name in _FIGURES}, counted=counted)
+    return environment

@@ -1,0 +1,104 @@
+"""Figures as people read them. A figure that was not taken is shown as a dash, never as zero."""
+
+from __future__ import annotations
+
+import math
+
+from slipway.results.result import FormatResult
+from slipway.validation.findings import Ratio
+
+MISSING = "–"
+
+
+def size(count: float | None) -> str:
+    """Bytes, in decimal units: ``12.6 MB``."""
+    if count is None:
+        return MISSING
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}" if abs(count) < 1000 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def small(value: float | None) -> str:
+    """A difference or divergence: two digits, scientific below 0.001."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 1e-3 else f"{value:.2g}"
+
+
+def share(value: float | None) -> str:
+    """A share from 0 to 1, as percent."""
+    return MISSING if value is None else f"{100 * value:.2f} %"
+
+
+def percent(value: float | None) -> str:
+    """A figure that is percent already."""
+    return MISSING if value is None else f"{value:.1f} %"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds, three digits."""
+    return MISSING if value is None else f"{_digits(value)} ms"
+
+
+def rate(value: float | None) -> str:
+    """Tokens per second."""
+    return MISSING if value is None else f"{_digits(value)} tok/s"
+
+
+def prompt_speed(entry: FormatResult) -> str:
+    """Time of one pass over a prompt, with its scatter: ``5.03 ms ±4 %``."""
+    figure = milliseconds(entry.inference_speed_ms)
+    return scattered(figure, entry.inference_speed_spread_percent, stable=entry.inference_speed_stable)
+
+
+def generation_speed(entry: FormatResult) -> str:
+    """Speed of generation, with its scatter: ``25 tok/s ±60 %, unstable``."""
+    figure = rate(entry.decode_tokens_per_second)
+    return scattered(figure, entry.decode_spread_percent, stable=entry.decode_stable)
+
+
+def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
+    """A median with half the width of the range that most rounds lie in, marked where it is not to be relied on.
+
+    Args:
+        figure: The median, as it is shown.
+        spread: Width of the range, in percent of the median; None of a single round.
+        stable: Whether the figure can be relied on.
+    """
+    if figure == MISSING:
+        return figure
+    if spread is None:
+        return f"{figure}, one round"
+    half = f"{spread / 2:.0f}" if spread >= 2 else f"{spread / 2:.1g}"
+    return f"{figure} ±{half} %" + ("" if stable else ", unstable")
+
+
+def times(value: Ratio | None) -> str:
+    """How many times as fast as the reference, and where most rounds lie: ``1.8 times (1.7 to 1.9)``."""
+    if value is None:
+        return MISSING
+    limits = f" ({_digits(value.range[0])} to {_digits(value.range[1])})" if value.range else ""
+    return f"{_digits(value.median)} times{limits}" + ("" if value.stable else ", unstable")
+
+
+def number(value: float | None) -> str:
+    """Any other figure, three digits."""
+    return MISSING if value is None or not math.isfinite(value) else _digits(value)
+
+
+def duration(seconds: float | None) -> str:
+    """A duration: ``0.42 s``, ``3 min 5 s``."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{_digits(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,191 @@
+"""The report as one HTML page that needs nothing else: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from slipway.counts import counted
+from slipway.results.report import figures
+from slipway.results.report.document import Report
+from slipway.results.report.environment import html_environment
+from slipway.results.report.plots import Bar, bar_chart
+from slipway.results.result import AttemptResult
+from slipway.validation.findings import Check, OutputStatus, OutputValidation
+
+_TONE = {OutputStatus.PASSED: "good", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
+VERDICTS = {
+    "passed": "passed",
+    "failed": "failed",
+    "not_run": "not run here",
+    "not_validated": "not validated",
+}
+NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled"}
+"""What is shown in the place of a verdict, by state of the task that should have made an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with its heading and a sentence on how to read it."""
+
+    heading: str
+    caption: str
+    bars: Markup
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    template = html_environment().get_template("report.html.j2")
+    return template.render(
+        report=report,
+        result=report.result,
+        validation=report.validation,
+        verdicts=VERDICTS,
+        not_made=NOT_MADE,
+        verdict=_verdict(report),
+        charts=_charts(report),
+        durations=_durations(report.result.attempts),
+        attempts=[(attempt, _params(attempt)) for attempt in report.result.attempts],
+        tools=sorted(report.lineage.get("tools", {}).items()),
+        sources=sorted(report.lineage.get("sources", {}).items()),
+    )
+
+
+def _verdict(report: Report) -> tuple[str, str]:
+    """Style class and sentence at the top of the page; amber where nothing shows that the base model is the right one."""
+    if not report.result.success:
+        return "bad", "The export failed."
+    tone, sentence = _outputs_verdict(report)
+    base = report.result.base_match
+    if base is None or base.verdict == "green":
+        return tone, sentence
+    return "amber", f"{sentence} {base.headline}."
+
+
+def _outputs_verdict(report: Report) -> tuple[str, str]:
+    if report.validation is None:
+        return "muted", "The export succeeded. Nothing was validated."
+    not_run = report.validation.not_run_outputs
+    if not report.validation.passed:
+        return "muted", "The export succeeded. None of the outputs can be run on this machine, so none was validated."
+    if not_run:
+        return "good", f"Every output that runs on this machine passed validation. Not run here: {', '.join(not_run)}."
+    return "good", "Every output passed validation."
+
+
+def _charts(report: Report) -> list[Chart]:
+    charts = [
+        Chart(
+            "Size",
+            "All files of the format's folder.",
+            bar_chart(
+                "Size of each format",
+                [Bar(name, value.size_bytes) for name, value in report.result.formats.items()],
+                show=figures.size,
+            ),
+        )
+    ]
+    if report.validation is None:
+        return charts if report.result.formats else []
+    outputs = report.outputs
+    behaviour = [
+        Chart(
+            "Divergence from the fine-tuned model",
+            "Mean KL divergence of next-token distributions against base + adapter, nats per token, logarithmic; the mark"
+            " is the limit.",
+            _logits_chart("Mean KL divergence", outputs, "mean_kl"),
+        ),
+        Chart(
+            "Largest difference of a logit",
+            "Against base + adapter, logarithmic; the mark is the limit where there is one.",
+            _logits_chart("Largest difference of a logit", outputs, "max_abs_diff"),
+        ),
+    ]
+    return [*behaviour, *charts, *_speed_charts(outputs)]
+
+
+def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:
+    bars = []
+    for output in outputs:
+        value = getattr(output.to_reference, measure) if output.to_reference else None
+        limit = _limit(output.checks, measure)
+        bars.append(Bar(output.name, value, tone=_TONE[output.status], limit=limit, note=_absence(output)))
+    return bar_chart(title, bars, show=figures.small, log=True)
+
+
+def _speed_charts(outputs: Sequence[OutputValidation]) -> list[Chart]:
+    timed = [(output, output.speed) for output in outputs if output.speed is not None]
+    measured = [output for output in outputs if output.memory is not None]
+    charts = []
+    if timed:
+        generation = [
+            _speed_bar(output.name, speed.decode_tokens_per_second, speed.decode_range, stable=speed.decode_stable)
+            for output, speed in timed
+        ]
+        prompt = [
+            _speed_bar(output.name, speed.prefill_ms, speed.prefill_ms_range, stable=speed.prefill_stable)
+            for output, speed in timed
+        ]
+        scatter = "the whisker is where most rounds lie, and what scatters too much is unstable."
+        charts = [
+            Chart(
+                "Generation",
+                f"Tokens per second, one at a time with the KV cache, batch 1; longer is better; {scatter}",
+                bar_chart("Generation", generation, show=figures.rate),
+            ),
+            Chart(
+                "Prompt",
+                f"Time of one pass over a prompt of {counted(timed[0][1].prefill_tokens, 'token')}, batch 1; shorter is better; {scatter}",
+                bar_chart("Prompt", prompt, show=figures.milliseconds),
+            ),
+        ]
+    if measured:
+        bars = [Bar(output.name, output.memory.peak_rss_bytes if output.memory else None) for output in measured]
+        caption = "Peak resident memory of the process that ran the model, libraries included."
+        charts.append(Chart("Memory", caption, bar_chart("Memory", bars, show=figures.size)))
+    return charts
+
+
+def _speed_bar(name: str, value: float | None, limits: tuple[float, float] | None, *, stable: bool) -> Bar:
+    unstable = value is not None and not stable
+    return Bar(
+        name, value, tone="muted" if unstable else "plain", range=limits, remark=", unstable" if unstable else ""
+    )
+
+
+def _limit(checks: Iterable[Check], measure: str) -> float | None:
+    """The limit that a figure against the reference was held to."""
+    found = (check.limit for check in checks if check.name == measure and check.against == "reference")
+    return next(found, None)
+
+
+def _absence(output: OutputValidation) -> str:
+    return VERDICTS[output.status.value] if output.status is not OutputStatus.PASSED else ""
+
+
+def _durations(attempts: Iterable[AttemptResult]) -> Markup:
+    """How long each attempt took, in the order they were made."""
+    bars = [
+        Bar(
+            f"{attempt.task} #{attempt.number}" if attempt.number > 1 else attempt.task,
+            None if attempt.reused else attempt.duration_seconds,
+            tone="bad" if attempt.outcome == "failed" else "plain",
+            note="reused" if attempt.reused else "",
+        )
+        for attempt in attempts
+    ]
+    return bar_chart("Duration of each attempt", bars, show=figures.duration)
+
+
+def _params(attempt: AttemptResult) -> list[tuple[str, str]]:
+    return [(name, _plain(value)) for name, value in sorted(attempt.params.items())]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # numbers travel as doubles
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

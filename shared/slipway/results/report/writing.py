@@ -1,0 +1,41 @@
+"""Writes the report's files into an output directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.results.report.card import model_card
+from slipway.results.report.document import Report
+from slipway.results.report.page import page
+from slipway.results.result import ExportResult
+from slipway.texts import escaped_json
+from slipway.validation.findings import ValidationReport
+
+JSON, HTML, CARD = "report.json", "report.html", "README.md"
+
+
+def write_report(
+    folder: Path,
+    *,
+    result: ExportResult,
+    validation: ValidationReport | None = None,
+    lineage: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``report.json``, ``report.html`` and ``README.md``; the same parts always give the same bytes.
+
+    Args:
+        folder: The output directory, with a folder per format, where it is looked which have a chat template. Only the
+            three files are written.
+        result: The answer of the export.
+        validation: What validation found; None when nothing was validated.
+        lineage: What ``lineage.json`` says.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    report = Report.of(result, validation=validation, lineage=lineage)
+    (folder / JSON).write_text(escaped_json(report.model_dump_json(indent=2)) + "\n", encoding="utf-8")
+    (folder / HTML).write_text(page(report), encoding="utf-8")
+    (folder / CARD).write_text(model_card(report, folder), encoding="utf-8")

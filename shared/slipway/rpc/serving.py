@@ -1,0 +1,152 @@
+"""What every gRPC server and client here has in common: connection options, health and reflection, and the one place where
+errors become statuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
+from grpc_reflection.v1alpha import reflection
+
+from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.rpc.health import HealthService
+from slipway.rpc.wire import STATUS_KEY, call_status
+from slipway.texts import number_of
+
+log = logging.getLogger("slipway.rpc")
+
+LONGEST_POLL_SECONDS = 50.0
+"""Proxies and load balancers cut calls that are silent for a minute."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest answer a client takes: a page of exports."""
+
+MAX_REQUEST_BYTES = 16 << 20
+"""Largest request a server takes: a worker's report."""
+
+_MAX_STREAMS_PER_CONNECTION = 512
+
+# A server that is pinged more often than its minimum ends the connection (GOAWAY too_many_pings).
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Channels of one process to the same address are kept apart: closing one must not end the others' calls.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+SERVER_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.so_reuseport", 0),  # two servers on one port would each get half of the calls
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+)
+
+S = TypeVar("S")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+Unary = Callable[[S, Request, grpc.aio.ServicerContext], Awaitable[Response]]
+Stream = Callable[[S, Request, grpc.aio.ServicerContext], AsyncIterator[Response]]
+
+
+def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
+    """Let a method raise :class:`ModelExportError`; the caller gets it as a status."""
+
+    @functools.wraps(method)
+    async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> Response:
+        try:
+            return await method(self, request, context)
+        except ModelExportError as error:
+            await abort(context, error.failure())
+        except Exception as error:  # noqa: BLE001 - the boundary: whatever it is, the caller gets a typed answer
+            await abort(context, _unforeseen(method.__name__, error))
+
+    return call
+
+
+def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]:
+    """The same for a method that streams its answers."""
+
+    @functools.wraps(method)
+    async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
+        try:
+            answers: Any = method(self, request, context)
+            async with contextlib.aclosing(answers):  # who stops reading ends the method at once
+                async for response in answers:
+                    yield response
+        except ModelExportError as error:
+            await abort(context, error.failure())
+        except Exception as error:  # noqa: BLE001 - as above
+            await abort(context, _unforeseen(method.__name__, error))
+
+    return call
+
+
+async def abort(context: grpc.aio.ServicerContext, failure: Failure) -> NoReturn:
+    """End a call with a failure."""
+    code, details, status = call_status(failure)
+    await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))
+    raise AssertionError("abort returned")
+
+
+def _unforeseen(method: str, error: Exception) -> Failure:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    log.exception(f"{method} failed")
+    return ServiceError(f"{method} failed: {type(error).__name__}: {error}", reason="INTERNAL").failure()
+
+
+def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> HealthService:
+    """Let a server answer health checks for its services and say what it serves."""
+    health = HealthService()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection((*services, HEALTH, reflection.SERVICE_NAME), server)
+    return health
+
+
+def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Bind a server to ``HOST:PORT`` or ``unix:PATH``; returns the port (0 asks for a free one).
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
+    """
+    check_port(address)
+    try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise cannot_listen(address, str(error)) from error
+
+
+def check_port(address: str) -> None:
+    """Refuse a port that does not exist: libraries would listen on what is left of it.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    port = "" if address.startswith("unix:") else address.rpartition(":")[2]
+    if port.isdigit() and number_of(port, most=65535) is None:
+        raise cannot_listen(address, "the highest port is 65535")
+
+
+def cannot_listen(address: str, why: str) -> ServiceError:
+    """The error of an address that cannot be bound."""
+    return ServiceError(
+        f"cannot listen on {address}: {why}",
+        reason="REQUEST_INVALID",
+        remedy="choose a free port, or end what uses it",
+        about={"address": address},
+    )

@@ -1,0 +1,181 @@
+"""The access file: who there is, how each proves it, and what each may do.
+
+::
+
+    principals:
+      - name: ci
+        role: submitter                # viewer, submitter, operator or worker
+        projects: [research]           # or ["*"]
+        token_sha256: 5f2c…            # of a token that slipway token made
+        expires: 2027-06-30            # optional: the token's last day (UTC)
+        holds_store: true              # optional: it has the artifact store's credentials, too
+      - name: workers
+        role: worker
+        certificate: workers.slipway   # DNS or URI name in the certificate it shows
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slipway.errors import ConfigurationError, ServiceError
+from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
+from slipway.security.access.principals import Principal, Role
+from slipway.security.access.tokens import is_hash, matching
+from slipway.security.named_files import described
+from slipway.security.reloading import Reloaded
+from slipway.texts import hidden_character
+
+_PROJECT = r"^(\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?)$"
+
+
+class Entry(BaseModel):
+    """One principal of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: str = Field(min_length=1, max_length=100)
+    role: Literal["viewer", "submitter", "operator", "worker"]
+    projects: frozenset[str] = frozenset()
+    token_sha256: str = ""
+    certificate: str = ""
+    expires: date | None = None
+    holds_store: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if hidden_character(self.name):
+            raise ValueError(f"{self.name!r} has the character {hidden_character(self.name)}")
+        if not self.token_sha256 and not self.certificate:
+            raise ValueError(f"{self.name}: give token_sha256 or certificate")
+        if self.token_sha256 and not is_hash(self.token_sha256):
+            raise ValueError(f"{self.name}: token_sha256 takes 64 hex digits, never the token itself")
+        if self.role == "worker" and self.projects:
+            raise ValueError(f"{self.name}: a worker works for all projects; leave out projects")
+        if self.role != "worker" and not self.projects:
+            raise ValueError(f'{self.name}: name its projects, or ["*"]')
+        for project in sorted(self.projects):
+            if not re.match(_PROJECT, project):
+                raise ValueError(f"{self.name}: {project!r} is not the name of a project")
+        return self
+
+    def principal(self) -> Principal:
+        """Who this is."""
+        return Principal(self.name, frozenset({Role(self.role)}), self.projects, self.holds_store)
+
+
+class AccessList(BaseModel):
+    """All principals of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    principals: tuple[Entry, ...]
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        for kind in ("name", "token_sha256", "certificate"):
+            values = [value for entry in self.principals if (value := getattr(entry, kind))]
+            if len(values) != len(set(values)):
+                raise ValueError(f"two principals have the same {kind}")
+        return self
+
+
+def load_access(path: Path) -> AccessList:
+    """Read an access file.
+
+    Raises:
+        ConfigurationError: reason ``ACCESS_INVALID``; no message repeats what the file says where a secret could be.
+    """
+    try:
+        return AccessList.model_validate(load_document(path, limits=LISTS))
+    except OSError as error:
+        raise _invalid(path, error.strerror or "it cannot be read") from None
+    except ValidationError as error:
+        problems = "; ".join(
+            (".".join(map(str, found["loc"])) or "the document") + ": " + found["msg"].removeprefix("Value error, ")
+            for found in error.errors(include_input=False, include_url=False)
+        )
+        raise _invalid(path, problems) from None
+    except YamlLimitError as error:
+        raise _invalid(path, str(error)) from None
+    except YamlError as error:
+        where = f"line {error.line}: " if error.line else ""
+        raise _invalid(path, f"{where}not a YAML document") from None
+
+
+class AccessFile:
+    """Identifies callers by an access file that is read again when it changes.
+
+    Raises:
+        ConfigurationError: reason ``ACCESS_INVALID`` when the file cannot be used at the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._list = Reloaded([path], lambda: load_access(path))
+
+    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
+        """Who calls: by the token if there is one, else by the certificate.
+
+        Raises:
+            ServiceError: reason ``UNAUTHENTICATED``.
+        """
+        entries = self._list.current().principals
+        if token:
+            with_token = [entry for entry in entries if entry.token_sha256]
+            matches = matching(token, [entry.token_sha256 for entry in with_token])
+            for entry, matched in zip(with_token, matches, strict=True):
+                if matched:
+                    return _in_time(entry).principal()
+            raise unauthenticated("the token is not known")
+        for entry in entries:
+            if entry.certificate and entry.certificate in certificate_names:
+                return entry.principal()
+        if certificate_names:
+            raise unauthenticated(f"no principal has the certificate of {', '.join(certificate_names)}")
+        raise unauthenticated("the call carries neither a token nor a certificate")
+
+
+class Everyone:
+    """For a server that only its owner can reach: a private socket, or loopback on a machine of one's own."""
+
+    def __init__(self, principal: Principal) -> None:
+        self._principal = principal
+
+    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
+        """The owner."""
+        return self._principal
+
+
+class Nobody:
+    """For a server that is open to a network and was told of nobody."""
+
+    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
+        """Always an error."""
+        raise unauthenticated("this server was started without an access file")
+
+
+def unauthenticated(what: str, *, remedy: str = "give --token-file, or the certificate of a principal") -> ServiceError:
+    """The refusal of a caller that cannot be identified."""
+    return ServiceError(what, reason="UNAUTHENTICATED", remedy=remedy)
+
+
+def _in_time(entry: Entry) -> Entry:
+    if entry.expires is not None and datetime.now(UTC).date() > entry.expires:
+        raise unauthenticated(
+            f"the token of {entry.name} expired on {entry.expires}",
+            remedy="have whoever keeps the access file make a new one, or move the date",
+        )
+    return entry
+
+
+def _invalid(path: Path, what: str) -> ConfigurationError:
+    name = described(path, "access_file")
+    return ConfigurationError(
+        f"{name}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": name}
+    )

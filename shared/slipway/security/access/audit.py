@@ -1,0 +1,162 @@
+"""The audit log: a line for each attempt to change something, whether it was let or not.
+
+Lines go to the logger ``slipway.audit``. As JSON, the facts are in the field ``audit``; as text, the message has all of them. What
+callers wrote is in a line only as quoted, printable text, so that no line can look like another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from slipway.errors import ModelExportError
+from slipway.rpc.wire import STATUS_KEY, failure_of_status
+from slipway.security.access.callers import ANONYMOUS, Context
+from slipway.security.access.principals import Principal
+from slipway.texts import one_line
+
+log = logging.getLogger("slipway.audit")
+
+DONE, STARTED, CHECKED, CONTENT_MISSING = "done", "started", "checked", "content_missing"
+"""Outcomes that are no reason of a refusal: it was done; a stage runs; a plan was asked for alone; content has to be brought first."""
+
+_MOST = 400
+_OF_WHAT: Mapping[str, Callable[[Any, Any], str]] = {
+    "/slipway.v1.ExportService/CreateExport": lambda request, response: (
+        response.name if response is not None else f"{request.parent}/exports/{request.export_id}"
+    ),
+    "/slipway.v1.ExportService/CancelExport": lambda request, _: request.name,
+    "/slipway.v1.ExportService/RetryExport": lambda request, _: request.name,
+    "/slipway.v1.ExportService/DeleteExport": lambda request, _: request.name,
+    "/slipway.v1.ArtifactService/CreateArtifact": lambda request, response: (
+        f"{request.parent}/artifacts/{'' if response is None else response.digest}"
+    ),
+    "/slipway.v1.StageService/Run": lambda request, _: f"stages/{request.stage}",
+}
+"""What a call is about, by its request and, when it was let, its response."""
+
+AUDITED = frozenset(_OF_WHAT)
+"""Methods that change something."""
+
+
+@dataclass
+class Attempt:
+    """One call of a method that changes something, as far as it is known.
+
+    Attributes:
+        method: Of the call.
+        context: Of the call.
+        caller: Says who makes it; anonymous while unknown.
+        read: Reads the request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
+        is_written: Whether the audit log hears of it.
+        request: What was read of it.
+        response: The last one.
+    """
+
+    method: str
+    context: Context
+    caller: Callable[[], Principal]
+    read: Callable[[], Any]
+    is_written: bool
+    request: Any = None
+    response: Any = None
+
+    def goes_on(self, response: Any) -> None:
+        """Take a response of several in; with the first one it is known that the call was let."""
+        if self.response is None and self.is_written:
+            self._write(STARTED)
+        self.response = response
+
+    def ended(self, error: BaseException | None) -> None:
+        """Write how it ended."""
+        if self.is_written:
+            self._write(_reason_of(error, self.context) or self._outcome())
+
+    def _write(self, outcome: str) -> None:
+        caller = self.caller()
+        known = caller is not ANONYMOUS
+        write(
+            self.method.rpartition("/")[2],
+            outcome=outcome,
+            principal=caller.name if known else "",
+            resource=self._resource() if known else "",  # nobody unknown has the server read anything
+            peer=unquote(str(self.context.peer())),
+        )
+
+    def _resource(self) -> str:
+        if self.request is None:
+            try:
+                self.request = self.read()
+            except (ModelExportError, DecodeError):
+                return ""
+        return _OF_WHAT[self.method](self.request, self.response)
+
+    def _outcome(self) -> str:
+        request, response = self.request, self.response
+        match self.method.rpartition("/")[2]:
+            case "CreateExport" if request.validate_only:
+                return CHECKED
+            case "CreateArtifact" if response.missing:
+                return CONTENT_MISSING
+            case "Run" if response is not None and response.HasField("error"):
+                return failure_of_status(response.error).reason
+        return DONE
+
+
+@contextmanager
+def audited(attempt: Attempt) -> Iterator[Attempt]:
+    """Write how an attempt ends with the block."""
+    try:
+        yield attempt
+    except BaseException as error:
+        attempt.ended(error)
+        raise
+    attempt.ended(None)
+
+
+def write(action: str, *, outcome: str, principal: str, resource: str, peer: str = "") -> None:
+    """Write one line.
+
+    Args:
+        action: Name of the method.
+        outcome: One of those above, or the reason of a refusal.
+        principal: Name of who did it; empty for somebody unknown.
+        resource: Name of what it was done to; empty where that is not known.
+        peer: Address it came from; empty for what the server did by itself.
+    """
+    parts = resource.split("/")
+    facts = {
+        "action": action,
+        "outcome": outcome,
+        "principal": _shown(principal),
+        "project": _shown(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
+        "resource": _shown(resource),
+        "peer": _shown(peer),
+    }
+    message = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
+    log.info(message, extra={"audit": facts})
+
+
+def _reason_of(error: BaseException | None, context: Context) -> str:
+    """Why a call ended; empty when it ended well."""
+    if error is None:
+        return ""
+    if isinstance(error, asyncio.CancelledError):
+        return "CANCELLED"
+    for key, value in context.trailing_metadata() or ():
+        if key == STATUS_KEY and isinstance(value, bytes):
+            return failure_of_status(status_pb2.Status.FromString(value)).reason
+    return "INTERNAL"
+
+
+def _shown(text: str) -> str:
+    return one_line(text[:_MOST])

@@ -1,0 +1,93 @@
+"""Who makes a call, by what the call shows: a bearer token, or the names in the certificate of its connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+
+from slipway.errors import ServiceError
+from slipway.security.access.access_file import unauthenticated
+from slipway.security.access.principals import Principal
+
+_BEARER = "bearer "
+_SCHEME = "transport_security_type"
+_NAMES = "x509_subject_alternative_name"
+
+ANONYMOUS = Principal("anonymous", frozenset())
+
+Context = grpc.aio.ServicerContext
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class Authenticator(Protocol):
+    """Finds out who calls."""
+
+    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
+        """The principal, or ServiceError ``UNAUTHENTICATED``."""
+        ...
+
+
+class Callers:
+    """Finds out who makes a call.
+
+    Args:
+        authenticator: Knows the principals.
+        encrypted_only: Identify nobody on connections without TLS.
+    """
+
+    def __init__(self, authenticator: Authenticator, *, encrypted_only: bool = False) -> None:
+        self._authenticator = authenticator
+        self._encrypted_only = encrypted_only
+
+    def identify(self, context: Context) -> Principal:
+        """Return who makes a call.
+
+        Raises:
+            ServiceError: reason ``UNAUTHENTICATED``.
+        """
+        identity = context.auth_context() or {}
+        encrypted = _SCHEME in identity and identity[_SCHEME] != [b"insecure"]
+        if self._encrypted_only and not encrypted:
+            raise unauthenticated("this port answers only health checks without TLS")
+        token = bearer_token(_metadata(context))
+        return self._authenticator.identify(token=token, certificate_names=certificate_names(context))
+
+    def identify_if_shown(self, context: Context) -> Principal:
+        """Return who makes a call that is open to everybody: anonymous without a valid token or certificate."""
+        if not certificate_names(context) and all(key != "authorization" for key, _ in _metadata(context)):
+            return ANONYMOUS
+        try:
+            return self.identify(context)
+        except ServiceError:
+            return ANONYMOUS
+
+
+def certificate_names(context: Context) -> list[str]:
+    """DNS and URI names in the certificate that the client has shown."""
+    return [name.decode(errors="replace") for name in (context.auth_context() or {}).get(_NAMES, ())]
+
+
+def host_of(context: Context) -> str:
+    """Where a call comes from, without the port."""
+    return str(context.peer()).rpartition(":")[0]
+
+
+def bearer_token(metadata: Metadata) -> str:
+    """The token of a call, empty without one.
+
+    Raises:
+        ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several of them.
+    """
+    values = [value for key, value in metadata if key == "authorization"]
+    if not values:
+        return ""
+    value = values[0]
+    if len(values) > 1 or not isinstance(value, str) or not value.lower().startswith(_BEARER):
+        raise unauthenticated("authorization is not one bearer token")
+    return value[len(_BEARER) :].strip()
+
+
+def _metadata(context: Context) -> Metadata:
+    return tuple(context.invocation_metadata() or ())

@@ -1,0 +1,79 @@
+"""Which role may call what, on whose behalf and how large: one row for every RPC that any Slipway server has.
+
+An RPC without a row is refused, so a new one cannot be forgotten here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.security.access.principals import EVERYBODY, OPERATORS, SUBMITTERS, VIEWERS, WORKERS, Role
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Terms of one RPC.
+
+    Attributes:
+        roles: Roles that may call it; empty lets everybody in, even without any identity.
+        resource: Field of the request whose value ``projects/{project}…`` has to be of one of the caller's projects; of a
+            stream of requests, of the first one.
+        every_project: The call reaches all projects: only for principals of all of them (and workers).
+        max_bytes: Largest request, each of a stream.
+        plain: Whether texts and lists in the request are held to the limits of a client's.
+        seconds: Longest time a call that answers once may take; of a stream of requests, that the next one may be
+            waited for.
+    """
+
+    roles: frozenset[Role]
+    resource: str = ""
+    every_project: bool = False
+    max_bytes: int = _MIB
+    plain: bool = True
+    seconds: float = 30.0
+
+
+_SMALL = 16 << 10
+_OPEN: frozenset[Role] = frozenset()
+# Results and log lines of stages: as large as a message may be.
+_REPORT = Rule(WORKERS, max_bytes=16 * _MIB, plain=False, seconds=90.0)
+_SCALER = Rule(EVERYBODY, max_bytes=_SMALL)
+_REFLECTION = Rule(EVERYBODY)
+
+RULES: Mapping[str, Rule] = {
+    "/slipway.v1.ExportService/CreateExport": Rule(SUBMITTERS, "parent"),
+    "/slipway.v1.ExportService/GetExport": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ExportService/ListExports": Rule(VIEWERS, "parent", max_bytes=_SMALL),
+    "/slipway.v1.ExportService/WatchExport": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ExportService/CancelExport": Rule(SUBMITTERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ExportService/RetryExport": Rule(SUBMITTERS, "name", max_bytes=_SMALL),
+    # Results of a deleted export become collectable.
+    "/slipway.v1.ExportService/DeleteExport": Rule(OPERATORS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/GetArtifact": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/ListArtifacts": Rule(VIEWERS, "parent", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/ReadBlob": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/WriteBlob": Rule(SUBMITTERS, "parent", max_bytes=5 * _MIB),
+    # A list of files: the service itself counts them, and checks their paths.
+    "/slipway.v1.ArtifactService/CreateArtifact": Rule(
+        SUBMITTERS, "parent", max_bytes=8 * _MIB, plain=False, seconds=120.0
+    ),
+    "/slipway.v1.WorkerService/Synchronize": _REPORT,
+    "/slipway.v1.WorkerService/CompleteTask": _REPORT,
+    "/slipway.v1.StageService/Describe": Rule(VIEWERS, max_bytes=_SMALL),
+    # Runs on whatever digests it is given, whoever they belong to.
+    "/slipway.v1.StageService/Run": Rule(OPERATORS, every_project=True, max_bytes=_MIB),
+    # Numbers of waiting and running tasks by stage; nothing of any export.
+    "/externalscaler.ExternalScaler/IsActive": _SCALER,
+    "/externalscaler.ExternalScaler/StreamIsActive": _SCALER,
+    "/externalscaler.ExternalScaler/GetMetricSpec": _SCALER,
+    "/externalscaler.ExternalScaler/GetMetrics": _SCALER,
+    # Probes have no identity to show.
+    "/grpc.health.v1.Health/Check": Rule(_OPEN, max_bytes=_SMALL),
+    "/grpc.health.v1.Health/List": Rule(_OPEN, max_bytes=_SMALL),
+    "/grpc.health.v1.Health/Watch": Rule(_OPEN, max_bytes=_SMALL),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _REFLECTION,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _REFLECTION,
+}

@@ -1,0 +1,1 @@
+"""What validation finds, as data."""
