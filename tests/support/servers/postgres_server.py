@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 
+from support.commands.child_processes import owned
 from support.servers.free_ports import free_port
 
 # Root may not run PostgreSQL.
@@ -40,6 +41,7 @@ class PostgresServer:
         self._data = folder / "data"
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
         self.port = free_port()
         self._run("initdb", "-D", self._data, "-U", "slipway", "--auth=trust", "--encoding=utf8", "--no-sync")
 
@@ -75,6 +77,9 @@ class PostgresServer:
                 stderr=log,
                 start_new_session=True,
             )
+        self._starts += 1
+        if self._starts > 1:
+            owned.add(self._process.pid)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
@@ -111,6 +116,7 @@ class PostgresServer:
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait(120)
+            owned.discard(self._process.pid)
             self._process = None
 
     def dump(self, name: str) -> Path:

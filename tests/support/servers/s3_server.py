@@ -20,6 +20,7 @@ from minio import Minio
 from pydantic import SecretStr
 
 from slipway.settings.s3 import S3Options
+from support.commands.child_processes import owned
 from support.servers.free_ports import free_ports
 
 WEED = Path(sys.executable).with_name("weed")
@@ -35,6 +36,7 @@ class S3Server:
     folder: Path
     ports: list[int] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
+    _starts: int = 0
 
     @property
     def endpoint(self) -> str:
@@ -77,6 +79,9 @@ class S3Server:
                  *(f"-{name}={port}" for name, port in zip(names, self.ports, strict=True))],
                 stdout=log, stderr=log,
             )  # fmt: skip
+        self._starts += 1
+        if self._starts > 1:
+            owned.add(self._process.pid)
         self._wait_until_ready()
 
     def stop(self) -> None:
@@ -84,6 +89,7 @@ class S3Server:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            owned.discard(self._process.pid)
             self._process = None
 
     def _wait_until_ready(self) -> None:
