@@ -388,11 +388,32 @@ def test_numbers_that_cost_nothing_are_taken(tmp_path: Path) -> None:
     assert read_adapter_config(tmp_path) == config
 
 
-def test_more_layers_than_a_machine_can_build(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"num_hidden_layers": 10**9}}))
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
+        ({"num_hidden_layers": 65_536}, "num_hidden_layers"),
+        ({"num_labels": 10**9}, "num_labels"),
+        ({"depths": [2000, 2000, 2000]}, "depths"),
+        ({"attention_types": [[["global", "local"], 10**9]]}, "attention_types"),
+        ({"num_hidden_layers": 4000, "text_config": {"num_local_experts": 60_000}}, "60000 experts"),
+    ],
+)
+def test_more_than_a_machine_can_build(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
     found = answer(lambda: read_config(tmp_path))
     assert isinstance(found, ModelExportError)
-    assert (found.reason, "num_hidden_layers" in found.message) == ("BASE_MODEL_INVALID", True)
+    assert (found.reason, named in found.message) == ("BASE_MODEL_INVALID", True)
+
+
+def test_the_largest_known_models_can_be_built(tmp_path: Path) -> None:
+    config = {
+        "num_hidden_layers": 126, "n_routed_experts": 384, "num_attention_heads": 128, "num_labels": 21_843, "hidden_size": 16_384,
+        "layer_norm_eps": 1e-5, "depths": [2, 2, 18, 2], "mlp_only_layers": list(range(126)), "attention_types": [[["global", "local"], 16]],
+        "max_position_embeddings": 10 << 20,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path) == config
 
 
 def test_what_training_and_transformers_write_is_taken(tmp_path: Path) -> None:
