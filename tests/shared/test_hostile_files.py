@@ -324,6 +324,14 @@ def test_every_form_of_an_expression_counts() -> None:
     assert "1000 expressions, for 10000 modules" in found.message
 
 
+def test_expressions_that_are_compiled_for_every_name_are_bounded() -> None:
+    names = [f"model.layers.{number}.self_attn.q_proj" for number in range(30)]
+    patterns = {rf"layers\.{number}\.(q|k)_proj": 8 for number in range(10_000)}
+    found = answer(lambda: check_patterns({"rank_pattern": patterns}, names))
+    assert isinstance(found, CheckpointValidationError)
+    assert "10000 expressions, for 30 modules" in found.message
+
+
 def test_a_trial_that_was_ended_before_it_began_is_not_the_adapters_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +388,14 @@ def test_counts_that_multiply_the_work_are_bounded(tmp_path: Path, option: str, 
     found = answer(lambda: read_adapter_config(tmp_path))
     assert isinstance(found, ModelExportError)
     assert (found.reason, option in found.message) == ("ADAPTER_CONFIG_INVALID", True)
+
+
+def test_more_saved_modules_than_any_adapter_has_are_refused(tmp_path: Path) -> None:
+    config = {**ADAPTER, "modules_to_save": [f"m{number}" for number in range(20_000)]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    found = answer(lambda: read_adapter_config(tmp_path))
+    assert isinstance(found, ModelExportError)
+    assert (found.reason, "modules_to_save has 20000 names" in found.message) == ("ADAPTER_CONFIG_INVALID", True)
 
 
 def test_numbers_that_cost_nothing_are_taken(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ LONGEST = 1 << 14
 """Characters of an expression."""
 MOST_MATCHES = 50_000_000
 """Expressions, each in all its forms, times names: a minute's work."""
+KEPT_COMPILED = 512
+"""Expressions that :mod:`re` keeps; of more, peft compiles each anew for every name."""
+MOST_COMPILED = 200_000
+"""More expressions than those, times names: half a minute's work."""
 _WAIT_SECONDS = 600.0
 """Most time by the clock."""
 _CAN_REPEAT = frozenset("*+?{(|")
@@ -91,7 +95,8 @@ def check_patterns(
     if not tried:
         return
     found = sorted(set(names))
-    if sum(len(_forms(key)) for key, _ in tried) * len(found) > MOST_MATCHES:
+    matches = sum(len(_forms(key)) for key, _ in tried) * len(found)
+    if matches > MOST_MATCHES or (len(tried) > KEPT_COMPILED and len(tried) * len(found) > MOST_COMPILED):
         raise refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched", "")
     for key, text in tried:
         if len(text) > LONGEST:
