@@ -13,6 +13,7 @@ import torch
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
+from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
@@ -59,11 +60,12 @@ def _run_pytorch(target: Path) -> Any:
     try:
         # Loading draws progress bars, which belong on no stage's output.
         with contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
+            check_loadable(target, AutoModelForCausalLM)
             model, loading = AutoModelForCausalLM.from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
             logits = model(tokens).logits.float().numpy()
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+    except (CannotBuildError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         raise _does_not_load("transformers", str(error)) from error
     if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
         raise _does_not_load("transformers", f"weights do not fit the model: {lost}")

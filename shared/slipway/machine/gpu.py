@@ -7,10 +7,11 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 _PROGRAM = "nvidia-smi"
-_QUERY = (_PROGRAM, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
-_LIST = (_PROGRAM, "--list-gpus")
+_QUERY = ("--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
+_LIST = ("--list-gpus",)
 _GPU = re.compile(r"GPU (\d+): ")
 _SLICE = re.compile(r"\s+MIG (?P<profile>(?:\d+c\.)?\d+g\.(?P<gigabytes>\d+)gb\S*)\s.*\(UUID: (?P<id>MIG-[^)]+)\)")
 _SECONDS = 10
@@ -42,7 +43,7 @@ def first_gpu() -> Gpu | None:
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``, which matters on machines with GPUs of several kinds.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shutil.which(_PROGRAM) is None or visible in {"", "-1", "NoDevFiles"}:
+    if visible in {"", "-1", "NoDevFiles"}:
         return None
     wanted = "" if visible is None else visible.split(",")[0].strip()
     try:
@@ -73,5 +74,15 @@ def _slice(wanted: str) -> _Slice | None:
     return next((one for one in slices if one.gpu == usual), None)
 
 
-def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+def _ask(*arguments: str) -> str:
+    """Ask the driver's program; not one in the current folder, which may be a checkpoint with code.
+
+    Raises:
+        OSError: There is none.
+        subprocess.SubprocessError: It does not answer, or refuses.
+    """
+    folders = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(part).is_absolute()]
+    program = shutil.which(_PROGRAM, path=os.pathsep.join(folders))
+    if program is None:
+        raise FileNotFoundError(_PROGRAM)
+    return subprocess.run((program, *arguments), capture_output=True, text=True, timeout=_SECONDS, check=True).stdout

@@ -12,6 +12,8 @@ MOST_RANK = 1 << 16
 """Of a factor; no layer of a known model has as many rows or columns."""
 MOST_COUNT = 1 << 20
 """Of any other whole number, such as the vectors that layers share."""
+MOST_SAVED = 1024
+"""Names in ``modules_to_save``, each of which peft compares with every module as an expression."""
 _NO_COUNTS = ("seed", "key", "step", "tinit", "tfinal", "deltat", "token", "version")
 """Parts of the names of options whose numbers cost nothing."""
 _RANKS = ("rank_pattern",)
@@ -22,6 +24,9 @@ def excess(config: Mapping[str, Any]) -> str:
     layers = _layers(config.get("layer_replication"))
     if layers > MOST_LAYERS:
         return f"layer_replication makes {layers} layers, and at most {MOST_LAYERS} are merged"
+    saved = config.get("modules_to_save")
+    if isinstance(saved, list) and len(saved) > MOST_SAVED:
+        return f"modules_to_save has {len(saved)} names, and at most {MOST_SAVED} are taken"
     for key, option in sorted(config.items()):
         numbers = list(_numbers(option))
         if not all(map(math.isfinite, numbers)):

@@ -8,16 +8,13 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json
+from slipway.models.config_limits import excess
 from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.models.safetensors_file import read_weights
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
 
-MOST_PARTS = 1 << 16
-"""Layers, heads or experts of a model: its code builds a list of each, even of a model without weights."""
-
-_COUNTED = ("layer", "head", "expert", "depth")
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
@@ -88,7 +85,7 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a model, with no more layers than a machine can build.
+    """``config.json`` of a model that a machine can build.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -102,25 +99,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         what = f"{path} is not JSON ({error})"
     else:
         if isinstance(config, dict):
-            found = _excess(config)
+            found = excess(config)
             if not found:
                 return config
-            what = f"{path} has {found}, and at most {MOST_PARTS} can be built"
+            what = f"{path} has {found}"
         else:
             what = f"{path} is not a JSON object"
     raise CheckpointValidationError(
         what, reason="BASE_MODEL_INVALID", remedy="download or copy the base model again", about={"file": path}
     )
-
-
-def _excess(config: Mapping[str, Any]) -> str:
-    """The first setting that counts more parts than a model has, with its value; empty without one."""
-    for key, value in config.items():
-        if isinstance(value, dict) and (found := _excess(value)):
-            return found
-        counts = value if isinstance(value, list) else [value]
-        if any(part in key.lower() for part in _COUNTED):
-            large = [count for count in counts if isinstance(count, int) and count > MOST_PARTS]
-            if large:
-                return f"{key} {large[0]}"
-    return ""

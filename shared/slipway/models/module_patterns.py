@@ -1,6 +1,7 @@
-"""Regular expressions of an adapter's configuration, tried out before anything relies on them.
+"""Regular expressions of a configuration, tried out before anything relies on them.
 
-peft matches them with :mod:`re`, and so does the merge, which has to find the very same modules. Matching can take years with an
+peft matches an adapter's with :mod:`re`, and so does the merge, which has to find the very same modules; compressed-tensors does the
+same with those of a quantized base. Matching can take years with an
 expression of a few characters, and nothing can interrupt it. So each is matched first in a process of its own with a limit on its
 time, against the very names it is for: what ends there ends everywhere, after the same steps.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ LONGEST = 1 << 14
 """Characters of an expression."""
 MOST_MATCHES = 50_000_000
 """Expressions, each in all its forms, times names: a minute's work."""
+KEPT_COMPILED = 512
+"""Expressions that :mod:`re` keeps; of more, peft compiles each anew for every name."""
+MOST_COMPILED = 200_000
+"""More expressions than those, times names: half a minute's work."""
 _WAIT_SECONDS = 600.0
 """Most time by the clock."""
 _CAN_REPEAT = frozenset("*+?{(|")
@@ -43,6 +48,9 @@ _PATTERN = ("match", r".*\.{}$")
 _PART = ("match", r"(^|.*\.){}($|\..*)")
 _LAYER = ("match", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
 _ANYWHERE = ("search", "{}")
+_START = ("match", "{}")
+GROUP_TARGETS = "config_groups.targets"
+IGNORED = "quantization_config.ignore"
 _FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "target_modules": (_WHOLE, _PART),
     "exclude_modules": (_WHOLE,),
@@ -51,32 +59,49 @@ _FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "layers_pattern": (_LAYER,),
     "rank_pattern": (_END,),
     "alpha_pattern": (_END,),
+    # Of a quantized base. Source: compressed-tensors 0.20, ``utils/match.py``.
+    GROUP_TARGETS: (_START,),
+    IGNORED: (_START,),
 }
 _ANY_FORM = (_WHOLE, _END, _PATTERN, _PART, _LAYER, _ANYWHERE)
 #: Options that must be expressions; others are tried in case a later peft takes them as such.
 _EXPRESSIONS = frozenset(_FORMS)
 
 
-def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
+def adapter_refusal(what: str, key: str) -> Exception:
+    """Describe what is wrong with the expressions of an adapter."""
+    return CheckpointValidationError(
+        f"the adapter's patterns cannot be used: {what}",
+        reason="ADAPTER_CONFIG_INVALID",
+        remedy="copy adapter_config.json from the training run again, or name the modules in it as a list",
+        about={"key": key},
+    )
+
+
+def check_patterns(
+    config: Mapping[str, Any], names: Iterable[str], *, refusal: Callable[[str, str], Exception] = adapter_refusal
+) -> None:
     """Make sure that the expressions of ``adapter_config.json`` are valid and can be matched against names in a short time.
 
     Args:
-        config: The configuration.
+        config: The configuration; of another file, its expressions by option.
         names: Of modules or parameters.
+        refusal: Makes the error from what is wrong and the option that is.
 
     Raises:
-        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``.
+        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``, or what ``refusal`` gives.
     """
     tried = [(key, text) for key, text in _texts(config) if not _special(key).isdisjoint(text)]
     if not tried:
         return
     found = sorted(set(names))
-    if sum(len(_forms(key)) for key, _ in tried) * len(found) > MOST_MATCHES:
-        raise _refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched")
+    matches = sum(len(_forms(key)) for key, _ in tried) * len(found)
+    if matches > MOST_MATCHES or (len(tried) > KEPT_COMPILED and len(tried) * len(found) > MOST_COMPILED):
+        raise refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched", "")
     for key, text in tried:
         if len(text) > LONGEST:
-            raise _refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
-    _try(tried, found)
+            raise refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
+    _try(tried, found, refusal)
 
 
 def names_in(model: Any) -> Iterator[str]:
@@ -117,7 +142,7 @@ def _all_texts(value: Any) -> Iterator[str]:
                 yield from _all_texts(part)
 
 
-def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
+def _try(texts: list[tuple[str, str]], names: list[str], refusal: Callable[[str, str], Exception]) -> None:
     expressions = [
         [place, method, form.replace("{}", text), key in _EXPRESSIONS]
         for place, (key, text) in enumerate(texts)
@@ -136,13 +161,13 @@ def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:  # not for another try: it may take as long again
-        raise _refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s") from error
+        raise refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s", "") from error
     except OSError as error:
-        raise StageError(f"the adapter's patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
+        raise StageError(f"patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
     said = done.stdout.decode(errors="replace").split("\n")[:-1]
     if not said:  # not even the first expression was reached
         raise StageError(
-            f"the adapter's patterns could not be tried out: the process ended with {done.returncode} before the first of them",
+            f"patterns could not be tried out: the process ended with {done.returncode} before the first of them",
             reason="OUT_OF_MEMORY",
             remedy=REMEDY,
         )
@@ -152,18 +177,9 @@ def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
     key, text = texts[int(place)]
     shown = repr(text[:100]) + ("…" if len(text) > 100 else "")
     if invalid:
-        raise _refusal(f"{key} has {shown}, which is no regular expression ({invalid})", key)
-    raise _refusal(
+        raise refusal(f"{key} has {shown}, which is no regular expression ({invalid})", key)
+    raise refusal(
         f"{key} has {shown}: to match it against {len(names)} names takes more than {seconds:.1f} s of processor time or too "
         "much memory",
         key,
-    )
-
-
-def _refusal(what: str, key: str = "") -> CheckpointValidationError:
-    return CheckpointValidationError(
-        f"the adapter's patterns cannot be used: {what}",
-        reason="ADAPTER_CONFIG_INVALID",
-        remedy="copy adapter_config.json from the training run again, or name the modules in it as a list",
-        about={"key": key},
     )

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from slipway.errors import ModelExportError, TracerWarningError, UnorderedMapError
+from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.parity import check_parity
+from slipway_onnx_export.source import open_source
 from slipway_onnx_export.stage import STAGE
 from support.models.onnx_models import Exported
+from support.models.tiny_models import describe_a_layer_more, make_base
 
 
 @pytest.fixture
@@ -207,3 +210,12 @@ def _edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    describe_a_layer_more(base)
+    source = open_source(base)
+    with pytest.raises(ONNXExportError, match="describes a model of") as caught:
+        check_parity(source, tmp_path / "model.onnx", tolerance=1e-4)
+    assert caught.value.reason == "BASE_MODEL_INVALID"

@@ -126,6 +126,20 @@ def test_two_schemes_in_one_model(dense, tmp_path):
     assert torch.equal(found[name], expected[name])
 
 
+@pytest.mark.parametrize("place", ["ignore", "targets"])
+@pytest.mark.parametrize("text", ["re:(.*.*)*x$", "re:["])
+def test_an_expression_that_is_never_done_is_refused(dense, tmp_path, place, text):
+    folder = compressed(dense, tmp_path / "compressed", "int8")
+    config = json.loads((folder / "config.json").read_text())
+    settings = config["quantization_config"]
+    where = settings if place == "ignore" else settings["config_groups"]["group_0"]
+    where[place] = [*where[place], text]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelExportError) as caught:
+        run(folder, tmp_path)
+    assert (caught.value.reason, text[3:] in caught.value.message) == ("BASE_MODEL_INVALID", True)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"transform_config": {"config_groups": {"a": {}}}}, {"sparsity_config": {"format": "sparse-24-bitmask"}}],

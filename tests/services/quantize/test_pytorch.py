@@ -19,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3MoeConfig, Qwen3MoeFo
 from slipway.errors import ModelExportError, StageError
 from slipway.stage import Context
 from support.models.quantize_models import prompt, save_tiny, torch_logits
+from support.models.tiny_models import describe_a_layer_more, make_base
 
 Quantize = Callable[..., tuple[Path, Context]]
 
@@ -295,3 +296,11 @@ def test_full_disk_is_reported_as_such(small_disk: Path, tmp_path: Path, level: 
     )  # 16 MiB each of embedding and lm_head, on a disk of 8
     with pytest.raises(OSError, match="No space left"):
         STAGE.run({"model": source}, QuantizeParams(format="pytorch", level=level), Context(workdir=small_disk))
+
+
+def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(quantize: Quantize, tmp_path: Path) -> None:
+    source = make_base(tmp_path / "base")
+    describe_a_layer_more(source)
+    with pytest.raises(ModelExportError, match="describes a model of") as caught:
+        quantize(source, format="pytorch", level="bf16")
+    assert caught.value.reason == "QUANTIZATION_FAILED"

@@ -18,7 +18,9 @@ from slipway_validate.preparation import _affordable
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Bounds, Unusable, left_padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
+from slipway_validate.runner.runtime_transformers import from_pretrained
 from slipway_validate.runner.windows import cut, load_tokenizer
+from support.models.tiny_models import describe_a_layer_more, make_base
 from support.models.validation_models import TEXT, Models
 
 
@@ -128,3 +130,10 @@ def test_engine_for_this_gpu(tmp_path: Path) -> None:
         choose_engine(tmp_path, ("sm90",))
     with pytest.raises(NotRunnable, match="no NVIDIA GPU"):
         choose_engine(tmp_path, ())
+
+
+def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    describe_a_layer_more(base)
+    with pytest.raises(Unusable, match="describes a model of"):
+        from_pretrained(base, dtype="auto")

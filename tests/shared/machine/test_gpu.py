@@ -42,6 +42,17 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
+@pytest.mark.parametrize("place", ["", ".", "./"])
+def test_a_program_in_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It may be a checkpoint with code in it."""
+    smi(tmp_path, "whole")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{place}:{tmp_path / 'nothing'}")
+    assert first_gpu() is None
+
+
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [

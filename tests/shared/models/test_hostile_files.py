@@ -324,6 +324,14 @@ def test_every_form_of_an_expression_counts() -> None:
     assert "1000 expressions, for 10000 modules" in found.message
 
 
+def test_expressions_that_are_compiled_for_every_name_are_bounded() -> None:
+    names = [f"model.layers.{number}.self_attn.q_proj" for number in range(30)]
+    patterns = {rf"layers\.{number}\.(q|k)_proj": 8 for number in range(10_000)}
+    found = answer(lambda: check_patterns({"rank_pattern": patterns}, names))
+    assert isinstance(found, CheckpointValidationError)
+    assert "10000 expressions, for 30 modules" in found.message
+
+
 def test_a_trial_that_was_ended_before_it_began_is_not_the_adapters_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,17 +390,46 @@ def test_counts_that_multiply_the_work_are_bounded(tmp_path: Path, option: str, 
     assert (found.reason, option in found.message) == ("ADAPTER_CONFIG_INVALID", True)
 
 
+def test_more_saved_modules_than_any_adapter_has_are_refused(tmp_path: Path) -> None:
+    config = {**ADAPTER, "modules_to_save": [f"m{number}" for number in range(20_000)]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    found = answer(lambda: read_adapter_config(tmp_path))
+    assert isinstance(found, ModelExportError)
+    assert (found.reason, "modules_to_save has 20000 names" in found.message) == ("ADAPTER_CONFIG_INVALID", True)
+
+
 def test_numbers_that_cost_nothing_are_taken(tmp_path: Path) -> None:
     config = {**ADAPTER, "total_step": 10**7, "random_loc_seed": 10**12, "layer_replication": [[0, 32], [16, 48]]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     assert read_adapter_config(tmp_path) == config
 
 
-def test_more_layers_than_a_machine_can_build(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"num_hidden_layers": 10**9}}))
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
+        ({"num_hidden_layers": 65_536}, "num_hidden_layers"),
+        ({"num_labels": 10**9}, "num_labels"),
+        ({"depths": [2000, 2000, 2000]}, "depths"),
+        ({"attention_types": [[["global", "local"], 10**9]]}, "attention_types"),
+        ({"num_hidden_layers": 4000, "text_config": {"num_local_experts": 60_000}}, "60000 experts"),
+    ],
+)
+def test_more_than_a_machine_can_build(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
     found = answer(lambda: read_config(tmp_path))
     assert isinstance(found, ModelExportError)
-    assert (found.reason, "num_hidden_layers" in found.message) == ("BASE_MODEL_INVALID", True)
+    assert (found.reason, named in found.message) == ("BASE_MODEL_INVALID", True)
+
+
+def test_the_largest_known_models_can_be_built(tmp_path: Path) -> None:
+    config = {
+        "num_hidden_layers": 126, "n_routed_experts": 384, "num_attention_heads": 128, "num_labels": 21_843, "hidden_size": 16_384,
+        "layer_norm_eps": 1e-5, "depths": [2, 2, 18, 2], "mlp_only_layers": list(range(126)), "attention_types": [[["global", "local"], 16]],
+        "max_position_embeddings": 10 << 20,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path) == config
 
 
 def test_what_training_and_transformers_write_is_taken(tmp_path: Path) -> None:

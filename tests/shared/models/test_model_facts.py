@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.models.model_facts import CannotBuildError, model_facts
-from support.models.tiny_models import make_base
+from slipway.models.model_facts import CannotBuildError, check_loadable, model_facts
+from support.models.tiny_models import describe_a_layer_more, make_base
 
 
 def write_config(folder: Path, **config: object) -> Path:
@@ -46,3 +46,17 @@ def test_what_is_in_the_way_is_said_in_a_line(tmp_path: Path, config: dict[str, 
     with pytest.raises(CannotBuildError, match=said) as caught:
         model_facts(write_config(tmp_path / "base", **config))
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_much_larger_than_its_weights_is_not_loaded(tmp_path: Path) -> None:
+    """A few digits of its configuration describe a layer of any size, which transformers would make at random."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
+
+    base = make_base(tmp_path / "base")
+    check_loadable(base, AutoModelForCausalLM)
+    describe_a_layer_more(base)
+    for model_class in (AutoModelForCausalLM, Qwen3MoeForCausalLM):
+        with pytest.raises(
+            CannotBuildError, match=r"describes a model of \d{9} values, and its files have \d{5,6} at most"
+        ):
+            check_loadable(base, model_class)

@@ -76,6 +76,23 @@ def make_base(folder: Path, *, seed: int = 0, hidden: int = 64) -> Path:
     return folder
 
 
+def describe_a_layer_more(folder: Path) -> None:
+    """Let the configuration of :func:`make_base` name a layer with 125 million weights, which no file has."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 3,
+        "layer_types": None,
+        "mlp_only_layers": [0, 1],
+        "num_experts": 64,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 10_000,
+        "decoder_sparse_step": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def make_checkpoint(base: Path, run: Path, *, step: int = 10, seed: int = 1) -> Path:
     """A LoRA on all linear layers, rank 4 and alpha 6, in ``run/checkpoint-<step>``."""
     import torch

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
+from slipway.models.model_facts import check_loadable
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors
@@ -198,6 +199,7 @@ def _load(cls: Any, folder: Path, **options: Any) -> Any:
     """
     try:
         with _quiet():
+            check_loadable(folder, cls)
             return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
     except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
         raise _not_verified(f"transformers cannot load it: {error}", "") from error

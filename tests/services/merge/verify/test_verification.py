@@ -20,6 +20,7 @@ from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from slipway_merge.verify.spot_check import spot_check
 from support.models.merge_cases import SMALL, save_case
+from support.models.tiny_models import describe_a_layer_more, make_base, make_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -182,3 +183,12 @@ def test_modes(make_case, verify):
     STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(verify=verify), ctx)
     assert ("loaded" in ctx.facts["verified"]) is (verify != "spot")
     assert Path(case.workdir, "pytorch/model.safetensors").is_file()
+
+
+def test_a_base_that_describes_much_more_than_it_has_is_not_loaded(tmp_path):
+    base = make_base(tmp_path / "base")
+    adapter = make_checkpoint(base, tmp_path / "run")
+    describe_a_layer_more(base)
+    with pytest.raises(ModelMergeError, match="describes a model of") as caught:
+        STAGE.run({"base": base, "adapter": adapter}, MergeParams(), Context(workdir=tmp_path))
+    assert caught.value.reason == "MERGE_NOT_VERIFIED"
