@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from free_ports import free_port
 from postgres_server import postgres_server
 from slipway.configuration import parse
-from slipway.rpc.wire import configuration_message
+from slipway.rpc.configuration_messages import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 DIGEST = "sha256:" + hashlib.sha256(b"nothing").hexdigest()

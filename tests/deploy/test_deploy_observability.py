@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from prometheus_rules import ALERTS, DEPLOY, alerts, dashboard, dashboard_queries, needs_promtool
-from slipway.errors import REASONS
 from slipway.observability import metrics
+from slipway.reasons import REASONS
 
 ROOT = Path(__file__).parents[2]
 METRICS = {metric.name: metric for metric in metrics.METRICS}

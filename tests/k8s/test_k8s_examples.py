@@ -16,7 +16,7 @@ import yaml
 
 from k8s_cluster import NAMESPACE, ROOT, Cluster, host_of, port_of, render, rendered
 from k8s_pod_rules import built_images, known_variables
-from slipway.errors import Category
+from slipway.reasons import Category
 from slipway.registry import IMPORT
 from slipway.sources.allowed import Allowed
 

@@ -15,7 +15,8 @@ from slipway.artifacts import LocalStore
 from slipway.errors import ArtifactError, Failure
 from slipway.results.delivery import MANIFEST, deliver, verify_directory
 from slipway.results.outcome import export_failure, export_result
-from slipway.rpc.wire import status_of, struct_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import struct_of
 from slipway.validation.findings import (
     Engine,
     OutputStatus,

@@ -14,7 +14,7 @@ from coordinator_harness import DIGEST, state, wait_for
 from slipway.configuration import ExportConfiguration
 from slipway.embedded.coordinator import Embedded
 from slipway.errors import ServiceError
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway.settings import Settings
 from unhurried import unhurried
 

@@ -14,7 +14,7 @@ from hostile_texts import SCALARS, TEXTS, whole_documents, within_bounds, yaml_d
 from slipway.configuration import ENVIRONMENT, ExportConfiguration, load
 from slipway.configuration.schema import keys
 from slipway.errors import ConfigurationError
-from slipway.rpc.wire import configuration_message, configuration_of
+from slipway.rpc.configuration_messages import configuration_message, configuration_of
 from slipway.security.access.access_file import load_access
 from slipway.settings import Settings
 from slipway_coordinator.model.recovery import load_rules

@@ -11,7 +11,7 @@ import pytest
 
 from metrics_page import page
 from slipway.observability import metrics
-from slipway.rpc.wire import failure_of_call
+from slipway.rpc.statuses import failure_of_call
 from slipway.security.access.access_file import unauthenticated
 from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import Rule

@@ -10,7 +10,7 @@ import pytest
 
 from cli import SLIPWAY, environment
 from slipway.cli.terminal.unread import EXIT_UNREAD
-from slipway.errors import EXIT_CODES
+from slipway.reasons import EXIT_CODES
 
 
 def unread(*words: str, home: Path, closed: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,8 @@ from slipway.artifacts import LocalStore
 from slipway.execution.runner import TaskRunner
 from slipway.registry import IMPORT
 from slipway.rpc.serving import listen
-from slipway.rpc.wire import STATUS_KEY, dict_of, failure_of_status, struct_of
+from slipway.rpc.statuses import STATUS_KEY, failure_of_status
+from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
 from slipway.worker import Worker, WorkerOptions
 from slipway.worker.gauges import Gauges

@@ -25,7 +25,7 @@ from slipway.folders.disk_full import is_disk_full
 from slipway.folders.unfinished import publish, unfinished
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
-from slipway.rpc.wire import dict_of
+from slipway.rpc.structs import dict_of
 from slipway.stage import installed_version
 from slipway_protos.v1 import export_pb2 as pb
 

@@ -12,7 +12,8 @@ from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
-from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.structs import dict_of
 from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
 

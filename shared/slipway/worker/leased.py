@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from slipway.errors import Failure, StageError
 from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
 from slipway.observability.telemetry import span
-from slipway.rpc.wire import dict_of, sendable, status_of, struct_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import dict_of, sendable, struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
 from slipway.worker.observation import observe
 from slipway_protos.v1 import export_pb2, worker_pb2

@@ -13,7 +13,8 @@ from slipway.errors import ConfigurationError, ServiceError
 from slipway.execution.runner import TaskResult, TaskSpec, check_call
 from slipway.registry import IMPORT, load_stage
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.wire import dict_of, status_of, struct_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import dict_of, struct_of
 from slipway.stage import Progress
 from slipway.worker.leased import log_line, output_message, progress_message
 from slipway.worker.pull import Worker

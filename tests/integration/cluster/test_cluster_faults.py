@@ -24,7 +24,7 @@ from coordinator_harness import states, wait_for
 from namespaces import namespace
 from postgres_server import PostgresServer
 from s3_server import BUCKET, FaultyProxy, S3Server
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2
 from tcp_proxy import TcpProxy
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator_harness import Harness, state, states, tiny_export, tiny_task
 from slipway.rpc.serving import MAX_REQUEST_BYTES
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway.stage import MOST_FACTS_BYTES
 
 

@@ -16,7 +16,7 @@ from slipway.configuration import parse
 from slipway.errors import StageError
 from slipway.planning.matching import Abilities, Needs, Requirements
 from slipway.planning.plan import builders, plan
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_coordinator.broker.offering import offer_of, requirements_of
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer

@@ -15,7 +15,7 @@ from slipway.errors import ServiceError
 from slipway.execution.runner import check_call
 from slipway.planning.plan import PlannedTask, plan
 from slipway.registry import load_stage
-from slipway.rpc.wire import dict_of, struct_of
+from slipway.rpc.structs import dict_of, struct_of
 
 SOURCES = ("adapter", "base")
 

@@ -15,7 +15,7 @@ from coordinator_harness import DIGEST, tiny_export, tiny_task
 from postgres_server import PostgresServer, postgres_server
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
-from slipway.rpc.wire import configuration_message
+from slipway.rpc.configuration_messages import configuration_message
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.listing import page_of
 from slipway_coordinator.leadership.advisory_lock import AdvisoryLock

@@ -21,7 +21,7 @@ from free_ports import free_port
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2
 
 TINY_STAGES = Path(__file__).parents[2] / "support" / "tiny_stages"

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator_harness import Harness, state, states, tiny_export, tiny_task, wait_for
 from slipway.errors import ServiceError
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_coordinator import coordinator as coordinator_module
 
 

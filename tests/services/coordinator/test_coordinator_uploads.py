@@ -18,7 +18,8 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.observability import metrics
-from slipway.rpc.wire import MAX_FILES, failure_of_call
+from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.structs import MAX_FILES
 from slipway_protos.v1 import artifact_pb2 as pb
 
 OPEN, LARGEST = 4, 4_000_000  # as many as one client sends at a time: some_files are four contents

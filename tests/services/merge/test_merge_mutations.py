@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from merge_cases import Case, load, make_case
-from slipway.errors import REASONS, ModelExportError
+from slipway.errors import ModelExportError
+from slipway.reasons import REASONS
 
 VALUES: list[Any] = [
     None, True, 0, -1, 1, 2.5, math.inf, math.nan, "", "x", "(", [], [1], ["q_proj"], {}, {"a": 1}, [[]], 10**30,

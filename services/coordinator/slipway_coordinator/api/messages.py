@@ -7,7 +7,9 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import ExportConfiguration
-from slipway.rpc.wire import configuration_message, status_of, struct_of, timestamp
+from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import struct_of, timestamp
 from slipway_coordinator.model.offers import Granted
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
-from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.structs import dict_of
 from slipway.security.limits import exceeded
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character, number_of, quoted, shortened

@@ -17,10 +17,11 @@ from slipway.cli.connection import artifacts_at
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.terminal.console import print_json, show, unbroken
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
-from slipway.errors import REASONS, ModelExportError
+from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.planning.plan import PlannedTask, more_adapters, plan
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
+from slipway.reasons import REASONS
 from slipway.settings import Settings
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
