@@ -188,7 +188,7 @@ def test_room_is_looked_at_again_and_said_once(small_disk: Path, caplog: pytest.
         "takes tasks again",
     ]
     assert str(small_disk) in said[0]
-    assert "of 8.0 MiB are left" in said[0]
+    assert "of 8.4 MB are left" in said[0]
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -279,7 +279,7 @@ def test_what_nobody_can_run_fails_where_nobody_will_come(tmp_path: Path) -> Non
     assert states(export) == {"good": "succeeded", "build": "failed"}
     failure = failure_of_status(export.error)
     assert failure.reason == "NO_WORKER"
-    assert "needs a GPU and tensorrt or 1048576.0 GiB of memory for a task" in failure.message
+    assert "needs a GPU and tensorrt or 1125.9 TB of memory for a task" in failure.message
     assert "have no GPU" in failure.message
     assert "no tensorrt" in failure.message
 
@@ -293,7 +293,7 @@ def test_a_warning_of_a_stage_reaches_those_who_watch(tmp_path: Path) -> None:
         name = harness.submit(tiny_export("much", task, **settings))
         for event in harness.client.watch_export(name):
             events.append(event)
-            if "of the 120.0 MiB it should stay below" in event.log.message:
+            if "of the 125.8 MB it should stay below" in event.log.message:
                 assert event.log.level == "warning"
                 said.touch()
     assert said.exists()
