@@ -13,6 +13,7 @@ import pytest
 
 from coordinator_harness import tiny_export, tiny_task
 from slipway.errors import ServiceError
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.broker import broker as broker_module
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport
@@ -372,7 +373,7 @@ def test_what_is_not_wanted_any_more_is_withdrawn_everywhere(setup: Setup) -> No
 
 def test_a_task_of_an_export_nobody_knows_is_cancelled(setup: Setup) -> None:
     async def story() -> None:
-        report = replace(A, running=(Held("projects/p/exports/deleted:m:1", 1),))
+        report = replace(A, running=(Held(AttemptKey.parse("projects/p/exports/deleted:m:1"), 1),))
         assert (await setup.broker().synchronize(report)).cancel == ("projects/p/exports/deleted:m:1",)
 
     asyncio.run(story())

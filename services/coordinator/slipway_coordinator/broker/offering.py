@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipway.planning.matching import Needs, Requirements
+from slipway.planning.references import producers
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 
@@ -66,7 +67,7 @@ def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
     """A GPU that is preferred for an engine is one of those the engine was built for."""
     if not needs.gpu or needs.gpu_architectures:
         return needs
-    makers = {reference.partition(":")[2].partition("/")[0] for reference in task.inputs.values()}
+    makers = producers(task.inputs)
     built = [one for one in record.tasks if one.id in makers and one.stage == "tensorrt_build"]
     targets = sorted({str(target) for one in built for target in one.facts.get("targets", ())})
     return replace(needs, gpu_architectures=tuple(targets))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipway.planning.attempt_keys import AttemptKey
 from slipway.planning.matching import ANY, Abilities, Call, Requirements
 
 
@@ -45,25 +46,25 @@ class Offer:
     @property
     def project(self) -> str:
         """Whose export it is."""
-        return self.export.split("/")[1]
+        return self.key.project
 
     @property
-    def key(self) -> str:
-        """Name of the attempt across exports: ``{export}:{task}:{attempt}``."""
-        return f"{self.export}:{self.task}:{self.attempt}"
+    def key(self) -> AttemptKey:
+        """Name of the attempt across exports."""
+        return AttemptKey.of(self.export, self.task, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a worker says it runs."""
 
-    task: str
+    task: AttemptKey
     epoch: int
 
     @property
     def export(self) -> str:
         """Name of the export it is of."""
-        return self.task.partition(":")[0]
+        return self.task.export
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Answer:
     """What a worker shall do: start these, end those."""
 
     granted: tuple[Granted, ...] = ()
-    cancel: tuple[str, ...] = ()
+    cancel: tuple[AttemptKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
