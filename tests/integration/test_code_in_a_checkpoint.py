@@ -17,7 +17,9 @@ from coordinator_harness import process, wait_for
 from free_ports import free_port
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.execution.process import Execution, execute
+from slipway.execution.execution import Execution
+from slipway.execution.process import execute
+from slipway.stage_call import StageCall
 from traps import Traps
 
 ONLY_PYTORCH = ("--set", "formats.onnx.enabled=false")
@@ -111,7 +113,7 @@ def test_an_empty_part_of_the_python_path_is_not_the_current_folder(
     around = environment(checkpoint.home)
     monkeypatch.setenv("PYTHONPATH", ":" + around["PYTHONPATH"])
     monkeypatch.chdir(checkpoint.folder)
-    execution = Execution("stages_for_tests:SOURCE", {}, {}, tmp_path)
+    execution = Execution(StageCall("stages_for_tests:SOURCE", {}, {}), tmp_path)
     outcome = asyncio.run(execute(execution))
     assert (outcome.failure, checkpoint.traps.ran()) == (None, [])
 

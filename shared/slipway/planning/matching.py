@@ -102,7 +102,7 @@ ANY = Requirements()
 """Every worker of the stage will do."""
 
 
-class Call(NamedTuple):
+class Placement(NamedTuple):
     """For whom an offer is: its stage, what it asks for, workers that take it only where there are no others, and the
     parameters that a worker has to know.
     """

@@ -12,6 +12,7 @@ from slipway.errors import ServiceError
 from slipway.models.base_format import METHODS, is_base_format
 from slipway.planning.matching import ANY, Needs, Requirements
 from slipway.planning.references import Output, Source
+from slipway.stage_call import StageCall
 from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
@@ -44,6 +45,11 @@ class PlannedTask:
     partial: bool = False
     requirements: Requirements = ANY
     output: str = ""
+
+    @property
+    def call(self) -> StageCall:
+        """What it runs."""
+        return StageCall(self.stage, self.params, self.inputs)
 
 
 @dataclass

@@ -14,6 +14,7 @@ import pytest
 from coordinator_harness import tiny_export, tiny_task
 from slipway.errors import ServiceError
 from slipway.planning.attempt_keys import AttemptKey
+from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.broker import broker as broker_module
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport
@@ -31,7 +32,7 @@ B = replace(A, worker="b")
 
 
 def offer(task: str = "m", attempt: int = 1, **more: object) -> Offer:
-    return Offer(EXPORT, task, attempt, "merge", params={}, inputs={}, **more)  # type: ignore[arg-type]
+    return Offer(EXPORT, task, attempt, StageCall("merge", {}, {}), **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -409,7 +410,11 @@ def test_memory_comes_from_the_configuration_or_the_worker_times_the_factor(setu
         broker = setup.broker()
         granted = await lease(broker, A, offer(memory_factor=0.5))
         assert granted.max_memory_bytes == 500
-        granted = await lease(broker, B, offer("n", max_memory_bytes=400, memory_factor=0.5))
+        granted = await lease(
+            broker,
+            B,
+            replace(offer("n", memory_factor=0.5), call=StageCall("merge", {}, {}, Limits(max_memory_bytes=400))),
+        )
         assert granted.max_memory_bytes == 200
 
     asyncio.run(story())

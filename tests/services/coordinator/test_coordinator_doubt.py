@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from coordinator_harness import Harness, state, tiny_export, tiny_task
 from slipway.errors import ServiceError
+from slipway.stage_call import StageCall
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Granted, Held, Offer, WorkerReport
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -22,7 +23,7 @@ from slipway_coordinator.storage.ledger import Ledger
 
 EXPORT = "projects/p/exports/x"
 A = WorkerReport("a", frozenset({"merge"}), free_slots=1)
-OFFER = Offer(EXPORT, "m", 1, "merge", params={}, inputs={})
+OFFER = Offer(EXPORT, "m", 1, StageCall("merge", {}, {}))
 
 
 class Doubtful(Journal):

@@ -18,6 +18,7 @@ from coordinator_harness import DIGEST, Harness, state
 from slipway.configuration import ExportConfiguration
 from slipway.planning.matching import Abilities
 from slipway.rpc.statuses import STATUS_KEY
+from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer
@@ -25,7 +26,7 @@ from slipway_protos.v1 import export_pb2
 
 
 def offer(export: str, *, project: str = "p", stage: str = "merge", priority: int = 0) -> Offer:
-    return Offer(f"projects/{project}/exports/{export}", "m", 1, stage, params={}, inputs={}, priority=priority)
+    return Offer(f"projects/{project}/exports/{export}", "m", 1, StageCall(stage, {}, {}), priority=priority)
 
 
 def order(waiting: Waiting, *stages: str) -> list[str]:

@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 from metrics_page import page
+from slipway.execution.execution import Execution
 from slipway.execution.memory import TreeMemory
 from slipway.execution.pressure import Pressure
-from slipway.execution.process import Execution, Outcome, execute
+from slipway.execution.process import Outcome, execute
 from slipway.machine.cgroup import ControlGroup
 from slipway.observability import metrics
 from slipway.stage import Progress
+from slipway.stage_call import Limits, StageCall
 
 MIB = 1 << 20
 STAGE = "stages_for_tests:TROUBLE"
@@ -32,7 +34,9 @@ def run(
         max_memory_bytes: As in :class:`Execution`.
     """
     workdir.mkdir()
-    execution = Execution(STAGE, {"kind": kind, "until": str(seen)}, {}, workdir, max_memory_bytes=max_memory_bytes)
+    execution = Execution(
+        StageCall(STAGE, {"kind": kind, "until": str(seen)}, {}, Limits(max_memory_bytes=max_memory_bytes)), workdir
+    )
     warnings: list[str] = []
 
     def hear(level: str, message: str) -> None:

@@ -223,12 +223,12 @@ class Board:
         now = self.clock()
         late = [offer for key, offer in self.waiting.items() if self._offered_since[key] + longer_than < now]
         workers = self._ready() if now_ready else {name: one.abilities for name, one in self.workers.items()}
-        taken = {call: any(call.can(worker) for worker in workers.values()) for call in {o.call for o in late}}
-        return [offer for offer in late if not taken[offer.call]]
+        taken = {one: any(one.can(worker) for worker in workers.values()) for one in {each.placement for each in late}}
+        return [offer for offer in late if not taken[offer.placement]]
 
     def lacking(self, offer: Offer) -> str:
         """What is missing where no known worker can take an offer, or none takes it now."""
-        return offer.call.lacking(worker.abilities for worker in self.workers.values())
+        return offer.placement.lacking(worker.abilities for worker in self.workers.values())
 
     def _ready(self) -> dict[str, Abilities]:
         return {name: worker.abilities for name, worker in self.workers.items() if not worker.draining}

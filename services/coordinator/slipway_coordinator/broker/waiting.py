@@ -6,25 +6,25 @@ from collections.abc import Iterator, Mapping, ValuesView
 from typing import NamedTuple
 
 from slipway.planning.attempt_keys import AttemptKey
-from slipway.planning.matching import Abilities, Call
+from slipway.planning.matching import Abilities, Placement
 from slipway_coordinator.model.offers import Offer
 
 
 class _Lane(NamedTuple):
     """What offers have in common between which only their age decides."""
 
-    call: Call
+    placement: Placement
     priority: int
     project: str
     postponed: bool
 
     def open_to(self, worker: str, known: Mapping[str, Abilities]) -> bool:
-        if not self.call.can(known[worker]):
+        if not self.placement.can(known[worker]):
             return False
-        if self.postponed and (not self.call.avoid or worker in self.call.avoid):
+        if self.postponed and (not self.placement.avoid or worker in self.placement.avoid):
             return False
-        anybody = not self.call.avoid and not self.call.requirements.prefers
-        return anybody or worker in self.call.candidates(known)
+        anybody = not self.placement.avoid and not self.placement.requirements.prefers
+        return anybody or worker in self.placement.candidates(known)
 
 
 class Waiting(Mapping[AttemptKey, Offer]):
@@ -38,7 +38,7 @@ class Waiting(Mapping[AttemptKey, Offer]):
 
     def add(self, offer: Offer, *, now: float = 0.0) -> None:
         """Let an offer wait behind those of its lane; ``now`` is in seconds since the epoch."""
-        lane = _Lane(offer.call, offer.priority, offer.project, postponed=offer.not_before > now)
+        lane = _Lane(offer.placement, offer.priority, offer.project, postponed=offer.not_before > now)
         self._offers[offer.key] = offer
         self._lane_of[offer.key] = lane
         self._added += 1
