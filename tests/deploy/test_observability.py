@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slipway.errors import REASONS
 from slipway.observability import metrics
+from slipway.reasons import REASONS
 from support.manifests.prometheus_rules import ALERTS, DEPLOY, alerts, dashboard, dashboard_queries, needs_promtool
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.rpc.wire import configuration_message
+from slipway.rpc.configuration_messages import configuration_message
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.settings.security import Security
 from slipway_protos.externalscaler import externalscaler_pb2

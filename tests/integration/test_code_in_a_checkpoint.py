@@ -13,7 +13,9 @@ import pytest
 
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.execution.process import Execution, execute
+from slipway.execution.execution import Execution
+from slipway.execution.process import execute
+from slipway.stage_call import StageCall
 from support.commands.cli import SLIPWAY, environment
 from support.coordinators.harness import process, wait_for
 from support.hostile.traps import Traps
@@ -111,7 +113,7 @@ def test_an_empty_part_of_the_python_path_is_not_the_current_folder(
     around = environment(checkpoint.home)
     monkeypatch.setenv("PYTHONPATH", ":" + around["PYTHONPATH"])
     monkeypatch.chdir(checkpoint.folder)
-    execution = Execution("support.stages.plain:SOURCE", {}, {}, tmp_path)
+    execution = Execution(StageCall("support.stages.plain:SOURCE", {}, {}), tmp_path)
     outcome = asyncio.run(execute(execution))
     assert (outcome.failure, checkpoint.traps.ran()) == (None, [])
 

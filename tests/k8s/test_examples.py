@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.errors import Category
+from slipway.reasons import Category
 from slipway.registry import IMPORT
 from slipway.sources.allowed import Allowed
 from support.manifests.overlay import NAMESPACE, ROOT, Cluster, host_of, port_of, render, rendered

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
+from slipway.planning.attempt_keys import AttemptKey
 from slipway.sources.allowed import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.offering import offer_of
@@ -242,7 +243,7 @@ class Coordinator:
         self.inbox.close(name, stopped.run)
         await self._shown(stopped, (), revoked=())
 
-    async def _shown(self, record: ExportRecord, offers: Iterable[Offer], *, revoked: Iterable[str]) -> None:
+    async def _shown(self, record: ExportRecord, offers: Iterable[Offer], *, revoked: Iterable[AttemptKey]) -> None:
         if record.state.ended:
             self._unended.discard(record.name)
         await self.hub.publish(record.name, record)

@@ -9,13 +9,14 @@ from typing import Any
 
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
+from slipway.models.dtypes import FLOATS
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.budget import memory_limit
-from slipway_merge.plan.layout import FLOATS, Layout, plan_layout
+from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
 from slipway_merge.plan.vocabulary import check_vocabulary

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
 from slipway_onnx_export.graph import declare_interface, settle
@@ -132,7 +133,8 @@ def _prove(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Conte
     """Compare with PyTorch, unless told not to or the memory does not allow it."""
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
-        reason = "switched off" if params.parity == "never" else f"needs {needed} bytes of {ctx.max_memory_bytes}"
+        short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"
+        reason = "switched off" if params.parity == "never" else short
         ctx.warn(f"the ONNX model was not compared with PyTorch ({reason}); the validate stage still compares outputs")
         return {"parity": "skipped"}
     report = check_parity(

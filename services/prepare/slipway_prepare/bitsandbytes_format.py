@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slipway.files.json_documents import parse_json
+from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 
@@ -29,8 +30,8 @@ NF4 = (
 )  # fmt: skip
 _INT8_STEP = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 _STATE = "weight.quant_state.bitsandbytes__"
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = {DTYPES[name].torch: dtype for name, dtype in torch_dtypes("F32", "F16", "BF16").items()}
+_FLOATS = tuple(_DTYPES.values())
 #: Elements that are computed at once, a multiple of every block size.
 _CHUNK = 1 << 20
 _LARGEST_STATE = 1 << 16

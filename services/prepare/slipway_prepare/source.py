@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
+from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.model_files import has_safetensors, pickle_files
 from slipway.models.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
@@ -29,11 +30,7 @@ _DAMAGED = (
     RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
 )  # fmt: skip
 #: Safetensors names of the types that are read.
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+DTYPES = torch_dtypes(*FLOATS, "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", "I32", "I16", "I8", "U8", "BOOL")
 
 
 @dataclass(frozen=True, slots=True)

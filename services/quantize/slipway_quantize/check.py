@@ -14,6 +14,7 @@ from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
 from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
@@ -32,7 +33,7 @@ def check_result(source: Path, target: Path, *, model_format: str, ctx: Context)
     needed = weight_bytes(source) + weight_bytes(target)
     if needed > ctx.max_memory_bytes:
         ctx.log.info(
-            f"not run: loading takes about {needed >> 20} MiB, the attempt may use {ctx.max_memory_bytes >> 20}"
+            f"not run: loading takes about {format_size(needed)}, the attempt may use {format_size(ctx.max_memory_bytes)}"
         )
         ctx.record(check="skipped: too large for the attempt's memory")
         return

@@ -14,6 +14,7 @@ from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
+from slipway.models.dtypes import FLOATS
 from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.models.safetensors_file import TensorInfo, read_safetensors, read_weights
 
@@ -24,7 +25,6 @@ _WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weigh
 _LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
 _NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
 """Options of LoRA with which factors have other shapes than those of the layer they are named after."""
-_DENSE = ("F64", "F32", "F16", "BF16")
 _OTHER_TOKENIZER = 0.5
 
 
@@ -53,7 +53,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
         if weight is None:
             found = _too_deep(module, depths) or _too_deep(bare, depths) if factor else ""
-        elif weight.dtype not in _DENSE or len(weight.shape) != 2:
+        elif weight.dtype not in FLOATS or len(weight.shape) != 2:
             continue
         elif factor:
             found = _other_factors(tensor, adapter, weight, vocabulary=vocabulary)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.errors import CheckpointValidationError
+from slipway.models.dtypes import DTYPES
 from slipway.models.model_files import MODEL_WEIGHTS, has_safetensors, model_files, pickle_files
-from slipway.models.safetensors_file import DTYPE_BITS, TensorInfo
+from slipway.models.safetensors_file import TensorInfo
 
 MOST_TENSORS = 4096
 """Tensors sampled at most, spread evenly over all of them."""
@@ -103,7 +104,7 @@ def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | No
     if not count:
         return True
     mixed = one.dtype != other.dtype
-    bits, their_bits = DTYPE_BITS[one.dtype], DTYPE_BITS[other.dtype]
+    bits, their_bits = DTYPES[one.dtype].bits, DTYPES[other.dtype].bits
     if bits % 8 or (mixed and not {one.dtype, other.dtype} <= set(_FLOATS)):
         return None
     width, their_width = bits // 8, their_bits // 8

@@ -20,9 +20,11 @@ from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
-from slipway.errors import REASONS, ArtifactError, Category, Failure
+from slipway.errors import ArtifactError, Failure
 from slipway.files.links import open_real, open_unlinked
-from slipway.rpc.wire import MAX_FILES, RETRY_AFTER, sendable
+from slipway.reasons import REASONS, Category
+from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.structs import MAX_FILES, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")

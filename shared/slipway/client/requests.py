@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from slipway.configuration import ExportConfiguration
 from slipway.observability.telemetry import current_traceparent
-from slipway.rpc.wire import configuration_message, sendable
+from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.structs import sendable
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from slipway.errors import REASONS, Category, Failure
+from slipway.errors import Failure
+from slipway.reasons import REASONS, Category
 from slipway_protos.v1 import export_pb2 as pb
 
 ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})

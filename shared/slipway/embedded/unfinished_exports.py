@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import re
 from pathlib import Path
 
 from slipway.errors import ServiceError
 from slipway.settings import Settings
-from slipway_coordinator.storage.reading import read_documents
-from slipway_coordinator.storage.schema import exports
-
-_DIGESTS = re.compile(r"sha256:[0-9a-f]{64}")
+from slipway_coordinator.storage.reading import digests_named
 
 
 def digests_in_use(settings: Settings) -> frozenset[str]:
@@ -28,16 +23,14 @@ def digests_in_use(settings: Settings) -> frozenset[str]:
     found: set[str] = set()
     for state in _states(settings.exports_path):
         lock = state.with_name("state.db.lock")
-        running = is_locked(lock)
-        unended = () if running else (exports.c.ended.is_(False),)
         try:
-            documents = read_documents(state, *unended, whole=not running)
+            named = digests_named(state, running=is_locked(lock))
         except ServiceError as error:
             raise _unknown(state, error.message, error.remedy) from error
-        if documents is None and not is_locked(lock):
+        if named is None and not is_locked(lock):
             remedy = f"remove {state.parent}: no export can go on with it"
             raise _unknown(state, f"{state} holds no tables: it is damaged, or its export ended as it began", remedy)
-        found.update(_DIGESTS.findall(json.dumps(documents)))
+        found |= named or frozenset()
     return frozenset(found)
 
 

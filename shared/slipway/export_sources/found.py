@@ -19,6 +19,7 @@ from slipway.files.links import real_file
 from slipway.models.base_format import base_format
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
@@ -256,7 +257,7 @@ def store_files(
 
 def reading(name: str, done: int, total: int) -> str:
     """How far a source is stored, for people."""
-    return f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB"
+    return f"reading {name}: {done / max(total, 1):.0%} of {format_size(total)}"
 
 
 class _Counter:

@@ -8,6 +8,7 @@ import re
 import resource
 
 from slipway.errors import StageError
+from slipway.sizes import format_size
 
 REMEDY = "free memory, run it with fewer threads, or use a machine with more"
 _SAID = re.compile(
@@ -55,7 +56,7 @@ def check_address_space() -> None:
     needed = _BASE_BYTES + _CORE_BYTES * min(os.cpu_count() or 1, _MOST_CORES)
     if limit is not None and limit < needed:
         raise StageError(
-            f"address space is limited to {limit / 1e9:.2f} GB, and running an export here needs {needed / 1e9:.2f} GB",
+            f"address space is limited to {format_size(limit)}, and running an export here needs {format_size(needed)}",
             reason="OUT_OF_MEMORY",
             remedy="raise the limit (ulimit -v), or let a coordinator run it: --coordinator HOST:PORT",
         )

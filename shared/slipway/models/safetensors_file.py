@@ -21,13 +21,8 @@ from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST, parse_json, read_json
 from slipway.files.links import file_in
 from slipway.files.regular_file import open_regular
+from slipway.models.dtypes import DTYPES
 
-#: Bits per element. https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs, enum Dtype.
-DTYPE_BITS: Mapping[str, int] = {
-    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
-}  # fmt: skip
 MAX_HEADER_BYTES = 64 << 20
 """Of as many tensors as a file may have, with long names; the reference implementation takes 100 MB."""
 MOST_TENSORS = 1 << 18
@@ -136,7 +131,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise corrupt(path, f"the entry of tensor {name!r} is not {{dtype, shape, data_offsets}}", tensor=name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise corrupt(path, f"tensor {name!r} has the unknown data type {reprlib.repr(dtype)}", tensor=name)
     count = _elements(shape)
     if count is None:
@@ -144,7 +139,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise corrupt(path, f"tensor {name!r} has impossible offsets {reprlib.repr(offsets)}", tensor=name)
     start, end = offsets
-    bits = count * DTYPE_BITS[dtype]
+    bits = count * DTYPES[dtype].bits
     if bits != (end - start) * 8:
         what = f"tensor {name!r} {dtype} {tuple(shape)} takes {-(-bits // 8)} bytes but its offsets {start}…{end} hold "
         raise corrupt(path, what + str(end - start), tensor=name)

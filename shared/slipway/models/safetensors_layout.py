@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.models.safetensors_file import DTYPE_BITS, INDEX_SUFFIX, TensorInfo
+from slipway.models.dtypes import DTYPES
+from slipway.models.safetensors_file import INDEX_SUFFIX, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+        return math.prod(self.shape) * DTYPES[self.dtype].bits // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str,
 
 def _file(filename: str, tensors: Sequence[TensorSpec]) -> PlannedFile:
     # Wider types first, as the reference implementation does: every tensor is then aligned to its type.
-    ordered = sorted(tensors, key=lambda tensor: -DTYPE_BITS[tensor.dtype])
+    ordered = sorted(tensors, key=lambda tensor: -DTYPES[tensor.dtype].bits)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends = [0]
     for tensor in ordered:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from slipway.sizes import format_size
+
 NO_GPU = "none"
 """Stands for the workers without a GPU where an architecture is asked for."""
 
@@ -67,9 +69,9 @@ class Needs:
         elif self.gpu:
             parts.append("a GPU")
         if self.gpu_memory_bytes:
-            parts.append(f"{_gib(self.gpu_memory_bytes)} of GPU memory")
+            parts.append(f"{format_size(self.gpu_memory_bytes)} of GPU memory")
         if self.memory_bytes:
-            parts.append(f"{_gib(self.memory_bytes)} of memory for a task")
+            parts.append(f"{format_size(self.memory_bytes)} of memory for a task")
         return " and ".join([*parts, *self.libraries])
 
 
@@ -100,7 +102,7 @@ ANY = Requirements()
 """Every worker of the stage will do."""
 
 
-class Call(NamedTuple):
+class Placement(NamedTuple):
     """For whom an offer is: its stage, what it asks for, workers that take it only where there are no others, and the
     parameters that a worker has to know.
     """
@@ -149,14 +151,10 @@ class Call(NamedTuple):
         asked = self.requirements.any_of
         parts = [worker.gpu_architecture or "no GPU"]
         if any(needs.gpu_memory_bytes for needs in asked):
-            parts.append(f"{_gib(worker.gpu_memory_bytes)} of GPU memory")
+            parts.append(f"{format_size(worker.gpu_memory_bytes)} of GPU memory")
         if any(needs.memory_bytes for needs in asked):
-            parts.append(f"{_gib(worker.memory_bytes)} of memory for a task")
+            parts.append(f"{format_size(worker.memory_bytes)} of memory for a task")
         for name in sorted({name for needs in asked for name in needs.libraries}):
             found = worker.libraries.get(name)
             parts.append(f"{name} {found}" if found else f"no {name}")
         return ", ".join(parts)
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"

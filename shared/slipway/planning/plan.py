@@ -11,6 +11,8 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.models.base_format import METHODS, is_base_format
 from slipway.planning.matching import ANY, Needs, Requirements
+from slipway.planning.references import Output, Source
+from slipway.stage_call import StageCall
 from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
@@ -44,6 +46,11 @@ class PlannedTask:
     requirements: Requirements = ANY
     output: str = ""
 
+    @property
+    def call(self) -> StageCall:
+        """What it runs."""
+        return StageCall(self.stage, self.params, self.inputs)
+
 
 @dataclass
 class _Graph:
@@ -66,7 +73,7 @@ class _Graph:
         """Append a task; returns the reference to its output."""
         task = PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial, requirements, output)
         self.tasks.append(task)
-        return f"task:{task_id}/{output}"
+        return str(Output(task_id, output))
 
 
 def plan(
@@ -144,7 +151,7 @@ def more_adapters(configuration: ExportConfiguration) -> tuple[str, ...]:
 def _adapter(graph: _Graph, configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
     """The one adapter that is merged and that outputs are compared with."""
     if not more:
-        return "source:adapter"
+        return str(Source("adapter"))
     combination = configuration.combination
     return graph.add(
         "combine",
@@ -156,7 +163,7 @@ def _adapter(graph: _Graph, configuration: ExportConfiguration, more: tuple[str,
             "majority_sign_method": combination.majority_sign,
             "seed": combination.seed,
         },
-        inputs={name: f"source:{name}" for name in ("adapter", *more)},
+        inputs={name: str(Source(name)) for name in ("adapter", *more)},
         output="adapter",
     )
 
@@ -165,9 +172,9 @@ def _base(graph: _Graph, configuration: ExportConfiguration, stored_as: str) -> 
     """The base that the adapter is merged into and that outputs are compared with: prepared only where it has to be."""
     merge_onto = configuration.base_model.merge_onto
     if not stored_as and merge_onto == "original":
-        return "source:base"
+        return str(Source("base"))
     return graph.add(
-        "prepare", "prepare", params={"merge_onto": merge_onto}, inputs={"base": "source:base"}, output="base"
+        "prepare", "prepare", params={"merge_onto": merge_onto}, inputs={"base": str(Source("base"))}, output="base"
     )
 
 
@@ -277,9 +284,9 @@ def _validate(
 ) -> None:
     validation = configuration.validation
     inputs = {"base": base, "adapter": adapter}
-    inputs |= {name: f"source:{name}" for name in ("heldout",) if name in source_names}
+    inputs |= {name: str(Source(name)) for name in ("heldout",) if name in source_names}
     outputs = {"merge": "pytorch", "onnx_export": "onnx", "tensorrt_build": "tensorrt", "quantize": "model"}
-    inputs |= {task.format: f"task:{task.id}/{outputs[task.stage]}" for task in graph.tasks if task.format}
+    inputs |= {task.format: str(Output(task.id, outputs[task.stage])) for task in graph.tasks if task.format}
     graph.add(
         "validate",
         "validate",

@@ -18,6 +18,7 @@ from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
 from slipway.models.base_format import prepared_sizes
 from slipway.opsets import unwritten
+from slipway.sizes import format_size
 
 BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
 """Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
@@ -230,7 +231,7 @@ def _writable(name: str, folder: Path) -> Finding:
 
 def _space(check: str, needed: int, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    message = f"at most {_gigabytes(needed)} needed, {_gigabytes(free)} free at {folder}"
+    message = f"at most {format_size(needed)} needed, {format_size(free)} free at {folder}"
     if needed <= free:
         return Finding(check, Verdict.OK, message)
     return Finding(check, Verdict.WARNING, message, "free space, run slipway cache gc, or choose another folder")
@@ -238,7 +239,7 @@ def _space(check: str, needed: int, folder: Path) -> Finding:
 
 def _memory(needed: int) -> Finding:
     available = available_memory(ControlGroup().memory())
-    message = f"about {_gigabytes(needed)} needed, {_gigabytes(available)} available"
+    message = f"about {format_size(needed)} needed, {format_size(available)} available"
     if needed <= available:
         return Finding("memory", Verdict.OK, message)
     remedy = "use a machine with more memory, or set validation.enabled: false"
@@ -258,7 +259,3 @@ def _stage(health: StageHealth) -> Finding:
 
 def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"

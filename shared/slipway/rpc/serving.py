@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.rpc.health import HealthService
-from slipway.rpc.wire import STATUS_KEY, call_status
+from slipway.rpc.statuses import STATUS_KEY, call_status
 from slipway.texts import number_of
 
 log = logging.getLogger("slipway.rpc")

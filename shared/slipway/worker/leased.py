@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slipway.errors import Failure, StageError
-from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.errors import Failure, ServiceError, StageError
+from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.observability.telemetry import span
-from slipway.rpc.wire import dict_of, sendable, status_of, struct_of
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.rpc.stage_calls import call_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import sendable, struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
 from slipway.worker.observation import observe
 from slipway_protos.v1 import export_pb2, worker_pb2
@@ -86,6 +89,8 @@ class LeasedTask:
             result = await self._execute(runner, on_phase)
         except asyncio.CancelledError:
             request.cancelled.SetInParent()
+        except ServiceError as error:  # the lease is not one
+            request.error.CopyFrom(status_of(error.failure()))
         else:
             request.peak_memory_bytes = result.peak_memory_bytes
             output = output_message(result)
@@ -100,15 +105,8 @@ class LeasedTask:
 
     async def _execute(self, runner: TaskRunner, on_phase: Callable[[], None]) -> TaskResult:
         lease = self.lease
-        spec = TaskSpec(
-            stage=lease.stage,
-            params=dict_of(lease.params),
-            inputs=dict(lease.inputs),
-            timeout_seconds=lease.timeout.ToTimedelta().total_seconds() or None,
-            max_memory_bytes=lease.max_memory_bytes or self.memory_bytes,
-            threads=self.threads,
-            project=lease.task.split("/")[1] if lease.task.startswith("projects/") else "",
-        )
+        call = call_of(lease).filled(max_memory_bytes=self.memory_bytes, threads=self.threads)
+        key = AttemptKey.parse(lease.task)
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
             before, self.progress = self.progress, progress_message(progress, memory_bytes)
@@ -125,7 +123,7 @@ class LeasedTask:
         began = time.monotonic()
         with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
             log.info(f"runs {lease.task}")
-            result = await runner.run(spec, on_progress=on_progress, on_log=on_log)
+            result = await runner.run(call, project=key.project, on_progress=on_progress, on_log=on_log)
             recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
             if result.failure is not None:
                 recorded.fail(result.failure.reason, result.failure.message)

@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from slipway.errors import Failure
 from slipway.execution.runner import TaskRunner
-from slipway.rpc.wire import failure_of_call
+from slipway.rpc.statuses import failure_of_call
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
 from slipway.worker.leased import LeasedTask

@@ -6,7 +6,8 @@ import logging
 import shutil
 from pathlib import Path
 
-from slipway.execution.pressure import nearly_full, size_text
+from slipway.execution.pressure import nearly_full
+from slipway.sizes import format_size
 
 log = logging.getLogger("slipway.worker")
 
@@ -38,10 +39,10 @@ class Room:
         if self.enough == before:
             return False
         if self.enough:
-            log.info(f"takes tasks again: {size_text(disk.free)} are free in {self._scratch}")
+            log.info(f"takes tasks again: {format_size(disk.free)} are free in {self._scratch}")
         else:
             log.warning(
-                f"takes no tasks until there is room: {size_text(disk.free)} of {size_text(disk.total)} are left in "
+                f"takes no tasks until there is room: {format_size(disk.free)} of {format_size(disk.total)} are left in "
                 f"{self._scratch}; free some, lower SLIPWAY_CACHE_SIZE, or point SLIPWAY_SCRATCH to a larger disk"
             )
         return True

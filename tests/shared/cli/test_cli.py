@@ -113,6 +113,19 @@ def test_usage_errors_exit_with_2_and_say_so_in_json(
     assert "Usage" in done.err
 
 
+def test_an_answer_in_json_is_asked_for_by_an_option_and_not_by_the_value_of_one(
+    capfd: pytest.CaptureFixture[str], home: Path
+) -> None:
+    assert in_process(capfd, "--json", home=home).json["reason"] == "USAGE"
+    assert in_process(capfd, "cache", "--json", home=home).json["reason"] == "USAGE"
+    named = in_process(capfd, "verify", "sha256:0", "--project", "--json", home=home)
+    assert (named.code, named.out) == (3, "")
+    after = in_process(capfd, "verify", "--", "--json", home=home)
+    assert (after.code, after.out) == (3, "")
+    lines = in_process(capfd, "stage", "merge", "--out", "x", "--nonesuch", "--progress=json", "--json", home=home)
+    assert lines.json["reason"] == "USAGE"
+
+
 def test_errors_are_one_json_document_and_a_message(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
@@ -295,23 +308,28 @@ def test_what_is_not_there_is_told_with_who_named_it(
 
 
 def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pytest.CaptureFixture[str]) -> None:
+    from slipway.cli.asked import Asked
     from slipway.cli.boundary import outcome
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+    for command, goes_on in (("export", True), ("stage", False), ("push", False)):
 
-    for words, goes_on in ((["export", "-c", "x"], True), (["stage", "merge"], False), (["push", "x"], False)):
-        assert outcome(interrupted, words) == 130
+        def interrupted(asked: Asked, command: str = command) -> None:
+            asked.command = command
+            raise KeyboardInterrupt
+
+        assert outcome(interrupted) == 130
         assert ("goes on from here" in capfd.readouterr().err) is goes_on
 
 
 def test_a_command_that_ends_as_a_cancelled_export_was_not_interrupted(capfd: pytest.CaptureFixture[str]) -> None:
+    from slipway.cli.asked import Asked
     from slipway.cli.boundary import outcome
 
-    def cancelled() -> None:
+    def cancelled(asked: Asked) -> None:
+        asked.command, asked.as_json = "watch", True
         raise SystemExit(130)
 
-    assert outcome(cancelled, ["watch", "x", "--json"]) == 130
+    assert outcome(cancelled) == 130
     assert capfd.readouterr() == ("", "")
 
 

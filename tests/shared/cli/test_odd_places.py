@@ -163,7 +163,7 @@ def test_an_export_that_does_not_fit_into_its_address_space_says_so(tmp_path: Pa
     script = (
         "import sys\nfrom pathlib import Path\nfrom slipway.embedded.coordinator import Embedded\nfrom slipway.settings import Settings\n"
         "from slipway.cli.boundary import outcome\nhome = Path(sys.argv[1])\n"
-        "sys.exit(outcome(lambda: Embedded(Settings(home=home, scratch=home), 'x').__enter__(), []))"
+        "sys.exit(outcome(lambda _: Embedded(Settings(home=home, scratch=home), 'x').__enter__()))"
     )
     done = subprocess.run(
         [

@@ -20,7 +20,7 @@ from slipway.cli.progress.table import progress_table
 from slipway.cli.remote.view import answer_export
 from slipway.errors import Failure
 from slipway.observability.logs import command_logs, json_handler, terminal_handler
-from slipway.rpc.wire import status_of
+from slipway.rpc.statuses import status_of
 from slipway_protos.v1 import export_pb2 as pb
 
 

@@ -24,7 +24,8 @@ from slipway.observability.logs import JsonFormatter, PlainFormatter, configure_
 from slipway.results.report import write_report
 from slipway.results.report.environment import markdown_text
 from slipway.results.result import ExportResult, FailedFormat
-from slipway.rpc.wire import sendable, status_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import sendable
 from slipway.texts import hidden_character, printable
 from slipway_protos.v1 import export_pb2 as pb
 from support import SUPPORT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway.cli.terminal.unread import EXIT_UNREAD
-from slipway.errors import EXIT_CODES
+from slipway.reasons import EXIT_CODES
 from support.commands.cli import SLIPWAY, environment
 
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway.execution.process import GRACE_SECONDS, Execution, Outcome, execute
+from slipway.execution.execution import Execution
+from slipway.execution.process import GRACE_SECONDS, Outcome, execute
 from slipway.execution.surroundings import surroundings_of
 from slipway.stage import Progress
+from slipway.stage_call import Limits, StageCall
 from support.harness.unhurried import unhurried
 
 
 def run(stage: str, workdir: Path, *, timeout: float | None = None, **params: object) -> Outcome:
     workdir.mkdir(exist_ok=True)
-    execution = Execution(
-        stage=f"support.stages.plain:{stage}", params=params, inputs={}, workdir=workdir, timeout_seconds=timeout
-    )
-    return asyncio.run(execute(execution))
+    call = StageCall(f"support.stages.plain:{stage}", params, {}, Limits(timeout_seconds=timeout or 0))
+    return asyncio.run(execute(Execution(call, workdir)))
 
 
 def descendants() -> set[psutil.Process]:
@@ -40,7 +40,7 @@ def shared() -> set[psutil.Process]:
 def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
     seen: list[Progress] = []
     logs: list[tuple[str, str]] = []
-    execution = Execution("support.stages.plain:SOURCE", {"text": "hi", "seconds": 0.3}, {}, tmp_path)
+    execution = Execution(StageCall("support.stages.plain:SOURCE", {"text": "hi", "seconds": 0.3}, {}), tmp_path)
     outcome = asyncio.run(
         execute(execution, on_progress=lambda p, _: seen.append(p), on_log=lambda *record: logs.append(record))
     )
@@ -90,7 +90,7 @@ def test_wrong_parameters_are_typed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_stage_is_typed(tmp_path: Path) -> None:
-    outcome = asyncio.run(execute(Execution("nonesuch", {}, {}, tmp_path)))
+    outcome = asyncio.run(execute(Execution(StageCall("nonesuch", {}, {}), tmp_path)))
     assert outcome.failure is not None
     assert outcome.failure.reason == "STAGE_UNKNOWN"
 
@@ -113,7 +113,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path
 
 def test_cancelling_ends_a_stage_that_ignores_it(tmp_path: Path, shared: set[psutil.Process]) -> None:
     async def cancel_soon() -> float:
-        execution = Execution("support.stages.plain:TROUBLE", {"kind": "hang"}, {}, tmp_path)
+        execution = Execution(StageCall("support.stages.plain:TROUBLE", {"kind": "hang"}, {}), tmp_path)
         hanging = asyncio.Event()
         task = asyncio.create_task(execute(execution, on_progress=lambda *_: hanging.set()))
         await asyncio.wait_for(hanging.wait(), 60)
@@ -129,7 +129,7 @@ def test_cancelling_ends_a_stage_that_ignores_it(tmp_path: Path, shared: set[psu
 
 def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
     async def cancel_soon() -> float:
-        execution = Execution("support.stages.plain:SOURCE", {"seconds": 60}, {}, tmp_path)
+        execution = Execution(StageCall("support.stages.plain:SOURCE", {"seconds": 60}, {}), tmp_path)
         started = asyncio.Event()
         task = asyncio.create_task(execute(execution, on_progress=lambda *_: started.set()))
         await asyncio.wait_for(started.wait(), 60)
@@ -145,8 +145,10 @@ def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from slipway.execution.process import Execution, execute
-execution = Execution("support.stages.plain:TROUBLE", {"kind": sys.argv[2]}, {}, Path(sys.argv[1]))
+from slipway.execution.execution import Execution
+from slipway.execution.process import execute
+from slipway.stage_call import Limits, StageCall
+execution = Execution(StageCall("support.stages.plain:TROUBLE", {"kind": sys.argv[2]}, {}), Path(sys.argv[1]))
 outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))
 print(outcome.failure.reason if outcome.failure else "none", flush=True)
 """

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
+from slipway.stage_call import StageCall
 
 KEEPING = "support.stages.plain:KEEPING"
 
@@ -25,7 +26,7 @@ def attempt(runner: TaskRunner, folder: Path, kind: str) -> TaskResult:
     """The stage counts its attempts in its kept folder and then does what it is told; that is no part of the action."""
     told = folder / "kind"
     told.write_text(kind)
-    return asyncio.run(runner.run(TaskSpec(stage=KEEPING, params={"told": str(told)}, inputs={})))
+    return asyncio.run(runner.run(StageCall(KEEPING, {"told": str(told)}, {})))
 
 
 @pytest.mark.parametrize(

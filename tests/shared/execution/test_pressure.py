@@ -6,12 +6,14 @@ import asyncio
 import re
 from pathlib import Path
 
+from slipway.execution.execution import Execution
 from slipway.execution.memory import TreeMemory
 from slipway.execution.pressure import Pressure
-from slipway.execution.process import Execution, Outcome, execute
+from slipway.execution.process import Outcome, execute
 from slipway.machine.cgroup import ControlGroup
 from slipway.observability import metrics
 from slipway.stage import Progress
+from slipway.stage_call import Limits, StageCall
 from support.servers.metrics_page import page
 
 MIB = 1 << 20
@@ -32,7 +34,9 @@ def run(
         max_memory_bytes: As in :class:`Execution`.
     """
     workdir.mkdir()
-    execution = Execution(STAGE, {"kind": kind, "until": str(seen)}, {}, workdir, max_memory_bytes=max_memory_bytes)
+    execution = Execution(
+        StageCall(STAGE, {"kind": kind, "until": str(seen)}, {}, Limits(max_memory_bytes=max_memory_bytes)), workdir
+    )
     warnings: list[str] = []
 
     def hear(level: str, message: str) -> None:
@@ -56,9 +60,9 @@ def test_memory_close_to_the_limit_is_said_once_with_its_figures(tmp_path: Path)
         counted = page(port)["slipway_stage_pressure_total", (("kind", "memory"), ("stage", STAGE))]
     assert outcome.failure is None
     (warning,) = [one for one in warnings if "should stay below" in one]
-    found = re.search(r"holds ([0-9.]+) MiB of memory, ([0-9]+) % of the 200.0 MiB", warning)
+    found = re.search(r"holds ([0-9.]+) MB of memory, ([0-9]+) % of the 209.7 MB", warning)
     assert found is not None, warning
-    assert 180 <= float(found[1]) < 260
+    assert 188 <= float(found[1]) < 273
     assert 90 <= int(found[2]) < 130
     assert counted == 1
     assert outcome.peak_memory_bytes >= limit
@@ -84,9 +88,9 @@ def test_a_disk_that_fills_is_said_before_it_is_full(small_disk: Path, tmp_path:
     assert outcome.failure is not None
     assert outcome.failure.reason == "DISK_FULL"
     (warning,) = [one for one in warnings if "runs out of space" in one]
-    found = re.search(r": ([0-9.]+) MiB of 8.0 MiB are left", warning)
+    found = re.search(r": ([0-9.]+) kB of 8.4 MB are left", warning)
     assert found is not None, warning
-    assert 0 < float(found[1]) <= 0.4
+    assert 0 < float(found[1]) <= 420
 
 
 def test_a_container_that_is_nearly_full_is_said_once(tmp_path: Path) -> None:
@@ -104,5 +108,5 @@ def test_a_container_that_is_nearly_full_is_said_once(tmp_path: Path) -> None:
         if used == 980:
             assert [one for one in said if "container" in one] == []
     (warning,) = [one for one in said if "container" in one]
-    assert "900.0 MiB of the 1000.0 MiB" in warning
-    assert "300.0 MiB by itself" in warning
+    assert "943.7 MB of the 1.0 GB" in warning
+    assert "314.6 MB by itself" in warning

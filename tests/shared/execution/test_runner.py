@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.execution.surroundings import surroundings_of
+from slipway.stage_call import StageCall
 
 SOURCE, ECHO, TROUBLE = "support.stages.plain:SOURCE", "support.stages.plain:ECHO", "support.stages.plain:TROUBLE"
 
@@ -28,7 +29,7 @@ def runner(store: LocalStore, tmp_path: Path) -> TaskRunner:
 
 
 def run(runner: TaskRunner, stage: str, inputs: dict[str, str] | None = None, **params: object) -> TaskResult:
-    return asyncio.run(runner.run(TaskSpec(stage=stage, params=params, inputs=inputs or {})))
+    return asyncio.run(runner.run(StageCall(stage, params, inputs or {})))
 
 
 def test_tasks_chain_by_digest(runner: TaskRunner, store: LocalStore, tmp_path: Path) -> None:
@@ -82,10 +83,11 @@ import asyncio, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
 from slipway.execution.surroundings import surroundings_of
-from slipway.execution.runner import TaskRunner, TaskSpec
+from slipway.execution.runner import TaskRunner
+from slipway.stage_call import StageCall
 root = Path(sys.argv[1])
 runner = TaskRunner(LocalStore(root / "store"), root / "scratch")
-spec = TaskSpec(stage="support.stages.plain:SOURCE", params={"seconds": 60}, inputs={})
+spec = StageCall("support.stages.plain:SOURCE", {"seconds": 60}, {})
 asyncio.run(runner.run(spec, on_progress=lambda p, m: print(p.phase, flush=True)))
 """
 

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from slipway.execution.process import Execution, execute
+from slipway.execution.execution import Execution
+from slipway.execution.process import execute
 from slipway.machine.cgroup import ControlGroup
 from slipway.machine.threads import session_options, sleeping_threads, thread_variables
+from slipway.stage_call import Limits, StageCall
 
 BUSY = "while True: pass"
 SHOW_OPENMP = {"OMP_DISPLAY_ENV": "VERBOSE"}
@@ -88,7 +90,7 @@ def test_so_does_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ow
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if own:
         monkeypatch.setenv("OMP_WAIT_POLICY", own)
-    execution = Execution("support.stages.plain:ENVIRONMENT", {}, {}, tmp_path, threads=3)
+    execution = Execution(StageCall("support.stages.plain:ENVIRONMENT", {}, {}, Limits(threads=3)), tmp_path)
     outcome = asyncio.run(execute(execution))
     found = json.loads((outcome.outputs["out"] / "environment.json").read_text())
     assert (found["OMP_WAIT_POLICY"], found["OMP_NUM_THREADS"]) == (policy, "3")

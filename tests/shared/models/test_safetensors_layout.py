@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from slipway.models.safetensors_file import DTYPE_BITS, read_weights
+from slipway.models.dtypes import DTYPES
+from slipway.models.safetensors_file import read_weights
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -52,7 +53,7 @@ def test_files_are_as_planned(
     for file in files:
         with safe_open(folder / file.filename, framework="np") as opened:
             assert sorted(opened.keys()) == sorted(tensor.name for tensor in file.tensors)
-        assert all(tensor.start * 8 % DTYPE_BITS[tensor.dtype] == 0 for tensor in file.tensors)
+        assert all(tensor.start * 8 % DTYPES[tensor.dtype].bits == 0 for tensor in file.tensors)
     for group in specs:
         size = sum(tensor.nbytes for tensor in group)
         (home,) = {planned[tensor.name].file for tensor in group}

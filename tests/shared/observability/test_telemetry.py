@@ -194,12 +194,12 @@ def test_no_password_of_a_url_is_written() -> None:
 
 
 def test_secrets_never_reach_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from slipway.observability import logs
+    from slipway import redaction
 
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
-    logs._secrets.cache_clear()
+    redaction._secrets.cache_clear()
     try:
         record = logging.makeLogRecord({"msg": f"reading {tmp_path} with hf_very_secret", "levelname": "INFO"})
         assert "hf_very_secret" not in JsonFormatter().format(record)
     finally:
-        logs._secrets.cache_clear()
+        redaction._secrets.cache_clear()

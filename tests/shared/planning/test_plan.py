@@ -12,10 +12,9 @@ from slipway.artifacts import action_key
 from slipway.artifacts.digests import digest_bytes
 from slipway.configuration import parse
 from slipway.errors import ServiceError
-from slipway.execution.runner import check_call
 from slipway.planning.plan import PlannedTask, plan
 from slipway.registry import load_stage
-from slipway.rpc.wire import dict_of, struct_of
+from slipway.rpc.structs import dict_of, struct_of
 
 SOURCES = ("adapter", "base")
 
@@ -48,7 +47,7 @@ def test_every_plan_can_run(data: dict[str, Any]) -> None:
     outputs: set[str] = set()
     for task in tasks:
         stage = load_stage(task.stage)
-        check_call(stage, task.params, task.inputs)
+        task.call.check(stage)
         for reference in task.inputs.values():
             kind, _, where = reference.partition(":")
             assert (kind == "source" and where in SOURCES) or (kind == "task" and where in outputs)
@@ -87,7 +86,7 @@ def actions(data: dict[str, Any]) -> dict[str, str]:
     for task in plan(parse(data), SOURCES):
         inputs = {name: digest_bytes(reference.encode()) for name, reference in task.inputs.items()}
         stage = load_stage(task.stage)
-        keys[task.id] = action_key(stage, inputs, check_call(stage, task.params, inputs))
+        keys[task.id] = action_key(stage, inputs, task.call.check(stage))
     return keys
 
 
@@ -152,7 +151,7 @@ def test_several_adapters_become_one_that_is_merged_and_compared_with() -> None:
     tasks = planned(data, ("adapter", "adapter-02", "adapter-03", "base"))
     combine = tasks["combine"]
     assert combine.inputs == {name: f"source:{name}" for name in ("adapter", "adapter-02", "adapter-03")}
-    check_call(load_stage("combine"), combine.params, combine.inputs)
+    combine.call.check(load_stage("combine"))
     assert combine.params["weights"] == [0.5, 0.25, -1.0]
     assert tasks["merge"].inputs["adapter"] == tasks["validate"].inputs["adapter"] == "task:combine/adapter"
 

@@ -99,7 +99,7 @@ def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path
     checked = preflight([large], base=base, home=small_disk, output=small_disk)
     (finding,) = [finding for finding in checked.findings if finding.check.startswith("disk")]
     assert finding.verdict is Verdict.WARNING
-    assert "0.01 GB free" in finding.message
+    assert "8.4 MB free" in finding.message
     assert "cache gc" in finding.remedy
 
 

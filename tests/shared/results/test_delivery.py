@@ -15,7 +15,8 @@ from slipway.artifacts import LocalStore
 from slipway.errors import ArtifactError, Failure
 from slipway.results.delivery import MANIFEST, deliver, verify_directory
 from slipway.results.outcome import export_failure, export_result
-from slipway.rpc.wire import status_of, struct_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import struct_of
 from slipway.validation.findings import (
     Engine,
     OutputStatus,
@@ -283,7 +284,7 @@ def test_an_attempt_that_failed_has_what_the_machine_had_left(export: pb.Export,
         "memory_total_bytes": 8_000_000_000,
         "scratch_free_bytes": 2_000_000_000,
     }
-    assert first.machine_left == "the machine had 1.5 of 8.0 GB memory available, 2.0 GB free for scratch"
+    assert first.machine_left == "the machine had 1.5 GB of 8.0 GB memory available, 2.0 GB free for scratch"
     assert (second.machine, second.machine_left) == ({}, "")
 
 

@@ -75,7 +75,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(written: Path) -> None:
 
 def test_the_page_shows_what_was_found(written: Path) -> None:
     page = Page((written / "report.html").read_text())
-    for expected in ("onnx-int4", "1.9e-02|0.019", "3,306 tok/s", "5.03 ms", "165 → 76", "100 MB", "no NVIDIA GPU"):
+    for expected in ("onnx-int4", "1.9e-02|0.019", "3,306 tok/s", "5.03 ms", "165 → 76", "100.2 MB", "no NVIDIA GPU"):
         assert any(part in page.text for part in expected.split("|")), expected
     assert "Not run here: tensorrt" in page.text
     assert "raise-opset" in page.text

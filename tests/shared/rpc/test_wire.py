@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from slipway.configuration import ExportConfiguration, parse
-from slipway.errors import MOST_TEXT, REASONS, ConfigurationError, Failure, ModelMergeError
-from slipway.rpc.wire import (
-    RETRY_AFTER,
-    call_status,
-    configuration_message,
-    configuration_of,
-    dict_of,
-    failure_of_status,
-    seconds_of,
-    status_of,
-    struct_of,
-    timestamp,
-)
+from slipway.errors import MOST_TEXT, ConfigurationError, Failure, ModelMergeError
+from slipway.reasons import REASONS
+from slipway.rpc.configuration_messages import configuration_message, configuration_of
+from slipway.rpc.statuses import RETRY_AFTER, call_status, failure_of_status, status_of
+from slipway.rpc.structs import dict_of, seconds_of, struct_of, timestamp
 from slipway_protos.v1 import configuration_pb2
 
 texts = st.text(max_size=30)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ConfigurationError
-from slipway.execution.process import Execution, execute
+from slipway.execution.execution import Execution
+from slipway.execution.process import execute
 from slipway.settings import Settings
 from slipway.settings.stage_environment import VARIABLE, stage_environment
+from slipway.stage_call import StageCall
 
 NEEDED = {
     "HOME": "/home/somebody",
@@ -47,7 +49,7 @@ SECRET = {
 def given_to_a_stage(workdir: Path) -> dict[str, str]:
     """The environment of a real stage's process."""
     workdir.mkdir()
-    outcome = asyncio.run(execute(Execution("support.stages.plain:ENVIRONMENT", {}, {}, workdir)))
+    outcome = asyncio.run(execute(Execution(StageCall("support.stages.plain:ENVIRONMENT", {}, {}), workdir)))
     found: dict[str, str] = json.loads((outcome.outputs["out"] / "environment.json").read_text())
     return found
 

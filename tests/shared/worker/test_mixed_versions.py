@@ -19,13 +19,14 @@ WORKER = """
 import asyncio, json, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
-from slipway.execution.runner import TaskRunner, TaskSpec
+from slipway.execution.runner import TaskRunner
+from slipway.stage_call import StageCall
 from slipway.worker.machine import probe
 store, scratch, architecture, *stages = sys.argv[1:]
 runner = TaskRunner(LocalStore(Path(store)), Path(scratch), gpu_architecture=architecture)
 found = {"versions": dict(probe(Path(scratch), stages).capabilities(slots=1).versions)}
 for stage in stages:
-    result = asyncio.run(runner.run(TaskSpec(stage=stage, params={}, inputs={})))
+    result = asyncio.run(runner.run(StageCall(stage, {}, {})))
     assert result.failure is None, result.failure
     found[stage.rpartition(":")[2]] = {"reused": result.reused, "output": result.outputs["out"], **result.facts}
 print(json.dumps(found))

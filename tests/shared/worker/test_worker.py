@@ -17,7 +17,8 @@ from slipway.artifacts import LocalStore
 from slipway.execution.runner import TaskRunner
 from slipway.registry import IMPORT
 from slipway.rpc.serving import listen
-from slipway.rpc.wire import STATUS_KEY, dict_of, failure_of_status, struct_of
+from slipway.rpc.statuses import STATUS_KEY, failure_of_status
+from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
 from slipway.worker import Worker, WorkerOptions
 from slipway.worker.gauges import Gauges
@@ -187,7 +188,7 @@ def test_room_is_looked_at_again_and_said_once(small_disk: Path, caplog: pytest.
         "takes tasks again",
     ]
     assert str(small_disk) in said[0]
-    assert "of 8.0 MiB are left" in said[0]
+    assert "of 8.4 MB are left" in said[0]
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -55,7 +55,7 @@ def run_here(*arguments: str | Path) -> int:
     words, hook = [str(argument) for argument in arguments], sys.excepthook
     try:
         with logs_kept():
-            return outcome(lambda: app(args=words, prog_name="slipway"), words)
+            return outcome(lambda asked: app(args=words, prog_name="slipway", obj=asked))
     finally:
         sys.excepthook = hook  # typer sets its own
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from slipway.errors import REASONS, ModelExportError
+from slipway.errors import ModelExportError
+from slipway.reasons import REASONS
 
 _T = TypeVar("_T")
 _STATUS = Path("/proc/self/status")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from slipway.errors import REASONS, ModelExportError
+from slipway.errors import ModelExportError
+from slipway.reasons import REASONS
 
 UNFORESEEN = {"INTERNAL", "STAGE_ERROR"}
 SECONDS, BYTES = 1.0, 100_000_000

@@ -19,7 +19,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.wire import MAX_FILES
+from slipway.rpc.structs import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
 from slipway.texts import quoted

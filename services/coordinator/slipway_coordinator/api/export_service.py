@@ -17,8 +17,9 @@ from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import is_traceparent, new_trace
 from slipway.planning.plan import plan
+from slipway.rpc.configuration_messages import configuration_of
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.wire import RETRY_AFTER, configuration_of
+from slipway.rpc.statuses import RETRY_AFTER
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import exceeded

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import ExportConfiguration
-from slipway.rpc.wire import configuration_message, status_of, struct_of, timestamp
+from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.stage_calls import put_call
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import struct_of, timestamp
 from slipway_coordinator.model.offers import Granted
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
@@ -107,15 +111,9 @@ def lease_message(granted: Granted) -> worker_pb2.TaskLease:
     lease = worker_pb2.TaskLease(
         task=offer.key,
         lease_epoch=granted.epoch,
-        stage=offer.stage,
-        params=struct_of(offer.params),
-        inputs=offer.inputs,
-        max_memory_bytes=granted.max_memory_bytes,
-        threads=offer.threads,
         traceparent=attempt_span(offer.traceparent, offer.key, granted.epoch),
     )
-    if offer.timeout_seconds:
-        lease.timeout.CopyFrom(duration(offer.timeout_seconds))
+    put_call(lease, replace(offer.call, limits=replace(offer.call.limits, max_memory_bytes=granted.max_memory_bytes)))
     return lease
 
 

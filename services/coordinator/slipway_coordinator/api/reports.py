@@ -6,7 +6,6 @@ nothing else reaches the export's record, those who watch it, or the next decisi
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -16,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
-from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.structs import dict_of
 from slipway.security.limits import exceeded
 from slipway.stage import MOST_FACTS_BYTES
-from slipway.texts import hidden_character, number_of, quoted, shortened
+from slipway.texts import hidden_character, quoted, shortened
 from slipway_coordinator.model.offers import Held, WorkerReport
 from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -29,7 +30,6 @@ _MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
 _MOST_PARAMETERS = 256
 _LINE_LENGTH, _WORD_LENGTH = 5000, 200
 _LARGEST = 2**62
-_TASK = re.compile(r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Za-z0-9._-]{1,100}):([0-9]{1,9})")
 
 
 class _Facts(BaseModel):
@@ -41,24 +41,6 @@ class _Facts(BaseModel):
     targets: list[str] = Field(default=[], max_length=100)
     output_bytes: int = Field(default=0, ge=0, le=_LARGEST)
     model_bytes: int = Field(default=0, ge=0, le=_LARGEST)
-
-
-def task_parts(key: str) -> tuple[str, str, int]:
-    """Return export, task and attempt of ``{export}:{task}:{attempt}``.
-
-    Raises:
-        ServiceError: reason ``REQUEST_INVALID``.
-    """
-    found = _TASK.fullmatch(key)
-    attempt = None if found is None else number_of(found[3], most=10**9)
-    if found is None or attempt is None:
-        raise ServiceError(
-            f"task is {quoted(key)}",
-            reason="REQUEST_INVALID",
-            remedy="it is like EXPORT:TASK:ATTEMPT",
-            about={"field": "task"},
-        )
-    return found[1], found[2], attempt
 
 
 def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> WorkerReport:
@@ -92,7 +74,7 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         gpu_memory_bytes=_between(can.gpu_memory_bytes),
         libraries=dict(can.versions),
         parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
-        running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
+        running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),
     )
 
 
@@ -127,15 +109,15 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when it says nothing.
     """
-    _, task_id, attempt = task_parts(request.task)
+    key = AttemptKey.parse(request.task)
     outcome = request.WhichOneof("outcome")
     if outcome is None:
         raise ServiceError("outcome is needed", reason="REQUEST_INVALID", about={"field": "outcome"})
     event = Event(
         kind=EventKind.CANCELLED,
         time=time.time(),
-        task=task_id,
-        attempt=attempt,
+        task=key.task,
+        attempt=key.attempt,
         peak_memory_bytes=0 if outcome == "cancelled" else _between(request.peak_memory_bytes),
     )
     if outcome == "cancelled":

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slipway.planning.attempt_keys import AttemptKey
 from slipway.planning.matching import NO_GPU, Abilities
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
@@ -40,8 +41,8 @@ class KnownWorker:
 class Wanted:
     """What an export wants, and which of that has its result, of which the workflow will hear."""
 
-    offers: Mapping[str, Offer] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
+    offers: Mapping[AttemptKey, Offer] = field(default_factory=dict)
+    done: set[AttemptKey] = field(default_factory=set)
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Board:
     ttl: float
     clock: Callable[[], float]
     waiting: Waiting = field(default_factory=Waiting)
-    held: dict[str, Lease] = field(default_factory=dict)
+    held: dict[AttemptKey, Lease] = field(default_factory=dict)
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, Wanted] = field(default_factory=dict)
-    _offered_since: dict[str, float] = field(default_factory=dict)
+    _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
 
     def hear(self, report: WorkerReport) -> None:
         """Know a worker by what it says of itself; one that ends and runs nothing is not there any more."""
@@ -79,12 +80,12 @@ class Board:
         self.waiting.add(offer, now=time.time())
         self._offered_since[offer.key] = self.clock()
 
-    def withdraw(self, key: str) -> Offer | None:
+    def withdraw(self, key: AttemptKey) -> Offer | None:
         """Take an offer away; None when it does not wait."""
         self._offered_since.pop(key, None)
         return self.waiting.remove(key)
 
-    def hold(self, key: str, worker: str, *, epoch: int, offer: Offer | None, revoked: bool = False) -> None:
+    def hold(self, key: AttemptKey, worker: str, *, epoch: int, offer: Offer | None, revoked: bool = False) -> None:
         """Note that a worker holds an attempt, as if it had just reported it."""
         self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked)
 
@@ -101,12 +102,12 @@ class Board:
             free, busy = free - 1, busy + 1
         return chosen
 
-    def waited(self, key: str) -> float:
+    def waited(self, key: AttemptKey) -> float:
         """Seconds since an attempt was offered, which ends here."""
         now = self.clock()
         return now - self._offered_since.pop(key, now)
 
-    def let_go(self, key: str, lease: Lease) -> bool:
+    def let_go(self, key: AttemptKey, lease: Lease) -> bool:
         """Forget a lease if it is still the one of its attempt."""
         if self.held.get(key) is not lease:
             return False
@@ -125,7 +126,7 @@ class Board:
         """When a lease that is renewed now will expire."""
         return self.clock() + self.ttl
 
-    def is_known(self, key: str) -> bool:
+    def is_known(self, key: AttemptKey) -> bool:
         """Whether an attempt waits or is held."""
         return key in self.held or key in self.waiting
 
@@ -139,9 +140,9 @@ class Board:
         lease = self.held.get(held.task)
         return lease is not None and (lease.worker, lease.epoch) == (worker, held.epoch) and not lease.revoked
 
-    def wanted_offer(self, key: str) -> Offer | None:
+    def wanted_offer(self, key: AttemptKey) -> Offer | None:
         """The offer of an attempt, if its export wants it."""
-        wanted = self.wanted.get(key.partition(":")[0])
+        wanted = self.wanted.get(key.export)
         return None if wanted is None else wanted.offers.get(key)
 
     def unknown_to(self, report: WorkerReport) -> list[Granted]:
@@ -163,7 +164,7 @@ class Board:
                 again.append(Granted(lease.offer, lease.epoch, memory_limit(lease.offer, report)))
         return again
 
-    def late(self) -> Sequence[tuple[str, Lease]]:
+    def late(self) -> Sequence[tuple[AttemptKey, Lease]]:
         """Leases that have expired."""
         now = self.clock()
         return [(key, lease) for key, lease in self.held.items() if lease.epoch and lease.expires < now]
@@ -222,12 +223,12 @@ class Board:
         now = self.clock()
         late = [offer for key, offer in self.waiting.items() if self._offered_since[key] + longer_than < now]
         workers = self._ready() if now_ready else {name: one.abilities for name, one in self.workers.items()}
-        taken = {call: any(call.can(worker) for worker in workers.values()) for call in {o.call for o in late}}
-        return [offer for offer in late if not taken[offer.call]]
+        taken = {one: any(one.can(worker) for worker in workers.values()) for one in {each.placement for each in late}}
+        return [offer for offer in late if not taken[offer.placement]]
 
     def lacking(self, offer: Offer) -> str:
         """What is missing where no known worker can take an offer, or none takes it now."""
-        return offer.call.lacking(worker.abilities for worker in self.workers.values())
+        return offer.placement.lacking(worker.abilities for worker in self.workers.values())
 
     def _ready(self) -> dict[str, Abilities]:
         return {name: worker.abilities for name, worker in self.workers.items() if not worker.draining}

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.broker.board import Board, Lease, Wanted
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -59,7 +60,7 @@ class Broker:
     def __post_init__(self) -> None:
         self.board = Board(self.ttl, self.clock)
 
-    async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[str] = ()) -> None:
+    async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[AttemptKey] = ()) -> None:
         """Say all attempts of an export that shall run now; what was wanted before and is not any more is withdrawn.
 
         Args:
@@ -69,15 +70,17 @@ class Broker:
         """
         await to_its_end(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
 
-    async def _set_offers(self, export: str, offers: Mapping[str, Offer], revoked: frozenset[str]) -> None:
+    async def _set_offers(
+        self, export: str, offers: Mapping[AttemptKey, Offer], revoked: frozenset[AttemptKey]
+    ) -> None:
         async with self._turn(export):
             before = self.board.wanted.get(export)
             gone = [key for key in (before.offers if before is not None else ()) if key not in offers]
-            gone += [key for key in self.board.held if key not in offers and key.partition(":")[0] == export]
+            gone += [key for key in self.board.held if key not in offers and key.export == export]
             for key in gone:
                 self.board.withdraw(key)
                 self.board.held.pop(key, None)
-            done = before.done & offers.keys() if before is not None else set[str]()
+            done = before.done & offers.keys() if before is not None else set[AttemptKey]()
             for key in offers.keys() & self.board.held.keys():
                 self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
             new = [key for key in offers if not self.board.is_known(key) and key not in done]
@@ -96,11 +99,11 @@ class Broker:
 
     def _add(
         self,
-        new: Iterable[str],
+        new: Iterable[AttemptKey],
         rows: Mapping[str, LeaseRow],
-        offers: Mapping[str, Offer],
+        offers: Mapping[AttemptKey, Offer],
         *,
-        revoked: frozenset[str],
+        revoked: frozenset[AttemptKey],
     ) -> None:
         for key in new:
             row = rows.get(key)
@@ -240,7 +243,7 @@ class Broker:
             self.board.forget_silent()
         await self._wake()
 
-    async def _take_back(self, late: Sequence[tuple[str, Lease]]) -> None:
+    async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:
         for key, lease in late:
             if not self.board.let_go(key, lease):
                 continue
@@ -264,7 +267,7 @@ class Broker:
             if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
                 self.board.offer(offer)
 
-    def is_of_another(self, worker: str, task: str) -> bool:
+    def is_of_another(self, worker: str, task: AttemptKey) -> bool:
         """Whether a task is known to be another worker's; right after a restart, nothing is known."""
         lease = self.board.held.get(task)
         return lease is not None and lease.worker != worker

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from slipway.planning.matching import Needs, Requirements
+from slipway.planning.references import producers
+from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 
@@ -24,19 +25,13 @@ def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> 
         task: One of its tasks.
         alone: There is one worker, and there never will be another: the stage itself says best what is missing.
     """
-    settings = record.configuration.get("resources", {})
     attempt, resources = task.attempt, task.attempt.resources
     return Offer(
         export=record.name,
         task=task.id,
         attempt=attempt.number,
-        stage=task.stage,
-        params=attempt.params,
-        inputs=attempt.inputs,
-        timeout_seconds=_timeout(settings, task.stage) * resources.timeout_factor,
-        max_memory_bytes=settings.get("max_memory_bytes", 0),
+        call=StageCall(task.stage, attempt.params, attempt.inputs, _limits(record, task)),
         memory_factor=resources.memory_factor,
-        threads=resources.threads or settings.get("threads", 0),
         exclusive=resources.exclusive,
         traceparent=record.traceparent,
         priority=record.priority,
@@ -66,7 +61,7 @@ def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
     """A GPU that is preferred for an engine is one of those the engine was built for."""
     if not needs.gpu or needs.gpu_architectures:
         return needs
-    makers = {reference.partition(":")[2].partition("/")[0] for reference in task.inputs.values()}
+    makers = producers(task.inputs)
     built = [one for one in record.tasks if one.id in makers and one.stage == "tensorrt_build"]
     targets = sorted({str(target) for one in built for target in one.facts.get("targets", ())})
     return replace(needs, gpu_architectures=tuple(targets))
@@ -82,6 +77,12 @@ def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
     return max(peaks, default=0)
 
 
-def _timeout(settings: dict[str, Any], stage: str) -> float:
-    """How long one attempt of a stage may take; 0 for any time."""
-    return float(settings.get("stage_timeouts", {}).get(stage, settings.get("stage_timeout_seconds", 0)))
+def _limits(record: ExportRecord, task: TaskRecord) -> Limits:
+    """What the latest attempt may use: what the configuration says, as recovery has changed it."""
+    settings, resources = record.configuration.get("resources", {}), task.attempt.resources
+    seconds = settings.get("stage_timeouts", {}).get(task.stage, settings.get("stage_timeout_seconds", 0))
+    return Limits(
+        timeout_seconds=seconds * resources.timeout_factor,
+        max_memory_bytes=settings.get("max_memory_bytes", 0),
+        threads=resources.threads or settings.get("threads", 0),
+    )

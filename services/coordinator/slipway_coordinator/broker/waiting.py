@@ -5,45 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, ValuesView
 from typing import NamedTuple
 
-from slipway.planning.matching import Abilities, Call
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.matching import Abilities, Placement
 from slipway_coordinator.model.offers import Offer
 
 
 class _Lane(NamedTuple):
     """What offers have in common between which only their age decides."""
 
-    call: Call
+    placement: Placement
     priority: int
     project: str
     postponed: bool
 
     def open_to(self, worker: str, known: Mapping[str, Abilities]) -> bool:
-        if not self.call.can(known[worker]):
+        if not self.placement.can(known[worker]):
             return False
-        if self.postponed and (not self.call.avoid or worker in self.call.avoid):
+        if self.postponed and (not self.placement.avoid or worker in self.placement.avoid):
             return False
-        anybody = not self.call.avoid and not self.call.requirements.prefers
-        return anybody or worker in self.call.candidates(known)
+        anybody = not self.placement.avoid and not self.placement.requirements.prefers
+        return anybody or worker in self.placement.candidates(known)
 
 
-class Waiting(Mapping[str, Offer]):
+class Waiting(Mapping[AttemptKey, Offer]):
     """Offers by key, in lanes of those that are alike, so that choosing takes as long as there are lanes."""
 
     def __init__(self) -> None:
-        self._offers: dict[str, Offer] = {}
-        self._lanes: dict[_Lane, dict[str, int]] = {}
-        self._lane_of: dict[str, _Lane] = {}
+        self._offers: dict[AttemptKey, Offer] = {}
+        self._lanes: dict[_Lane, dict[AttemptKey, int]] = {}
+        self._lane_of: dict[AttemptKey, _Lane] = {}
         self._added = 0
 
     def add(self, offer: Offer, *, now: float = 0.0) -> None:
         """Let an offer wait behind those of its lane; ``now`` is in seconds since the epoch."""
-        lane = _Lane(offer.call, offer.priority, offer.project, postponed=offer.not_before > now)
+        lane = _Lane(offer.placement, offer.priority, offer.project, postponed=offer.not_before > now)
         self._offers[offer.key] = offer
         self._lane_of[offer.key] = lane
         self._added += 1
         self._lanes.setdefault(lane, {})[offer.key] = self._added
 
-    def remove(self, key: str) -> Offer | None:
+    def remove(self, key: AttemptKey) -> Offer | None:
         """Take an offer away; None when it does not wait."""
         offer = self._offers.pop(key, None)
         if offer is not None:
@@ -68,7 +69,7 @@ class Waiting(Mapping[str, Offer]):
             known: What every worker there is has, by its name; this worker's among them.
             running: How many attempts of each project run now.
         """
-        best: tuple[int, int, int, str] | None = None
+        best: tuple[int, int, int, AttemptKey] | None = None
         for lane, keys in self._lanes.items():
             if lane.open_to(worker, known):
                 key, number = next(iter(keys.items()))
@@ -80,10 +81,10 @@ class Waiting(Mapping[str, Offer]):
         """All offers; a list of them can be made in any thread."""
         return self._offers.values()
 
-    def __getitem__(self, key: str) -> Offer:
+    def __getitem__(self, key: AttemptKey) -> Offer:
         return self._offers[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[AttemptKey]:
         return iter(self._offers)
 
     def __len__(self) -> int:

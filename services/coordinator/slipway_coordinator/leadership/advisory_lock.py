@@ -13,7 +13,8 @@ from collections.abc import Callable
 import psycopg
 import sqlalchemy as sa
 
-from slipway.errors import REASONS, ServiceError
+from slipway.errors import ServiceError
+from slipway.reasons import REASONS
 from slipway_coordinator.storage.database_address import PostgresState
 from slipway_coordinator.storage.database_faults import words
 

@@ -16,6 +16,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.planning.plan import PlannedTask, check_formats, plan
+from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT
 from slipway.texts import one_line, quoted
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
@@ -38,7 +39,7 @@ def import_task(
         "combination": document["combination"] | {"adapters": adapters},
         "validation": document["validation"] | {"heldout": heldout},
     }
-    inputs = {name: f"source:{name}" for name in sorted(given)}
+    inputs = {name: str(Source(name)) for name in sorted(given)}
     return PlannedTask(TASK, IMPORT, {"sources": sources, "imports": dict(sorted(imports.items()))}, inputs)
 
 
@@ -115,7 +116,7 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
 
 def _made(inputs: Mapping[str, str], task: TaskRecord) -> dict[str, str]:
     """Inputs that the import makes are its outputs, so that it runs again when the store has lost one."""
-    made = {f"source:{name}": f"task:{task.id}/{name}" for name in task.outputs}
+    made = {str(Source(name)): str(Output(task.id, name)) for name in task.outputs}
     return {name: made.get(reference, reference) for name, reference in inputs.items()}
 
 

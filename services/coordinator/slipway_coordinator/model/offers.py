@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from slipway.planning.matching import ANY, Abilities, Call, Requirements
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.matching import ANY, Abilities, Placement, Requirements
+from slipway.stage_call import StageCall
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well. Where it is
-    ``checked``, only workers that know its parameters take it.
+    """One attempt that shall run. Where it is ``checked``, only workers that know its parameters take it.
 
     Nobody begins it before ``not_before``, in seconds since the epoch. Given workers to ``avoid``, the others need not wait, and
     those begin it only when there are no others.
@@ -21,13 +21,8 @@ class Offer:
     export: str
     task: str
     attempt: int
-    stage: str
-    params: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    timeout_seconds: float = 0.0
-    max_memory_bytes: int = 0
+    call: StageCall
     memory_factor: float = 1.0
-    threads: int = 0
     exclusive: bool = False
     traceparent: str = ""
     priority: int = 0
@@ -37,33 +32,38 @@ class Offer:
     checked: bool = True
 
     @property
-    def call(self) -> Call:
+    def stage(self) -> str:
+        """Name of its stage."""
+        return self.call.stage
+
+    @property
+    def placement(self) -> Placement:
         """Which workers it is for."""
-        parameters = frozenset(self.params) if self.checked else frozenset[str]()
-        return Call(self.stage, self.requirements, self.avoid, parameters)
+        parameters = frozenset(self.call.params) if self.checked else frozenset[str]()
+        return Placement(self.stage, self.requirements, self.avoid, parameters)
 
     @property
     def project(self) -> str:
         """Whose export it is."""
-        return self.export.split("/")[1]
+        return self.key.project
 
     @property
-    def key(self) -> str:
-        """Name of the attempt across exports: ``{export}:{task}:{attempt}``."""
-        return f"{self.export}:{self.task}:{self.attempt}"
+    def key(self) -> AttemptKey:
+        """Name of the attempt across exports."""
+        return AttemptKey.of(self.export, self.task, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a worker says it runs."""
 
-    task: str
+    task: AttemptKey
     epoch: int
 
     @property
     def export(self) -> str:
         """Name of the export it is of."""
-        return self.task.partition(":")[0]
+        return self.task.export
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Answer:
     """What a worker shall do: start these, end those."""
 
     granted: tuple[Granted, ...] = ()
-    cancel: tuple[str, ...] = ()
+    cancel: tuple[AttemptKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +129,4 @@ class Load:
 
 def memory_limit(offer: Offer, report: WorkerReport) -> int:
     """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
-    return int((offer.max_memory_bytes or report.memory_bytes) * offer.memory_factor)
+    return int((offer.call.limits.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

@@ -17,8 +17,9 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from slipway.errors import REASONS, ConfigurationError, Failure
+from slipway.errors import ConfigurationError, Failure
 from slipway.files.yaml_files import YamlError, load_document
+from slipway.reasons import REASONS
 from slipway_coordinator.model.records import AttemptRecord, Resources
 
 DEFAULT_RULES = Path(__file__).with_name("recovery.yaml")

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
+from slipway.planning.references import Source, parse_reference, producers
 from slipway.registry import IMPORT
 from slipway_coordinator.model.importing import check_outputs, with_sources
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
@@ -144,10 +145,10 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
     if following.warning:
         record = record.with_(warnings=_joined(record.warnings, (following.warning,)))
     if following.remake_inputs:
-        producers = _producers_to_repeat(record, task)
-        for producer in producers:
+        repeated = _producers_to_repeat(record, task)
+        for producer in repeated:
             record = record.replacing(_queued(record, producer, rule=following.rule, note=following.note))
-        if producers:
+        if repeated:
             return record.replacing(task.moved(TaskState.WAITING))
     queued = _queued(
         record,
@@ -198,7 +199,7 @@ def restarted(record: ExportRecord) -> ExportRecord:
     """An ended export ready for another run: finished tasks are kept unless what they were made from will change."""
     again: set[str] = set()
     for task in record.tasks:  # in an order in which they can run
-        stale = any(producer in again for producer in _producer_ids(task))
+        stale = any(producer in again for producer in producers(task.inputs))
         if task.state is not TaskState.SUCCEEDED or stale:
             again.add(task.id)
             record = record.replacing(task.moved(TaskState.WAITING, outputs={}, facts={}))
@@ -246,16 +247,15 @@ def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
     lost = made = 0  # a partial task runs over some of the outputs that are delivered, but needs whatever else it takes
     needed = True
     for name, reference in task.inputs.items():
-        kind, _, where = reference.partition(":")
-        if kind == "source":
-            inputs[name] = record.sources[where]
+        source = parse_reference(reference)
+        if isinstance(source, Source):
+            inputs[name] = record.sources[source.name]
             continue
-        producer_id, _, output = where.partition("/")
-        producer = record.task(producer_id)
+        producer = record.task(source.task)
         if not producer.state.ended:
             return task
-        if producer.state is TaskState.SUCCEEDED and output in producer.outputs:
-            inputs[name] = producer.outputs[output]
+        if producer.state is TaskState.SUCCEEDED and source.name in producer.outputs:
+            inputs[name] = producer.outputs[source.name]
             made += bool(producer.format)
         elif task.partial and producer.format:
             lost += 1
@@ -327,18 +327,12 @@ def _failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
     return tuple(sorted({worker for worker in same if worker}))
 
 
-def _producer_ids(task: TaskRecord) -> tuple[str, ...]:
-    tasks = (reference.partition(":")[2] for reference in task.inputs.values() if reference.startswith("task:"))
-    return tuple(where.partition("/")[0] for where in tasks)
-
-
 def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRecord]:
     """Finished tasks that made the artifact the failure names, or all that made an input when it names none of theirs."""
     failure = task.attempt.failure
     named = failure.about.get("digest", "") if failure else ""
-    producers = [record.task(task_id) for task_id in dict.fromkeys(_producer_ids(task))]
-    producers = [producer for producer in producers if producer.state is TaskState.SUCCEEDED]
-    return [producer for producer in producers if named in producer.outputs.values()] or producers
+    finished = [each for each in map(record.task, producers(task.inputs)) if each.state is TaskState.SUCCEEDED]
+    return [each for each in finished if named in each.outputs.values()] or finished
 
 
 def _joined(old: tuple[str, ...], new: Any) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class Leases:
     def get(self, task: str) -> LeaseRow | None:
         """The lease of an attempt, if it was ever leased."""
         with self._transactions.begin() as connection:
-            row = connection.execute(_GET, {"task": task}).first()
+            row = connection.execute(_GET, {"task": str(task)}).first()
         return None if row is None else _lease_row(row)
 
     def of(self, export: str) -> dict[str, LeaseRow]:
@@ -80,18 +80,18 @@ class Leases:
     def grant(self, task: str, *, export: str, worker: str) -> int | None:
         """Lease an attempt to a worker; the epoch, which grows with every grant, or None when it has its result."""
         with self._transactions.begin() as connection:
-            return connection.execute(_GRANT, {"task": task, "export": export, "worker": worker}).scalar()
+            return connection.execute(_GRANT, {"task": str(task), "export": export, "worker": worker}).scalar()
 
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
         """Change the state of a lease; False, and nothing changed, when it is another's, or was handed in or back."""
-        values = {"task": task, "state": state.value, "epoch": epoch, "worker": worker}
+        values = {"task": str(task), "state": state.value, "epoch": epoch, "worker": worker}
         with self._transactions.begin() as connection:
             return connection.execute(_MOVE, values).rowcount > 0
 
     def end(self, task: str) -> None:
         """End a lease, whosever it is."""
         with self._transactions.begin() as connection:
-            connection.execute(_END, {"task": task})
+            connection.execute(_END, {"task": str(task)})
 
     def forget(self, export: str) -> None:
         """Forget the leases of an export, but not how high their epochs were."""

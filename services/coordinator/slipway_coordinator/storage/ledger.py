@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.model.offers import Held, Offer
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Events, Message
@@ -35,7 +36,12 @@ class Ledger:
     events: Events
 
     def settle(
-        self, export: str, offers: Mapping[str, Offer], *, new: Collection[str], revoked: Collection[str]
+        self,
+        export: str,
+        offers: Mapping[AttemptKey, Offer],
+        *,
+        new: Collection[AttemptKey],
+        revoked: Collection[AttemptKey],
     ) -> tuple[dict[str, LeaseRow], Told]:
         """End the leases of what is not wanted, and tell what became of ``new`` attempts; answers the leases before."""
         rows = self.leases.of(export)

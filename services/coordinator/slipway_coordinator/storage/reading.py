@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from slipway_coordinator.storage.filters import parse_filter
 from slipway_coordinator.storage.schema import exports
 
 _BUSY_SECONDS = 5
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noqa: A002 - the field's name everywhere
@@ -28,22 +30,36 @@ def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noq
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read; ``REQUEST_INVALID`` for a filter that is not understood.
     """
-    documents = read_documents(state, *parse_filter(filter)) or []
+    documents = _documents(state, *parse_filter(filter)) or []
     try:
         return [ExportRecord.from_json(document) for document in documents]
     except pydantic.ValidationError as error:
         raise _unreadable(state, "an export in it was written by another version of Slipway") from error
 
 
-def read_documents(
-    state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False
-) -> list[dict[str, Any]] | None:
-    """Return the same exports as plain data, whichever version of Slipway wrote them; None of a state without tables.
+def digests_named(state: Path, *, running: bool) -> frozenset[str] | None:
+    """Return every digest that the exports in use name, whichever version of Slipway wrote them; None of a state without tables.
+
+    Args:
+        state: The file.
+        running: Whether a process has it open. That process may be delivering an ended export, so all exports count. Without one,
+            those that have not ended count, and all of the file is checked for damage first.
+
+    Raises:
+        ServiceError: ``STATE_SCHEMA`` when it cannot be read.
+    """
+    unended = (exports.c.ended.is_(False),) if not running else ()
+    documents = _documents(state, *unended, whole=not running)
+    return None if documents is None else frozenset(_DIGEST.findall(json.dumps(documents)))
+
+
+def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False) -> list[dict[str, Any]] | None:
+    """Return the exports of :func:`read_exports` as plain data; None of a state without tables.
 
     Args:
         state: The file.
         conditions: On :data:`slipway_coordinator.storage.schema.exports`.
-        whole: Look for damage in all of the file first, not only in what the query happens to read.
+        whole: Look for damage in all of the file first.
 
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read.

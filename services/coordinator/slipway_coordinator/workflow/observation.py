@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.errors import Failure
 from slipway.observability import metrics, telemetry
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.states import TaskState
 
@@ -26,12 +27,12 @@ def export_span(record: ExportRecord) -> str:
     return telemetry.derived(record.traceparent, record.name, record.run)
 
 
-def attempt_span(traceparent: str, key: str, epoch: int) -> str:
+def attempt_span(traceparent: str, key: AttemptKey, epoch: int) -> str:
     """The span of an attempt under one lease, which is the parent of what its worker records.
 
     Args:
         traceparent: The export's.
-        key: Name of the attempt, ``{export}:{task}:{attempt}``.
+        key: Name of the attempt.
         epoch: Of the lease.
     """
     return telemetry.derived(traceparent, key, epoch)
@@ -174,8 +175,8 @@ def _point(name: str, at: float, facts: dict[str, Any], *, parent: str, links: t
     telemetry.record(name, identity=identity, parent=parent, start=at, end=at, attributes=facts, links=links)
 
 
-def _key(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> str:
-    return f"{record.name}:{task.id}:{attempt.number}"
+def _key(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> AttemptKey:
+    return AttemptKey.of(record.name, task.id, attempt.number)
 
 
 def _failure(failure: Failure | None) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from slipway.errors import ServiceError
 from slipway.observability.telemetry import within
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -48,7 +49,7 @@ class Unserved:
         self._notify = notify
         self._fail_after = fail_after
         self._say_after = say_after
-        self._said: set[str] = set()
+        self._said: set[AttemptKey] = set()
 
     async def look(self) -> None:
         """Do what is due."""

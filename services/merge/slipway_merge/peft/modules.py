@@ -22,12 +22,12 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
+from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-#: Further types that adapters store: positions of entries, and masks.
-_STORED_TYPES = {**TORCH_DTYPES, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+#: Weights; positions of entries, and masks.
+_STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
 PREFIX = "base_model.model."
 #: One module is computed at a time, whatever the number of threads: so the memory is that of one, and peft sees one thread.
 _ONE_AT_A_TIME = threading.RLock()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slipway.models.dtypes import FLOATS
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_merge.tensors.values import Value
-
-#: Data types that are converted when another one is asked for; everything else (integers, masks) is kept.
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,7 @@ def plan_layout(values: Mapping[str, Value], *, dtype: str | None, max_shard_byt
     """
     groups = []
     for name, value in values.items():
+        # Integers and masks are kept as they are.
         out = dtype if dtype and value.source.dtype in FLOATS else value.source.dtype
         groups.append((TensorSpec(name, out, value.source.shape),))
     return Layout(tuple(_shard(file, values) for file in plan_files(groups, max_shard_bytes=max_shard_bytes)))

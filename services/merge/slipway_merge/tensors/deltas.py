@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.models.safetensors_file import DTYPE_BITS
+from slipway.models.dtypes import DTYPES
 from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.halves import convert
 from slipway_merge.tensors.kernel import Kernel, kernel
@@ -75,7 +75,7 @@ class Change:
 
 def compute_type(output: str, source: str) -> np.dtype[Any]:
     """Type to compute in, by the safetensors names of two types: at least twice as precise as the output's, and holding the source's."""
-    return np.dtype(np.float64 if DTYPE_BITS[output] >= 32 or DTYPE_BITS[source] > 32 else np.float32)
+    return np.dtype(np.float64 if DTYPES[output].bits >= 32 or DTYPES[source].bits > 32 else np.float32)
 
 
 def arithmetic() -> str:

@@ -11,21 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from slipway.errors import ModelMergeError
+from slipway.models.dtypes import FLOATS, numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo, corrupt
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Types that can be computed with, by their safetensors name.
-FLOAT_TYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
+FLOAT_TYPES = numpy_dtypes(*FLOATS)
 #: The bits of a type that are all set in NaN and infinity, and never all set in a number.
 _NOT_FINITE: dict[str, np.unsignedinteger[Any]] = {
     "F64": np.uint64(0x7FF0_0000_0000_0000),

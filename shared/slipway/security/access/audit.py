@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from slipway.errors import ModelExportError
-from slipway.rpc.wire import STATUS_KEY, failure_of_status
+from slipway.rpc.statuses import STATUS_KEY, failure_of_status
 from slipway.security.access.callers import ANONYMOUS, Context
 from slipway.security.access.principals import Principal
 from slipway.texts import one_line

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from slipway.errors import ModelExportError
 from slipway.planning.plan import plan
-from slipway.rpc.wire import STATUS_KEY, configuration_message, failure_of_status, status_of, struct_of
+from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.statuses import STATUS_KEY, failure_of_status, status_of
+from slipway.rpc.structs import struct_of
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
 from slipway_coordinator.api.export_service import new_record

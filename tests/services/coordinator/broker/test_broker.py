@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from slipway.errors import ServiceError
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.broker import broker as broker_module
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport
@@ -30,7 +32,7 @@ B = replace(A, worker="b")
 
 
 def offer(task: str = "m", attempt: int = 1, **more: object) -> Offer:
-    return Offer(EXPORT, task, attempt, "merge", params={}, inputs={}, **more)  # type: ignore[arg-type]
+    return Offer(EXPORT, task, attempt, StageCall("merge", {}, {}), **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -312,7 +314,7 @@ async def test_what_is_not_wanted_any_more_is_withdrawn_everywhere(setup: Setup)
 
 
 async def test_a_task_of_an_export_nobody_knows_is_cancelled(setup: Setup) -> None:
-    report = replace(A, running=(Held("projects/p/exports/deleted:m:1", 1),))
+    report = replace(A, running=(Held(AttemptKey.parse("projects/p/exports/deleted:m:1"), 1),))
     assert (await setup.broker().synchronize(report)).cancel == ("projects/p/exports/deleted:m:1",)
 
 
@@ -342,7 +344,11 @@ async def test_memory_comes_from_the_configuration_or_the_worker_times_the_facto
     broker = setup.broker()
     granted = await lease(broker, A, offer(memory_factor=0.5))
     assert granted.max_memory_bytes == 500
-    granted = await lease(broker, B, offer("n", max_memory_bytes=400, memory_factor=0.5))
+    granted = await lease(
+        broker,
+        B,
+        replace(offer("n", memory_factor=0.5), call=StageCall("merge", {}, {}, Limits(max_memory_bytes=400))),
+    )
     assert granted.max_memory_bytes == 200
 
 

@@ -15,7 +15,8 @@ from slipway.configuration import parse
 from slipway.errors import StageError
 from slipway.planning.matching import Abilities, Needs, Requirements
 from slipway.planning.plan import builders, plan
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
+from slipway.stage_call import StageCall
 from slipway_coordinator.broker.offering import offer_of, requirements_of
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer
@@ -75,7 +76,7 @@ def test_needs(needs: Needs, worker: Abilities, met: bool) -> None:
 
 
 def offer(requirements: Requirements, **more: Any) -> Offer:
-    return Offer("projects/p/exports/e", "t", 1, "x", params={}, inputs={}, requirements=requirements, **more)
+    return Offer("projects/p/exports/e", "t", 1, StageCall("x", {}, {}), requirements=requirements, **more)
 
 
 def takers(offered: Offer, **known: Abilities) -> set[str]:
@@ -116,7 +117,7 @@ def test_what_nobody_can_take_holds_nobody_up() -> None:
 
 def test_a_worker_of_another_version_is_given_what_it_knows() -> None:
     """One that says nothing of it takes whatever it is given, as the stage itself says best what is wrong."""
-    offered = replace(offer(Requirements()), params={"level": "int8", "calibrated": True})
+    offered = replace(offer(Requirements()), call=StageCall("x", {"level": "int8", "calibrated": True}, {}))
     older = replace(BARE, parameters={"x": frozenset({"level"})})
     newer = replace(BARE, parameters={"x": frozenset({"level", "calibrated", "more"})})
     assert takers(offered, older=older) == set()
@@ -124,9 +125,9 @@ def test_a_worker_of_another_version_is_given_what_it_knows() -> None:
     assert takers(replace(offered, checked=False), older=older) == {"older"}
     avoiding = replace(offered, avoid=("newer",))
     assert takers(avoiding, older=older, newer=newer) == {"newer"}
-    assert "they do not know calibrated" in offered.call.lacking([older, older])
-    assert "another version" in offered.call.lacking([older])
-    assert "take no new tasks" in offered.call.lacking([older, newer])
+    assert "they do not know calibrated" in offered.placement.lacking([older, older])
+    assert "another version" in offered.placement.lacking([older])
+    assert "take no new tasks" in offered.placement.lacking([older, newer])
 
 
 def test_a_task_waits_for_a_worker_that_knows_its_parameters(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_after_a_shortage_of_memory_more_is_preferred() -> None:
     task = record.task("merge").with_(attempts=(failed, again))
     offered = offer_of(record, task)
     assert offered.requirements == Requirements(prefers=(Needs(memory_bytes=6 * GIB),))
-    assert offered.timeout_seconds == 60
+    assert offered.call.limits.timeout_seconds == 60
     assert offer_of(record, task, alone=True).requirements == Requirements()
     other_run = task.with_(attempts=(failed, again.with_(run=2)))
     assert offer_of(record.with_(run=2), other_run).requirements == Requirements()
@@ -279,7 +280,7 @@ def test_what_nobody_can_run_fails_where_nobody_will_come(tmp_path: Path) -> Non
     assert states(export) == {"good": "succeeded", "build": "failed"}
     failure = failure_of_status(export.error)
     assert failure.reason == "NO_WORKER"
-    assert "needs a GPU and tensorrt or 1048576.0 GiB of memory for a task" in failure.message
+    assert "needs a GPU and tensorrt or 1125.9 TB of memory for a task" in failure.message
     assert "have no GPU" in failure.message
     assert "no tensorrt" in failure.message
 
@@ -293,7 +294,7 @@ def test_a_warning_of_a_stage_reaches_those_who_watch(tmp_path: Path) -> None:
         name = harness.submit(tiny_export("much", task, **settings))
         for event in harness.client.watch_export(name):
             events.append(event)
-            if "of the 120.0 MiB it should stay below" in event.log.message:
+            if "of the 125.8 MB it should stay below" in event.log.message:
                 assert event.log.level == "warning"
                 said.touch()
     assert said.exists()

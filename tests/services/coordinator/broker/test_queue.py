@@ -16,7 +16,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from slipway.configuration import ExportConfiguration
 from slipway.planning.matching import Abilities
-from slipway.rpc.wire import STATUS_KEY
+from slipway.rpc.statuses import STATUS_KEY
+from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer
@@ -25,7 +26,7 @@ from support.coordinators.harness import DIGEST, Harness, state
 
 
 def offer(export: str, *, project: str = "p", stage: str = "merge", priority: int = 0) -> Offer:
-    return Offer(f"projects/{project}/exports/{export}", "m", 1, stage, params={}, inputs={}, priority=priority)
+    return Offer(f"projects/{project}/exports/{export}", "m", 1, StageCall(stage, {}, {}), priority=priority)
 
 
 def order(waiting: Waiting, *stages: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from slipway.configuration import parse
 from slipway.errors import Failure, ModelExportError
 from slipway.planning.plan import plan
-from slipway.rpc.wire import configuration_message
+from slipway.rpc.configuration_messages import configuration_message
 from slipway.sources.allowed import Allowed
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.model import transitions as graph

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from slipway.errors import REASONS, ConfigurationError, Failure
+from slipway.errors import ConfigurationError, Failure
+from slipway.reasons import REASONS
 from slipway.registry import load_stage
 from slipway_coordinator.model.records import AttemptRecord, Resources
 from slipway_coordinator.model.recovery import (

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway.stage_call import StageCall
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Granted, Held, Offer, WorkerReport
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -22,7 +23,7 @@ from support.coordinators.harness import Harness, state, tiny_export, tiny_task
 
 EXPORT = "projects/p/exports/x"
 A = WorkerReport("a", frozenset({"merge"}), free_slots=1)
-OFFER = Offer(EXPORT, "m", 1, "merge", params={}, inputs={})
+OFFER = Offer(EXPORT, "m", 1, StageCall("merge", {}, {}))
 
 
 class Doubtful(Journal):

@@ -13,7 +13,7 @@ import pytest
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
-from slipway.rpc.wire import configuration_message
+from slipway.rpc.configuration_messages import configuration_message
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.listing import page_of
 from slipway_coordinator.leadership.advisory_lock import AdvisoryLock

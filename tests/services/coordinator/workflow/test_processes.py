@@ -18,7 +18,7 @@ import pytest
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY

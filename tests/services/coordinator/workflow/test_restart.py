@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ServiceError
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_coordinator import coordinator as coordinator_module
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipway.errors import REASONS, ModelExportError
+from slipway.errors import ModelExportError
+from slipway.reasons import REASONS
 from support.models.merge_cases import Case, load, make_case
 
 VALUES: list[Any] = [

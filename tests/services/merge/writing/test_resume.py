@@ -22,8 +22,9 @@ from peft import LoraConfig, get_peft_model
 
 from slipway.artifacts import LocalStore
 from slipway.errors import ModelMergeError
-from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.stage import Context, Progress
+from slipway.stage_call import Limits, StageCall
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from support.models.merge_cases import Case, randomise
@@ -189,11 +190,12 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
-from slipway.execution.runner import TaskRunner, TaskSpec
+from slipway.execution.runner import TaskRunner
+from slipway.stage_call import Limits, StageCall
 root, models = Path(sys.argv[1]), Path(sys.argv[2])
 store = LocalStore(root / "store")
 inputs = {name: store.put_files({p.name: p for p in (models / name).iterdir()}) for name in ("base", "adapter")}
-spec = TaskSpec("merge", {"max_shard_bytes": 1_000_000, "verify": "spot"}, inputs)
+spec = StageCall("merge", {"max_shard_bytes": 1_000_000, "verify": "spot"}, inputs)
 result = asyncio.run(TaskRunner(store, root / "scratch").run(spec))
 reason = result.failure.reason if result.failure else None
 print(json.dumps({"reason": reason, "outputs": result.outputs, "facts": result.facts}))
@@ -273,7 +275,7 @@ def test_cancelled_and_timed_out_merges_go_on(tmp_path: Path, larger: Path) -> N
             if progress.phase == "merge" and progress.done > 5_000_000:
                 begun.set()
 
-        task = asyncio.ensure_future(runner.run(TaskSpec("merge", params, inputs), on_progress=look))
+        task = asyncio.ensure_future(runner.run(StageCall("merge", params, inputs), on_progress=look))
         await begun.wait()
         task.cancel()
         await asyncio.wait({task})
@@ -287,11 +289,11 @@ def test_cancelled_and_timed_out_merges_go_on(tmp_path: Path, larger: Path) -> N
             break
     first = finished(scratch)
     assert first
-    late = asyncio.run(runner.run(TaskSpec("merge", params, inputs, timeout_seconds=0.05)))
+    late = asyncio.run(runner.run(StageCall("merge", params, inputs, Limits(timeout_seconds=0.05))))
     assert late.failure is not None
     assert late.failure.reason == "STAGE_TIMEOUT"
     assert finished(scratch).keys() >= first.keys()
-    result: TaskResult = asyncio.run(runner.run(TaskSpec("merge", params, inputs)))
+    result: TaskResult = asyncio.run(runner.run(StageCall("merge", params, inputs)))
     assert result.failure is None
     assert result.facts["shards_resumed"] >= len(first)
     assert list(scratch.iterdir()) == []

@@ -1,28 +1,17 @@
-"""Between Slipway's own values and what travels: failures and ``google.rpc.Status``, JSON data and ``Struct``,
-configurations and their message.
-"""
+"""Failures as ``google.rpc.Status``, the ends of gRPC calls, and back."""
 
 from __future__ import annotations
 
-import math
 import re
-import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import grpc
-from google.protobuf import struct_pb2
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from slipway.errors import MOST_TEXT, REASONS, Failure, ServiceError
+from slipway.errors import MOST_TEXT, Failure, ServiceError
+from slipway.reasons import REASONS
+from slipway.rpc.structs import sendable
 from slipway.texts import shortened
-from slipway_protos.v1 import configuration_pb2
-
-if TYPE_CHECKING:
-    from slipway.configuration import ExportConfiguration
 
 DOMAIN = "slipway"
 RETRY_AFTER = "retry_after_seconds"
@@ -44,18 +33,9 @@ _PARTS = ("error_type", "remedy", "retryable")
 MAX_TEXT = 2000
 MAX_METADATA = 4000
 
-MAX_FILES = 10_000
-"""Files of an artifact that one message lists, and so of one that goes through the coordinator."""
-
-
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _MOST_ABOUT = 64
 """Entries of what a failure is about."""
-
-
-def sendable(text: str) -> str:
-    """A text as a message takes it: halves of characters, from a file's name or somebody's JSON, become question marks."""
-    return text.encode(errors="replace").decode()
 
 
 def status_of(failure: Failure) -> status_pb2.Status:
@@ -162,141 +142,3 @@ def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = Fal
         ).failure()
     reason = "CANCELLED" if code is grpc.StatusCode.CANCELLED else "INTERNAL"
     return ServiceError(f"the call to {address} failed: {code.name}: {details}", reason=reason).failure()
-
-
-def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
-    """JSON-ready data as a Struct. Its numbers are doubles: whole ones come back as integers, and what is no number as null."""
-    struct = struct_pb2.Struct()
-    struct.update(_plain(data))
-    return struct
-
-
-def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The data of a Struct; whole numbers are integers."""
-    return {key: _value(value) for key, value in struct.fields.items()}
-
-
-def _plain(data: Any) -> Any:
-    """Data a Struct takes: tuples become lists, texts what can be sent, and numbers that JSON has no word for null."""
-    match data:
-        case str():
-            return sendable(data)
-        case Mapping():
-            return {sendable(str(key)): _plain(value) for key, value in data.items()}
-        case Sequence():
-            return [_plain(item) for item in data]
-        case bool():
-            return data
-        case int() | float():
-            return data if abs(data) <= sys.float_info.max else None
-    return data
-
-
-def _value(value: struct_pb2.Value) -> Any:
-    match value.WhichOneof("kind"):
-        case "struct_value":
-            return dict_of(value.struct_value)
-        case "list_value":
-            return [_value(item) for item in value.list_value.values]
-        case "number_value":
-            return _number(value.number_value)
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return value.bool_value
-        case _:
-            return None
-
-
-def _number(number: float) -> int | float | None:
-    if not math.isfinite(number):
-        return None
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
-
-
-def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
-    """A configuration as its message, every field set."""
-    message = configuration_pb2.ExportConfiguration()
-    _fill(message, configuration.model_dump(mode="json"))
-    return message
-
-
-def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportConfiguration:
-    """The configuration of a message; fields that are not set take their defaults.
-
-    Raises:
-        ConfigurationError: with every problem there is.
-    """
-    from slipway.configuration import parse  # most of who speaks this protocol reads no configuration
-
-    return parse(_data(message))
-
-
-def _fill(message: Message, data: Mapping[str, Any]) -> None:
-    for name, value in data.items():
-        field = message.DESCRIPTOR.fields_by_name[name]
-        if value is None:
-            continue
-        if _is_map(field):
-            _fill_map(getattr(message, name), value)
-        elif field.type != FieldDescriptor.TYPE_MESSAGE:
-            if field.is_repeated:
-                getattr(message, name).extend(value)
-            else:
-                setattr(message, name, value)
-        elif _type_name(field) == "QuantizationLevels":
-            levels = getattr(message, name)
-            levels.SetInParent()  # an empty list of levels is not the same as none given
-            levels.levels.extend(value)
-        else:
-            getattr(message, name).SetInParent()
-            _fill(getattr(message, name), value)
-
-
-def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
-    for key, row in data.items():
-        if isinstance(row, Mapping):
-            _fill(rows[key], row)  # looking a message up makes it
-        else:
-            rows[key] = row
-
-
-def _data(message: Message) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for field, value in message.ListFields():
-        if _is_map(field):
-            data[field.name] = {
-                key: _data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
-            }
-        elif field.type != FieldDescriptor.TYPE_MESSAGE:
-            data[field.name] = list(value) if field.is_repeated else value
-        elif _type_name(field) == "QuantizationLevels":
-            data[field.name] = list(value.levels)
-        elif _type_name(field) == "DimensionRange":
-            # Without presence, a minimum of 0 is not in ListFields.
-            data[field.name] = {"min": value.min, "opt": value.opt, "max": value.max}
-        else:
-            data[field.name] = _data(value)
-    return data
-
-
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
-def _type_name(field: Any) -> str:
-    return str(field.message_type.name)
-
-
-def timestamp(seconds: float | None) -> Timestamp | None:
-    """Seconds since the epoch as a Timestamp; None stays None (a field that is not set)."""
-    if seconds is None:
-        return None
-    result = Timestamp()
-    result.FromNanoseconds(round(seconds * 1e6) * 1000)
-    return result
-
-
-def seconds_of(moment: Timestamp) -> float:
-    """A Timestamp as seconds since the epoch."""
-    return moment.seconds + moment.nanos / 1e9

@@ -1,0 +1,88 @@
+"""Configurations as their message, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from slipway_protos.v1 import configuration_pb2
+
+if TYPE_CHECKING:
+    from slipway.configuration import ExportConfiguration
+
+
+def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
+    """A configuration as its message, every field set."""
+    message = configuration_pb2.ExportConfiguration()
+    _fill(message, configuration.model_dump(mode="json"))
+    return message
+
+
+def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportConfiguration:
+    """The configuration of a message; fields that are not set take their defaults.
+
+    Raises:
+        ConfigurationError: with every problem there is.
+    """
+    from slipway.configuration import parse  # most of who speaks this protocol reads no configuration
+
+    return parse(_data(message))
+
+
+def _fill(message: Message, data: Mapping[str, Any]) -> None:
+    for name, value in data.items():
+        field = message.DESCRIPTOR.fields_by_name[name]
+        if value is None:
+            continue
+        if _is_map(field):
+            _fill_map(getattr(message, name), value)
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
+            if field.is_repeated:
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+        elif _type_name(field) == "QuantizationLevels":
+            levels = getattr(message, name)
+            levels.SetInParent()  # an empty list of levels is not the same as none given
+            levels.levels.extend(value)
+        else:
+            getattr(message, name).SetInParent()
+            _fill(getattr(message, name), value)
+
+
+def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
+    for key, row in data.items():
+        if isinstance(row, Mapping):
+            _fill(rows[key], row)  # looking a message up makes it
+        else:
+            rows[key] = row
+
+
+def _data(message: Message) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if _is_map(field):
+            data[field.name] = {
+                key: _data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
+            }
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
+            data[field.name] = list(value) if field.is_repeated else value
+        elif _type_name(field) == "QuantizationLevels":
+            data[field.name] = list(value.levels)
+        elif _type_name(field) == "DimensionRange":
+            # Without presence, a minimum of 0 is not in ListFields.
+            data[field.name] = {"min": value.min, "opt": value.opt, "max": value.max}
+        else:
+            data[field.name] = _data(value)
+    return data
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _type_name(field: Any) -> str:
+    return str(field.message_type.name)
