@@ -19,6 +19,7 @@ from slipway.rpc.wire import (
     configuration_message,
     configuration_of,
     dict_of,
+    failure_of_bytes,
     failure_of_status,
     seconds_of,
     status_of,
@@ -191,3 +192,8 @@ def test_a_failure_of_somebody_else_has_bounds() -> None:
     assert len(failure.message) == len(failure.remedy) == MOST_TEXT
     assert len(failure.about) == 64
     assert max(map(len, failure.about.values())) == MOST_TEXT
+
+
+def test_bytes_that_are_no_status_are_a_failure() -> None:
+    assert failure_of_bytes(b"\xff\xff").reason == "INTERNAL"
+    assert failure_of_bytes(status_of(Failure(reason="QUEUE_FULL", message="m")).SerializeToString()).message == "m"
