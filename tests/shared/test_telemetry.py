@@ -190,16 +190,17 @@ def test_no_password_of_a_url_is_written() -> None:
     assert redact("cannot reach postgresql://slipway:x@db:5432/slipway") == (
         "cannot reach postgresql://slipway:***@db:5432/slipway"
     )
+    assert redact("no folder https:/somebody:x@h/y") == "no folder https:/somebody:***@h/y"  # as a path
     assert redact("https://host:8080/a@b and s3://bucket/a") == "https://host:8080/a@b and s3://bucket/a"
 
 
 def test_secrets_never_reach_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from slipway.observability import logs
+    from slipway.observability import secrets
 
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
-    logs._secrets.cache_clear()
+    secrets._secrets.cache_clear()
     try:
         record = logging.makeLogRecord({"msg": f"reading {tmp_path} with hf_very_secret", "levelname": "INFO"})
         assert "hf_very_secret" not in JsonFormatter().format(record)
     finally:
-        logs._secrets.cache_clear()
+        secrets._secrets.cache_clear()

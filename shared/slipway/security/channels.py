@@ -46,10 +46,11 @@ class Identity:
 
     def __init__(self, address: str, security: Security | None) -> None:
         if not _ADDRESS.fullmatch(address):
+            shown = _USER.sub("***@", address)
             raise ConfigurationError(
-                f"{quoted(_USER.sub('***@', address))} is not the address of a coordinator",
+                f"{quoted(shown)} is not the address of a coordinator",
                 remedy="write HOST:PORT, such as coordinator:7070 or [fd00::1]:7070",
-                about={"address": address},
+                about={"address": shown},
             )
         security = security or Security()
         files = None if address.startswith("unix:") else security.tls
