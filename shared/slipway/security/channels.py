@@ -19,9 +19,9 @@ from slipway.security.access.tokens import is_token
 from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
-from slipway.security.settings import Security
 from slipway.security.tls import channel_credentials, load
 from slipway.texts import quoted
+from slipway.settings.security import Security
 
 _OLD_CHANNEL_SECONDS = 60.0
 _USER = re.compile(r"\S*@")
