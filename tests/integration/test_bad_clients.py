@@ -13,18 +13,13 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from begun_messages import bytes_taken
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from begun_messages import bytes_taken
-from cli import SLIPWAY
-from coordinator_harness import CONFIGURATION, process, wait_for
-from free_ports import free_port
-from hostile_texts import DECEPTIVE
-from random_messages import messages
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
@@ -32,12 +27,17 @@ from slipway.errors import ModelExportError
 from slipway.rpc.wire import configuration_message
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.limits import Limits
-from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway.settings.security import Security
+from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, configuration_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
-from unhurried import unhurried
+from support.commands.cli import SLIPWAY
+from support.coordinators.harness import CONFIGURATION, process, wait_for
+from support.coordinators.random_messages import messages
+from support.harness.unhurried import unhurried
+from support.hostile.texts import DECEPTIVE
+from support.servers.free_ports import free_port
 
 ROLES = {"viewer": "[red]", "submitter": "[red]", "operator": '["*"]', "neighbour": "[blue]", "worker": ""}
 CONTENT = b"of an artifact"
@@ -91,7 +91,7 @@ class Servers:
             "--coordinator",
             address,
             "--stage",
-            "coordinator_stages:STAGE",
+            "support.stages.watched:STAGE",
         ]
         worker += ["--listen", listen, "--token-file", str(home / "worker.token"), "--drain-seconds", "0"]
         environment = {"SLIPWAY_HOME": str(home)}

@@ -20,8 +20,8 @@ from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
 from slipway.security.tls import channel_credentials, load
-from slipway.texts import quoted
 from slipway.settings.security import Security
+from slipway.texts import quoted
 
 _OLD_CHANNEL_SECONDS = 60.0
 _USER = re.compile(r"\S*@")
