@@ -23,10 +23,11 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
     from slipway.cli.completion import join_words
-    from slipway.cli.terminal.encoding import write_any_encoding
+    from slipway.cli.terminal.encoding import forget_odd_sizes, write_any_encoding
     from slipway.cli.terminal.unread import flush
 
     join_words(os.environ)
+    forget_odd_sizes(os.environ)
     write_any_encoding()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

@@ -51,6 +51,9 @@ SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+    # Else gRPC lets each stream of a fast client send megabytes that nobody has asked for yet. Of a message that is asked for, it
+    # always lets all come at once.
+    ("grpc.http2.bdp_probe", 0),
 )
 
 S = TypeVar("S")

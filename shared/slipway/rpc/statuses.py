@@ -6,6 +6,8 @@ import re
 from typing import cast
 
 import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from slipway.errors import MOST_TEXT, Failure, ServiceError
@@ -67,12 +69,12 @@ def _retry_seconds(failure: Failure) -> float | None:
 
 
 def failure_of_status(status: status_pb2.Status) -> Failure:
-    """The failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere becomes
-    INTERNAL.
+    """The failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere, or one whose
+    details cannot be read, becomes INTERNAL.
     """
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN:
+        if _unpack(detail, info) and info.domain == DOMAIN:
             about = [(key, value) for key, value in sorted(info.metadata.items()) if key not in _PARTS]
             return Failure(
                 reason=info.reason if _REASON.fullmatch(info.reason) else "INTERNAL",
@@ -83,6 +85,21 @@ def failure_of_status(status: status_pb2.Status) -> Failure:
                 retryable=info.metadata.get("retryable") == "true",
             )
     return ServiceError(status.message or code_pb2.Code.Name(status.code), reason="INTERNAL").failure()
+
+
+def failure_of_bytes(data: bytes) -> Failure:
+    """The failure of a serialized status; INTERNAL for what is none."""
+    try:
+        return failure_of_status(status_pb2.Status.FromString(data))
+    except DecodeError:
+        return ServiceError("the other side sent a status that cannot be read", reason="INTERNAL").failure()
+
+
+def _unpack(detail: any_pb2.Any, into: Message) -> bool:
+    try:
+        return detail.Unpack(into)
+    except DecodeError:
+        return False
 
 
 def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
@@ -111,7 +128,7 @@ def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = Fal
     call = cast("grpc.Call", error)
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_KEY:
-            return failure_of_status(status_pb2.Status.FromString(cast("bytes", value)))
+            return failure_of_bytes(cast("bytes", value))
     code = call.code()
     details = call.details() or ""
     no_tls = _NO_TLS.search(details)

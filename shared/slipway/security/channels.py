@@ -21,8 +21,11 @@ from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
 from slipway.security.tls import channel_credentials, load
 from slipway.settings.security import Security
+from slipway.texts import quoted
 
 _OLD_CHANNEL_SECONDS = 60.0
+_USER = re.compile(r"\S*@")
+"""Somebody's name, and perhaps a password, before a host: no address of a coordinator has one, and messages do not repeat it."""
 _ADDRESS = re.compile(r"(?:(?:dns|ipv4|ipv6):(?:///)?)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}|unix:.+")
 
 T = TypeVar("T")
@@ -43,10 +46,11 @@ class Identity:
 
     def __init__(self, address: str, security: Security | None) -> None:
         if not _ADDRESS.fullmatch(address):
+            shown = _USER.sub("***@", address)
             raise ConfigurationError(
-                f"{address!r} is not the address of a coordinator",
+                f"{quoted(shown)} is not the address of a coordinator",
                 remedy="write HOST:PORT, such as coordinator:7070 or [fd00::1]:7070",
-                about={"address": address},
+                about={"address": shown},
             )
         security = security or Security()
         files = None if address.startswith("unix:") else security.tls

@@ -19,6 +19,7 @@ from slipway.security.access.audit import AUDITED, Attempt, audited
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import RULES, Rule
+from slipway.security.incoming import Incoming, Room, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
 
 log = logging.getLogger("slipway.security")
@@ -55,6 +56,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._rules = rules
         self._audits = audits
         self._streams = OpenStreams(self._limits)
+        self._incoming = Incoming(self._limits)
 
     async def intercept_service(
         self,
@@ -65,21 +67,30 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
-        make, behaviour = _parts(handler)
-        wrap = self._streaming if handler.response_streaming else self._answering
-        # Requests are read by the checks, so that nobody unknown has the server parse anything.
-        return make(wrap(handler_call_details, handler, behaviour), response_serializer=handler.response_serializer)
+        # Each method is one of streams to gRPC, which then takes in only the messages that are asked for, here and by the checks: nobody
+        # unknown has the server keep or parse anything.
+        if handler.response_streaming:
+            answering: Any = self._streaming(handler_call_details, handler)
+            return grpc.stream_stream_rpc_method_handler(answering, response_serializer=handler.response_serializer)
+        answering = self._answering(handler_call_details, handler)
+        return grpc.stream_unary_rpc_method_handler(answering, response_serializer=handler.response_serializer)
 
-    def _answering(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
-        async def call(request: Any, context: Context) -> Any:
-            with self._audited(details, handler, request, context) as attempt:
+    def _answering(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+        behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def call(stream: AsyncIterator[bytes], context: Context) -> Any:
+            with self._audited(details, handler, context) as attempt:
                 try:
-                    rule, principal = self._admit(details, context)
+                    rule, principal = self._identify(details, context)
+                    room = self._room(principal, context)
                     if handler.request_streaming:
-                        requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
+                        _authorize(rule, principal, details)
+                        requests = self._requests(rule, principal, stream, room, handler.request_deserializer)
                         async with self._counted(principal, context):
                             return await behaviour(requests, context)
-                    attempt.request = self._read(rule, principal, request, handler.request_deserializer)
+                    attempt.data = await _only_message(stream, room, rule)
+                    _authorize(rule, principal, details)
+                    attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
                     async with _in_time(f"{details.method} took longer", rule.seconds):
                         attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
@@ -88,13 +99,21 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
-        async def call(request: Any, context: Context) -> None:
-            with self._audited(details, handler, request, context) as attempt:
+    def _streaming(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+        behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+        async def call(stream: AsyncIterator[bytes], context: Context) -> None:
+            with self._audited(details, handler, context) as attempt:
                 try:
-                    rule, principal = self._admit(details, context)
-                    read = self._requests if handler.request_streaming else self._read
-                    attempt.request = read(rule, principal, request, handler.request_deserializer)
+                    rule, principal = self._identify(details, context)
+                    room = self._room(principal, context)
+                    if handler.request_streaming:
+                        _authorize(rule, principal, details)
+                        attempt.request = self._requests(rule, principal, stream, room, handler.request_deserializer)
+                    else:
+                        attempt.data = await _only_message(stream, room, rule)
+                        _authorize(rule, principal, details)
+                        attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
                     async with self._counted(principal, context):
                         await self._stream(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
@@ -103,13 +122,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     @contextlib.contextmanager
-    def _audited(
-        self, details: grpc.HandlerCallDetails, handler: Any, data: Any, context: Context
-    ) -> Iterator[Attempt]:
+    def _audited(self, details: grpc.HandlerCallDetails, handler: Any, context: Context) -> Iterator[Attempt]:
         """Note what becomes of a call, and write it down if it is of a method that changes something."""
         method = str(details.method)
 
-        def read() -> Any:
+        def read(data: bytes) -> Any:
             check_size(data, self._rules[method].max_bytes)
             return handler.request_deserializer(data)
 
@@ -120,21 +137,17 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             yield attempt
 
     async def _requests(
-        self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
+        self, rule: Rule, principal: Principal, stream: AsyncIterator[bytes], room: Room, parse: Parse
     ) -> AsyncIterator[Any]:
         """The requests of a stream, checked one by one; the first one says what the call is about.
 
         Raises:
-            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come and nobody is patient.
+            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come.
         """
-        first, incoming = True, aiter(stream)
-        while True:
-            async with _in_time("the next message of the stream took longer", None if patient else rule.seconds):
-                data = await anext(incoming, None)
-            if data is None:
-                return
-            yield self._read(rule, principal, data, parse, about=rule.resource if first else "")
-            first = False
+        about = rule.resource
+        while (data := await next_message(stream, room, seconds=rule.seconds)) is not None:
+            yield self._read(rule, principal, data, parse, about=about)
+            about = ""
 
     async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
         """Send what a method yields; a reader that does not take a message in time is let go."""
@@ -157,11 +170,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         finally:
             await answering.aclose()
 
-    def _admit(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
-        """Who calls, when the role allows it.
+    def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
+        """The terms of a call, and who makes it.
 
         Raises:
-            ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
+            ServiceError: reason ``UNAUTHENTICATED``, or ``PERMISSION_DENIED`` for a call without terms.
         """
         current_principal.set(ANONYMOUS)
         method = str(details.method)
@@ -172,14 +185,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             return rule, self._callers.identify_if_shown(context)
         principal = self._callers.identify(context)
         current_principal.set(principal)
-        if not principal.roles & rule.roles:
-            raise denied(
-                f"{principal.name} may not call {method.rpartition('/')[2]}",
-                remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
-            )
-        if rule.every_project and not principal.may_see("*"):
-            raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
         return rule, principal
+
+    def _room(self, principal: Principal, context: Context) -> Room:
+        """Where a message of a caller has to have room."""
+        if principal is ANONYMOUS:
+            return lambda: self._incoming.unnamed(host_of(context))
+        return lambda: self._incoming.of_principal(principal.name)
 
     @contextlib.asynccontextmanager
     async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
@@ -215,6 +227,33 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if about:
             check_project(principal, about, str(getattr(request, about)))
         return request
+
+
+def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetails) -> None:
+    """Refuse a caller whose role does not allow a call.
+
+    Raises:
+        ServiceError: reason ``PERMISSION_DENIED``.
+    """
+    if rule.roles and not principal.roles & rule.roles:
+        raise denied(
+            f"{principal.name} may not call {str(details.method).rpartition('/')[2]}",
+            remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
+        )
+    if rule.every_project and not principal.may_see("*"):
+        raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
+
+
+async def _only_message(stream: AsyncIterator[bytes], room: Room, rule: Rule) -> bytes:
+    """The request of a call that has one.
+
+    Raises:
+        ServiceError: reason ``CALL_TIMEOUT``, or ``REQUEST_INVALID`` without one.
+    """
+    data = await next_message(stream, room, seconds=rule.seconds)
+    if data is None:
+        raise ServiceError("the call has no request", reason="REQUEST_INVALID")
+    return data
 
 
 def check_project(principal: Principal, field: str, resource: str) -> None:
@@ -259,19 +298,6 @@ def no_artifact(project: str, digest: str) -> ArtifactError:
 def denied(what: str, *, remedy: str) -> ServiceError:
     """The refusal of a caller whose role does not go so far."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
-
-
-def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
-    """How a handler of its kind is made, and what it does."""
-    match (handler.request_streaming, handler.response_streaming):
-        case (False, False):
-            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
-        case (False, True):
-            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
-        case (True, False):
-            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
-        case _:
-            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ class Limits:
         streams: Streams that one principal has open at a time.
         unnamed_streams: Streams that callers without an identity have open at a time, from one address.
         all_unnamed_streams: The same, from all addresses.
+        requests: Messages of one principal that are on their way in at a time.
+        unnamed_requests: The same of all callers without an identity.
         write_seconds: How long one message of a stream may wait for a reader that does not read.
         items: Entries of a list or map in a request.
         labels: Labels and sources of an export.
@@ -34,6 +36,8 @@ class Limits:
     streams: int = 256
     unnamed_streams: int = 64
     all_unnamed_streams: int = 1024
+    requests: int = 16
+    unnamed_requests: int = 16
     write_seconds: float = 60.0
     items: int = 256
     labels: int = 64
@@ -122,7 +126,11 @@ class OpenStreams:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._open: Counter[str] = Counter()
-        self._unnamed: dict[str, list[asyncio.Timeout]] = {}
+        self._unnamed = Places(
+            each=limits.unnamed_streams,
+            together=limits.all_unnamed_streams,
+            newer="opened newer streams without an identity",
+        )
 
     @contextmanager
     def one(self, principal: str) -> Iterator[None]:
@@ -142,43 +150,60 @@ class OpenStreams:
             if not self._open[principal]:
                 del self._open[principal]
 
-    @asynccontextmanager
-    async def unnamed(self, address: str) -> AsyncIterator[None]:
-        """Hold a stream of a caller without an identity. Where there are too many, the oldest of the address that has most ends.
+    def unnamed(self, address: str) -> AbstractAsyncContextManager[None]:
+        """Hold a stream of a caller without an identity."""
+        return self._unnamed.one(address)
 
-        A new one is never refused: whoever fills the room from an address cannot keep the others there out.
+
+class Places:
+    """Places of callers without an identity. Where there are too many, the oldest of the address that has most ends.
+
+    A new one is never refused: whoever fills the room from an address cannot keep the others there out.
+
+    Args:
+        each: How many one address may have.
+        together: How many all may have.
+        newer: What an address did whose oldest place ends.
+    """
+
+    def __init__(self, *, each: int, together: int, newer: str) -> None:
+        self._each, self._together, self._newer = each, together, newer
+        self._held: dict[str, list[asyncio.Timeout]] = {}
+
+    @asynccontextmanager
+    async def one(self, address: str) -> AsyncIterator[None]:
+        """Hold a place.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``, when this one has to end.
         """
         try:
-            async with asyncio.timeout(None) as stream:
-                self._unnamed.setdefault(address, []).append(stream)
+            async with asyncio.timeout(None) as place:
+                self._held.setdefault(address, []).append(place)
                 self._make_room(address)
                 try:
                     yield
                 finally:
-                    self._forget(address, stream)
+                    self._forget(address, place)
         except TimeoutError as error:
-            if not stream.expired():
+            if not place.expired():
                 raise
-            raise exceeded(f"{address} opened newer streams without an identity", field="") from error
+            raise exceeded(f"{address} {self._newer}", field="") from error
 
     def _make_room(self, address: str) -> None:
-        own, limits = self._unnamed[address], self._limits
-        if len(own) > limits.unnamed_streams:
+        if len(self._held[address]) > self._each:
             self._end_oldest(address)
-        elif sum(map(len, self._unnamed.values())) > limits.all_unnamed_streams:
-            self._end_oldest(max(self._unnamed, key=lambda one: len(self._unnamed[one])))
+        elif sum(map(len, self._held.values())) > self._together:
+            self._end_oldest(max(self._held, key=lambda one: len(self._held[one])))
 
     def _end_oldest(self, address: str) -> None:
-        oldest = self._unnamed[address][0]
+        oldest = self._held[address][0]
         self._forget(address, oldest)
         oldest.reschedule(0.0)  # as if its time were over
 
-    def _forget(self, address: str, stream: asyncio.Timeout) -> None:
-        streams = self._unnamed.get(address, [])
-        if stream in streams:
-            streams.remove(stream)
-        if not streams:
-            self._unnamed.pop(address, None)
+    def _forget(self, address: str, place: asyncio.Timeout) -> None:
+        held = self._held.get(address, [])
+        if place in held:
+            held.remove(place)
+        if not held:
+            self._held.pop(address, None)

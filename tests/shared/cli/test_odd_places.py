@@ -111,6 +111,17 @@ def test_a_terminal_that_cannot_show_a_name_fails_nothing(tmp_path: Path, encodi
         assert done.json
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("COLUMNS", "²"), ("COLUMNS", "9" * 5000), ("COLUMNS", "0"), ("LINES", "²"), ("TERMINAL_WIDTH", "x")],
+)
+def test_what_is_no_size_of_a_terminal_fails_nothing(tmp_path: Path, name: str, text: str) -> None:
+    for words in (("list",), ("list", "--help")):
+        done = slipway(*words, home=tmp_path, **{name: text})
+        assert done.code == 0, done.err
+        assert all(len(line) > 5 or not line.strip() for line in done.out.splitlines()), done.out
+
+
 def test_a_stage_prints_and_reads_utf_8_whatever_the_terminal_is(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "text.txt").write_text("–", encoding="utf-8")

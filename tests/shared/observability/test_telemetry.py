@@ -190,6 +190,7 @@ def test_no_password_of_a_url_is_written() -> None:
     assert redact("cannot reach postgresql://slipway:x@db:5432/slipway") == (
         "cannot reach postgresql://slipway:***@db:5432/slipway"
     )
+    assert redact("no folder https:/somebody:x@h/y") == "no folder https:/somebody:***@h/y"  # as a path
     assert redact("https://host:8080/a@b and s3://bucket/a") == "https://host:8080/a@b and s3://bucket/a"
 
 

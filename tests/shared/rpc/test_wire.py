@@ -15,7 +15,7 @@ from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import MOST_TEXT, ConfigurationError, Failure, ModelMergeError
 from slipway.reasons import REASONS
 from slipway.rpc.configuration_messages import configuration_message, configuration_of
-from slipway.rpc.statuses import RETRY_AFTER, call_status, failure_of_status, status_of
+from slipway.rpc.statuses import RETRY_AFTER, call_status, failure_of_bytes, failure_of_status, status_of
 from slipway.rpc.structs import dict_of, seconds_of, struct_of, timestamp
 from slipway_protos.v1 import configuration_pb2
 
@@ -183,3 +183,8 @@ def test_a_failure_of_somebody_else_has_bounds() -> None:
     assert len(failure.message) == len(failure.remedy) == MOST_TEXT
     assert len(failure.about) == 64
     assert max(map(len, failure.about.values())) == MOST_TEXT
+
+
+def test_bytes_that_are_no_status_are_a_failure() -> None:
+    assert failure_of_bytes(b"\xff\xff").reason == "INTERNAL"
+    assert failure_of_bytes(status_of(Failure(reason="QUEUE_FULL", message="m")).SerializeToString()).message == "m"

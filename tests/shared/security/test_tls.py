@@ -169,6 +169,9 @@ def test_what_is_no_address_is_refused_instead_of_tried_for_ever(kind: Any) -> N
         with pytest.raises(ModelExportError, match="write HOST:PORT") as caught:
             kind(wrong)
         assert caught.value.reason == "CONFIGURATION_INVALID"
+    with pytest.raises(ModelExportError, match="write HOST:PORT") as caught:
+        kind("somebody:a-password@host:7070")
+    assert "a-password" not in repr(caught.value.failure())
     for right in (
         "coordinator:7070",
         "10.0.0.7:7070",

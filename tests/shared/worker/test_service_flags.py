@@ -141,3 +141,14 @@ def test_a_port_that_is_none_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     assert "the highest port is 65535" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["host=127.0.0.1 user=u password=a-password", " password = 'a-password'", "postgresql://u:a@b/a-password@host/db"],
+)
+def test_an_address_of_a_database_in_another_form_becomes_no_file_and_is_not_repeated(place: str) -> None:
+    with pytest.raises(ModelExportError) as caught:
+        state_at(place)
+    assert caught.value.reason == "REQUEST_INVALID"
+    assert "a-password" not in repr(caught.value.failure())

@@ -35,6 +35,7 @@ _PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 _PARENT = re.compile(rf"projects/({_PROJECT})")
 _NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
+_FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 
 Context = grpc.aio.ServicerContext
@@ -232,6 +233,10 @@ def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
         raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
         raise _invalid("size_bytes", first.size_bytes, "is not negative")
+    if len(first.data) > _FIRST_BYTES:
+        raise exceeded(
+            f"data of the first message has {len(first.data)} bytes, {_FIRST_BYTES} are allowed", field="data"
+        )
     if first.size_bytes > most:
         raise ServiceError(
             f"size_bytes is {first.size_bytes}, {most} are allowed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -50,6 +51,8 @@ class PostgresState:
 
 State = SqliteState | PostgresState
 
+_KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service)\s*=")
+"""How libpq writes an address, too; as a path it would be a file with the password in its name. ``./`` before it makes it one."""
 _SECRET_PARAMETERS = ("password", "sslpassword")
 _SQLITE = b"SQLite format 3\0"
 
@@ -61,6 +64,8 @@ def state_at(place: str) -> State:
         ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind, or a file that is no database
             or cannot be written.
     """
+    if _KEYWORDS.match(place):
+        raise _unusable("the state is a list of PostgreSQL's keywords")
     if "://" not in place:
         return SqliteState(_database_file(Path(place).resolve()))
     try:
@@ -69,8 +74,12 @@ def state_at(place: str) -> State:
         raise _unusable("the state's URL cannot be read") from error
     if address.get_backend_name() not in {"postgresql", "postgres"}:
         raise _unusable(f"the state's URL is of the kind {address.drivername}")
-    if "@" in (address.host or ""):  # the rest of a password, which would be shown and logged as the host
-        raise _unusable("the state's URL has more than one @: write %40 for one in a password")
+    if "@" in (address.host or "") + (
+        address.database or ""
+    ):  # the rest of a password, which would be shown and logged
+        raise _unusable(
+            "the state's URL has more than one @, or a / before it: write %40 and %2F for those in a password"
+        )
     _check_parameters(address)
     return PostgresState(address.set(drivername="postgresql+psycopg"))
 

@@ -16,10 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
-from google.rpc import status_pb2
 
 from slipway.errors import ModelExportError
-from slipway.rpc.statuses import STATUS_KEY, failure_of_status
+from slipway.rpc.statuses import STATUS_KEY, failure_of_bytes, failure_of_status
 from slipway.security.access.callers import ANONYMOUS, Context
 from slipway.security.access.principals import Principal
 from slipway.texts import one_line
@@ -56,17 +55,19 @@ class Attempt:
         method: Of the call.
         context: Of the call.
         caller: Says who makes it; anonymous while unknown.
-        read: Reads the request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
+        read: Parses a request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
         is_written: Whether the audit log hears of it.
-        request: What was read of it.
+        data: What has arrived of it; None when nothing has.
+        request: What was read of that.
         response: The last one.
     """
 
     method: str
     context: Context
     caller: Callable[[], Principal]
-    read: Callable[[], Any]
+    read: Callable[[bytes], Any]
     is_written: bool
+    data: bytes | None = None
     request: Any = None
     response: Any = None
 
@@ -94,8 +95,10 @@ class Attempt:
 
     def _resource(self) -> str:
         if self.request is None:
+            if self.data is None:
+                return ""
             try:
-                self.request = self.read()
+                self.request = self.read(self.data)
             except (ModelExportError, DecodeError):
                 return ""
         return _OF_WHAT[self.method](self.request, self.response)
@@ -154,7 +157,7 @@ def _reason_of(error: BaseException | None, context: Context) -> str:
         return "CANCELLED"
     for key, value in context.trailing_metadata() or ():
         if key == STATUS_KEY and isinstance(value, bytes):
-            return failure_of_status(status_pb2.Status.FromString(value)).reason
+            return failure_of_bytes(value).reason
     return "INTERNAL"
 
 

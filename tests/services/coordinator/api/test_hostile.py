@@ -263,6 +263,16 @@ def test_an_errors_reason_and_time_to_wait_may_be_anything(harness: Harness, lia
     assert len(failure.about) <= 66
 
 
+def test_an_error_whose_details_cannot_be_read_ends_the_attempt(harness: Harness, liar: Liar) -> None:
+    once = CONFIGURATION.model_copy(update={"recovery": CONFIGURATION.recovery.model_copy(update={"max_attempts": 1})})
+    name = harness.client.create_export(once, sources=SOURCES).name
+    status = status_pb2.Status(code=13, message="it is full")
+    status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff")
+    assert liar.bring(liar.lease(), error=status) == ""
+    failure = failure_of_status(harness.finished(name).error)
+    assert (failure.reason, failure.message) == ("INTERNAL", "it is full")
+
+
 @pytest.mark.parametrize("attempt", ["²", "٣", "-1", "1" * 5000, "", "1.0", " 1"])
 def test_the_number_of_an_attempt_is_digits(harness: Harness, liar: Liar, attempt: str) -> None:
     lease = worker_pb2.TaskLease(task=f"projects/default/exports/a:merge:{attempt}", lease_epoch=1)
