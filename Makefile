@@ -44,6 +44,7 @@ lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python protos/generate.py --check
 
 format: $(INSTALLED) ## Format the code

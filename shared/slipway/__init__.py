@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slipway.client import AsyncClient, Client
-    from slipway.security.settings import Security
+    from slipway.settings.security import Security
 
 __all__ = ["AsyncClient", "Client", "Security"]
 
-_HOMES = {"AsyncClient": "slipway.client", "Client": "slipway.client", "Security": "slipway.security.settings"}
+_HOMES = {"AsyncClient": "slipway.client", "Client": "slipway.client", "Security": "slipway.settings.security"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ import os, sys
 from pathlib import Path
 from slipway.artifacts.s3.store import S3Store
 from slipway.artifacts.s3.client import S3Bucket
-from slipway.artifacts.s3.options import S3Options
+from slipway.settings.s3 import S3Options
 verb, prefix, source, out = sys.argv[1:]
 store = S3Store(S3Bucket(S3Options.from_environment(os.environ), "slipway", prefix=prefix))
 if verb == "put":

@@ -26,7 +26,7 @@ from coordinator_harness import Harness
 from slipway.security.access.access_file import AccessFile
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.server import ServerSecurity
-from slipway.security.tls import TlsFiles
+from slipway.settings.security import TlsFiles
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
 (ALIAS,) = re.findall(r"^\$ alias call='(.*)'$", PAGE, re.MULTILINE)

@@ -30,7 +30,7 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.rpc.wire import configuration_message
 from slipway.security.access.tokens import new_token, token_hash
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, configuration_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb

@@ -17,7 +17,7 @@ from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.access.tokens import new_token, token_hash
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 
 pytestmark = [pytest.mark.slow]
 PEOPLE = {

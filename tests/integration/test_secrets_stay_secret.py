@@ -17,7 +17,7 @@ from coordinator_harness import CONFIGURATION, process, wait_for
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.access.tokens import token_hash
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 
 TINY_STAGES = Path(__file__).parents[1] / "support" / "tiny_stages"
 CANARY = "canary-{}-0123456789abcdef"

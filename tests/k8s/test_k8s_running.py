@@ -28,7 +28,7 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.registry import stage_names
 from slipway.security.access.tokens import new_token, token_hash
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import export_pb2, export_pb2_grpc

@@ -21,8 +21,9 @@ from slipway.configuration import (
     parse,
     render_name,
 )
-from slipway.configuration.model import STAGES, CombinationConfiguration
 from slipway.configuration.schema import keys, sections
+from slipway.configuration.sections import CombinationConfiguration
+from slipway.configuration.values import STAGES
 from slipway.errors import ConfigurationError
 from slipway.planning.plan import plan
 from slipway_protos.v1 import configuration_pb2

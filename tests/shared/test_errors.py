@@ -116,9 +116,11 @@ def test_every_failure_can_be_the_one_that_decides() -> None:
 
 def test_code_that_several_commands_share_names_no_setting_of_one() -> None:
     """``slipway stage merge`` has no base_model.name: what an export sets stands in the recovery table's guidance."""
-    deep = [ROOT / "services", ROOT / "shared" / "slipway" / "executor", ROOT / "shared" / "slipway" / "sources"]
+    rooms = ROOT / "shared" / "slipway"
+    deep = [ROOT / "services", rooms / "execution", rooms / "sources"]
     files = [path for folder in deep for path in sorted(folder.rglob("*.py")) if "coordinator" not in path.parts]
-    files += [ROOT / "shared" / "slipway" / name for name in ("model_files.py", "disk_full.py", "base_format.py")]
+    files += [rooms / name for name in ("models/model_files.py", "folders/disk_full.py", "models/base_format.py")]
+    assert {path.name for path in files} >= {"process.py", "hub.py", "stage.py"}
     named = {
         f"{path.name}: {part.value}"
         for path in files

@@ -17,8 +17,8 @@ from slipway.security.access.access_file import AccessFile, load_access
 from slipway.security.access.tokens import is_token, matching, new_token, token_hash
 from slipway.security.channels import Identity
 from slipway.security.server import coordinator_security
-from slipway.security.settings import Security
 from slipway.settings import Settings
+from slipway.settings.security import Security
 
 TOKEN = "slipway_" + "tHe-sAmE_in-EVERY-w0rker" * 2  # it is in names of tests
 KEY = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/Ke+wggSjAgEAAo\n" * 26

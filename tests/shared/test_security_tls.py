@@ -20,8 +20,8 @@ from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.access.tokens import new_token
 from slipway.security.channels import AsyncChannel, BlockingChannel
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security
-from slipway.security.settings import Security
-from slipway.security.tls import TlsFiles, load
+from slipway.security.tls import load
+from slipway.settings.security import Security, TlsFiles
 
 
 @asynccontextmanager

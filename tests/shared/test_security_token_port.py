@@ -20,7 +20,7 @@ from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.channels import AsyncChannel
 from slipway.security.server import coordinator_security
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ import pytest
 
 from slipway.errors import ConfigurationError
 from slipway.execution.process import Execution, execute
-from slipway.execution.stage_environment import VARIABLE, stage_environment
 from slipway.settings import Settings
+from slipway.settings.stage_environment import VARIABLE, stage_environment
 
 NEEDED = {
     "HOME": "/home/somebody",

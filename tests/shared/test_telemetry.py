@@ -17,7 +17,6 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otlp_collector import Collector, collecting
 from slipway.observability.logs import JsonFormatter, command_logs, json_handler
-from slipway.observability.secrets import redact, secrets_of
 from slipway.observability.telemetry import (
     current_trace_id,
     current_traceparent,
@@ -28,6 +27,7 @@ from slipway.observability.telemetry import (
     span,
     tracing,
 )
+from slipway.redaction import redact, secrets_of
 from slipway.settings import Settings
 from unhurried import unhurried
 

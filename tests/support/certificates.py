@@ -6,8 +6,7 @@ from pathlib import Path
 
 import trustme
 
-from slipway.security.settings import Security
-from slipway.security.tls import TlsFiles
+from slipway.settings.security import Security, TlsFiles
 
 
 class Authority:

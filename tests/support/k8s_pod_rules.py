@@ -253,7 +253,7 @@ def _services(program: str) -> tuple[str, ...]:
 @cache
 def known_variables() -> frozenset[str]:
     """Every variable that the sources name, and those that libraries read."""
-    from slipway.security.settings import Security
+    from slipway.settings.security import Security
 
     sources = [path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py")]
     words = {word for path in sources for word in re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", path.read_text())}

@@ -20,7 +20,7 @@ from minio import Minio
 from pydantic import SecretStr
 
 from free_ports import free_ports
-from slipway.artifacts.s3.options import S3Options
+from slipway.settings.s3 import S3Options
 
 WEED = Path(sys.executable).with_name("weed")
 ACCESS_KEY, SECRET_KEY = "SLIPWAYTESTS", "a-secret-that-no-log-shows"

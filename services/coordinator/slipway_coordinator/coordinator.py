@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
 from slipway.sources.allowed import NOWHERE, Allowed
-from slipway_coordinator.api.transfers import TransferLimits
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.offering import offer_of
 from slipway_coordinator.model import transitions as graph
@@ -29,6 +28,7 @@ from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, Message
 from slipway_coordinator.storage.journal import Journal, answering, patiently, to_its_end
 from slipway_coordinator.storage.ledger import Ledger
+from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, history, workflow
 from slipway_coordinator.workflow.observation import observe
 from slipway_coordinator.workflow.unserved import Unserved

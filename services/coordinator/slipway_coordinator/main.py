@@ -13,16 +13,16 @@ from slipway.observability.metrics import serving
 from slipway.observability.telemetry import tracing
 from slipway.security.flags import given
 from slipway.security.server import coordinator_security
-from slipway.security.settings import Security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
+from slipway.settings.security import Security
 from slipway.sources.allowed import Allowed
-from slipway_coordinator.api.transfers import TransferLimits
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.migration import migrate
 from slipway_coordinator.model.recovery import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
 from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.transfers.transfers import TransferLimits
 
 log = logging.getLogger("slipway.coordinator")
 

@@ -15,7 +15,7 @@ from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.stage import Context
-from slipway_quantize.checkpoints.companions import read_json
+from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 

@@ -10,7 +10,7 @@ import torch
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.check import check_result
-from slipway_quantize.checkpoints.companions import copy_companions, read_json, write_json
+from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.levels import BITS, IntLevel
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome, write_report

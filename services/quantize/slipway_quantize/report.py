@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.counts import counted
 from slipway.stage import Context
-from slipway_quantize.checkpoints.companions import write_json
+from slipway_quantize.companions import write_json
 
 _SHOWN = 8
 

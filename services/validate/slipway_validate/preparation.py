@@ -15,7 +15,7 @@ from slipway.validation.findings import ValidationInputs
 from slipway_validate import texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.folders import read_json
-from slipway_validate.judging.numerics import Ints
+from slipway_validate.numerics import Ints
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec

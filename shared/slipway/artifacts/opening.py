@@ -7,11 +7,11 @@ from pathlib import Path
 
 from slipway.artifacts.blobs import Blobs, LocalBlobs
 from slipway.artifacts.local import LocalStore
-from slipway.artifacts.s3.options import SCHEME, parse_s3_url
 from slipway.artifacts.store import ArtifactStore
 from slipway.errors import ArtifactError
 from slipway.observability import metrics
 from slipway.settings import Settings
+from slipway.settings.s3 import SCHEME, parse_s3_url
 
 
 def open_store(settings: Settings) -> ArtifactStore:

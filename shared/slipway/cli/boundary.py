@@ -152,7 +152,7 @@ def _surroundings() -> dict[str, int]:
 
 def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
     from slipway.errors import ConfigurationError
-    from slipway.observability.secrets import redact
+    from slipway.redaction import redact
     from slipway.settings import Settings
 
     try:
@@ -167,7 +167,7 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
 
 
 def _traceback(error: Exception) -> str:
-    from slipway.observability.secrets import redact
+    from slipway.redaction import redact
     from slipway.texts import printable
 
     return printable(redact("".join(traceback.format_exception(error))))
@@ -192,7 +192,7 @@ def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
     from slipway.cli.terminal.console import errors
-    from slipway.observability.secrets import redact
+    from slipway.redaction import redact
 
     lines = Text("error", style="bold red")
     lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))

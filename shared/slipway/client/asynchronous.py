@@ -27,7 +27,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
 from slipway.rpc.wire import failure_of_call, sendable
 from slipway.security.channels import AsyncChannel
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub

@@ -28,7 +28,7 @@ from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.files.checksums import without_checksums
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_protos.v1 import artifact_pb2
 from slipway_protos.v1 import export_pb2 as pb
 

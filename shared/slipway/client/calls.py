@@ -13,7 +13,7 @@ from slipway.client.requests import TIMEOUT_SECONDS, Metadata, with_trace
 from slipway.errors import Failure
 from slipway.rpc.wire import failure_of_call
 from slipway.security.channels import BlockingChannel
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
 from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
 

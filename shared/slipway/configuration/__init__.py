@@ -6,14 +6,14 @@ plain data that arrives another way, for example over the network.
 
 from slipway.configuration.environment import ENVIRONMENT
 from slipway.configuration.loading import LoadedConfiguration, load, parse
-from slipway.configuration.model import (
-    FORMAT_LEVELS,
+from slipway.configuration.model import ExportConfiguration
+from slipway.configuration.naming import render_name
+from slipway.configuration.problems import Problem
+from slipway.configuration.sections import (
     BaseModelConfiguration,
     CheckpointConfiguration,
     DimensionRange,
-    ExportConfiguration,
     FormatsConfiguration,
-    Level,
     LogConfiguration,
     OnnxConfiguration,
     OptimizationConfiguration,
@@ -24,8 +24,7 @@ from slipway.configuration.model import (
     TensorRTConfiguration,
     ValidationConfiguration,
 )
-from slipway.configuration.naming import render_name
-from slipway.configuration.problems import Problem
+from slipway.configuration.values import FORMAT_LEVELS, Level
 
 __all__ = [
     "ENVIRONMENT",

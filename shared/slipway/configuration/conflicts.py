@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from slipway.configuration.problems import Problem
+from slipway.configuration.sections import Sections
 from slipway.counts import counted
 
-if TYPE_CHECKING:
-    from slipway.configuration.model import ExportConfiguration
 
-
-def conflicts(configuration: ExportConfiguration) -> tuple[Problem, ...]:
+def conflicts(configuration: Sections) -> tuple[Problem, ...]:
     """Settings that contradict each other, each with one that works."""
     return (
         *_no_format(configuration),
@@ -22,7 +18,7 @@ def conflicts(configuration: ExportConfiguration) -> tuple[Problem, ...]:
     )
 
 
-def cautions(configuration: ExportConfiguration) -> tuple[str, ...]:
+def cautions(configuration: Sections) -> tuple[str, ...]:
     """What the user should know about settings that are kept."""
     found = []
     formats = configuration.formats
@@ -46,7 +42,7 @@ def cautions(configuration: ExportConfiguration) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _nf4_without_4bit(configuration: ExportConfiguration) -> list[Problem]:
+def _nf4_without_4bit(configuration: Sections) -> list[Problem]:
     base = configuration.base_model
     if base.merge_onto == "original" or base.load_in_4bit:
         return []
@@ -59,7 +55,7 @@ def _nf4_without_4bit(configuration: ExportConfiguration) -> list[Problem]:
     ]
 
 
-def _no_format(configuration: ExportConfiguration) -> list[Problem]:
+def _no_format(configuration: Sections) -> list[Problem]:
     formats = configuration.formats
     if formats.pytorch.enabled or formats.onnx.enabled or formats.tensorrt.enabled:
         return []
@@ -68,7 +64,7 @@ def _no_format(configuration: ExportConfiguration) -> list[Problem]:
     ]
 
 
-def _levels_without_format(configuration: ExportConfiguration) -> list[Problem]:
+def _levels_without_format(configuration: Sections) -> list[Problem]:
     if not configuration.formats.onnx.enabled or "bf16" not in configuration.levels("onnx"):
         return []
     own = configuration.formats.onnx.quantization is not None
@@ -79,7 +75,7 @@ def _levels_without_format(configuration: ExportConfiguration) -> list[Problem]:
     return [Problem(key, "bf16 is not delivered as onnx: ONNX Runtime has no bf16 kernels on CPU", remedy)]
 
 
-def _targets_without_builder(configuration: ExportConfiguration) -> list[Problem]:
+def _targets_without_builder(configuration: Sections) -> list[Problem]:
     tensorrt = configuration.formats.tensorrt
     if not (tensorrt.enabled and tensorrt.targets and tensorrt.builder == "tensorrt"):
         return []
@@ -91,7 +87,7 @@ def _targets_without_builder(configuration: ExportConfiguration) -> list[Problem
     ]
 
 
-def _weights_of_others(configuration: ExportConfiguration) -> list[Problem]:
+def _weights_of_others(configuration: Sections) -> list[Problem]:
     combination = configuration.combination
     count = len(combination.adapters) + 1 if combination.adapters else 0
     if not combination.weights or len(combination.weights) == count:

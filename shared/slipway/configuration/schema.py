@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import UnionType
@@ -11,21 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from slipway.configuration.model import FORMAT_LEVELS, LEVELS, DimensionRange, ExportConfiguration, Level
+from slipway.configuration.model import ExportConfiguration
+from slipway.configuration.sections import DimensionRange
+from slipway.configuration.values import FORMAT_LEVELS, LEVELS, Level
+from slipway.sizes import parse_size
 from slipway.texts import quoted, shortened
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_UNITS = {
-    "": 1,
-    "k": 1000,
-    "m": 1000**2,
-    "g": 1000**3,
-    "t": 1000**4,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-}
 
 
 @cache
@@ -82,7 +73,7 @@ def from_text(key: str, text: str) -> Any:
     """
     kind = _plain(keys()[key])
     if kind is int and key.endswith("_bytes"):
-        return size(text)
+        return parse_size(text)
     if get_origin(kind) is Mapping:
         return _table(get_args(kind)[1], _list(text))
     element = int if kind is DimensionRange else get_args(kind)[0] if get_origin(kind) is tuple else None
@@ -94,18 +85,6 @@ def from_text(key: str, text: str) -> Any:
 def _scalar(kind: Any, text: str) -> Any:
     parsers: dict[Any, Callable[[str], Any]] = {bool: _boolean, int: _integer, float: _number}
     return parsers.get(kind, str)(text)
-
-
-def size(text: str) -> int:
-    """Bytes from a text such as ``8589934592``, ``8GiB`` or ``8G``.
-
-    Raises:
-        ValueError: Not a size.
-    """
-    match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgt]i?)?b?\s*", text.lower())
-    if match is None:
-        raise ValueError(f"{quoted(text)} is not a size|write it like 8GiB or 8589934592")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def _field(key: str) -> FieldInfo:

@@ -8,8 +8,9 @@ import yaml
 
 from slipway.configuration.layers import Layer, Setting
 from slipway.configuration.problems import Problem, configuration_error, did_you_mean
-from slipway.configuration.schema import keys, sections, size
+from slipway.configuration.schema import keys, sections
 from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
+from slipway.sizes import parse_size
 
 TOP = "export"
 
@@ -118,7 +119,7 @@ class _Reader:
 
     def _size(self, key: str, value: str, node: yaml.Node) -> int | None:
         try:
-            return size(value)
+            return parse_size(value)
         except ValueError as error:
             message, _, remedy = str(error).partition("|")
             self._problem(key, message, remedy, node)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pydantic
 
-from slipway.cli.progress.rows import EXPORT_STATES
 from slipway.embedded.unfinished_exports import is_locked
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
+from slipway.rpc.state_names import EXPORT_STATES
 from slipway.settings import Settings
 from slipway_coordinator.api.messages import export_message
 from slipway_coordinator.storage.reading import read_exports

@@ -18,12 +18,12 @@ from slipway.errors import Failure, StageError
 from slipway.execution.failures import failure_of_exit
 from slipway.execution.memory import tree_memory
 from slipway.execution.pressure import Pressure
-from slipway.execution.stage_environment import stage_environment
 from slipway.execution.surroundings import with_surroundings
 from slipway.machine.cgroup import ControlGroup
 from slipway.machine.python_process import python_module
 from slipway.machine.threads import thread_variables
 from slipway.observability.telemetry import record
+from slipway.settings.stage_environment import stage_environment
 from slipway.stage import Progress
 
 GRACE_SECONDS = 3.0

@@ -21,7 +21,6 @@ from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_ke
 from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
 from slipway.execution.failures import failure_of
 from slipway.execution.process import Execution, OnLog, OnProgress, execute
-from slipway.execution.stage_environment import without_current_folder
 from slipway.execution.surroundings import with_surroundings
 from slipway.files.user_paths import user_path
 from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
@@ -29,6 +28,7 @@ from slipway.folders.unfinished import remove_abandoned, unfinished
 from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
 from slipway.registry import IMPORT, load_stage
+from slipway.settings.stage_environment import without_current_folder
 from slipway.stage import Progress, Stage, StageParams
 from slipway.texts import quoted
 

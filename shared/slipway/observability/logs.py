@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from slipway.observability.secrets import redact
 from slipway.observability.telemetry import current_trace_id
+from slipway.redaction import redact
 from slipway.texts import escaped_json, printable
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from slipway.security.access.tokens import is_token
 from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
-from slipway.security.settings import Security
 from slipway.security.tls import channel_credentials, load
+from slipway.settings.security import Security
 
 _OLD_CHANNEL_SECONDS = 60.0
 _ADDRESS = re.compile(r"(?:(?:dns|ipv4|ipv6):(?:///)?)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}|unix:.+")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 
 Number = TypeVar("Number", int, float)
 

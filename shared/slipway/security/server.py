@@ -13,8 +13,8 @@ from slipway.security.access.callers import Authenticator
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
-from slipway.security.settings import Security
-from slipway.security.tls import TlsFiles, server_credentials
+from slipway.security.tls import server_credentials
+from slipway.settings.security import Security, TlsFiles
 
 if TYPE_CHECKING:
     import grpc

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipway.artifacts.s3.options import SCHEME as S3
-from slipway.artifacts.s3.options import parse_s3_url
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
+from slipway.settings.s3 import SCHEME as S3
+from slipway.settings.s3 import parse_s3_url
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import parse_hub_url
 

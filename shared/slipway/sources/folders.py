@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
-from slipway.artifacts.s3.options import SCHEME, parse_s3_url
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ModelExportError
 from slipway.files.user_paths import user_path
 from slipway.settings import Settings
+from slipway.settings.s3 import SCHEME, parse_s3_url
 from slipway.sources import hub
 from slipway.sources.origins import Origin
 

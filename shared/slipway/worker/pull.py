@@ -18,7 +18,7 @@ from slipway.errors import Failure
 from slipway.execution.runner import TaskRunner
 from slipway.rpc.wire import failure_of_call
 from slipway.security.channels import AsyncChannel
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway.worker.leased import LeasedTask
 from slipway.worker.machine import Machine, known_parameters
 from slipway.worker.room import LOOK_SECONDS, Room

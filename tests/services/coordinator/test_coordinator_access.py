@@ -25,7 +25,7 @@ from slipway.security.access.rules import RULES
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.server import ServerSecurity
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_coordinator.server import SERVICES
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, stage_pb2, worker_pb2, worker_pb2_grpc
 

@@ -24,7 +24,7 @@ from slipway.observability.logs import JsonFormatter, PlainFormatter
 from slipway.security.access import audit
 from slipway.security.access.principals import Role
 from slipway.security.access.rules import RULES
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_coordinator.workflow.history import forget_old
 from slipway_protos.v1 import export_pb2 as pb
 

@@ -26,7 +26,7 @@ from slipway.client import Client
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
 from slipway.security.access.tokens import new_token, token_hash
-from slipway.security.settings import Security
+from slipway.settings.security import Security
 from slipway_coordinator.leadership.advisory_lock import AdvisoryLock
 from slipway_coordinator.migration import migrate
 from slipway_coordinator.storage.database import Database

@@ -19,8 +19,8 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError, ServiceError
 from slipway.rpc.wire import failure_of_call
-from slipway_coordinator.api.transfers import Pace, TransferLimits, Transfers
-from slipway_coordinator.api.turns import Turns
+from slipway_coordinator.transfers.transfers import Pace, TransferLimits, Transfers
+from slipway_coordinator.transfers.turns import Turns
 from slipway_protos.v1 import artifact_pb2 as pb
 
 PATIENCE = 3.0

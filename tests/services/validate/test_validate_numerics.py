@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_validate.judging import numerics
-from slipway_validate.judging.numerics import (
+from slipway_validate.numerics import (
     LogitComparer,
     adapter_strength,
     common_prefix,

@@ -20,8 +20,8 @@ from s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY,
 from slipway.artifacts.s3 import credentials as s3_credentials
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.credentials import check_agent, connections, credentials
-from slipway.artifacts.s3.options import S3Options
 from slipway.errors import ArtifactError
+from slipway.settings.s3 import S3Options
 
 TOKEN = "the-token-of-a-service-account"
 ROLE = "arn:aws:iam::123456789012:role/slipway"

@@ -34,9 +34,9 @@ from slipway.artifacts.s3 import collection as s3_collection
 from slipway.artifacts.s3 import transfer
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.collection import collect_bucket, expire_unfinished_uploads
-from slipway.artifacts.s3.options import S3Options, parse_s3_url
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError, ServiceError
+from slipway.settings.s3 import S3Options, parse_s3_url
 
 PART = 5 << 20  # the smallest the protocol allows
 

@@ -23,9 +23,9 @@ from slipway.rpc.wire import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
 from slipway.texts import quoted
-from slipway_coordinator.api.transfers import Transfers, counting_refusals
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
+from slipway_coordinator.transfers.transfers import Transfers, counting_refusals
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
 

@@ -9,8 +9,8 @@ import torch
 
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import Checkpoint, TensorInfo, cast_to_half
-from slipway_quantize.checkpoints.companions import read_json, write_json
 from slipway_quantize.checkpoints.weights_file import WeightsFile
+from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.report import Outcome
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -18,9 +18,9 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite
-from slipway_quantize.checkpoints.companions import read_json, write_json
 from slipway_quantize.checkpoints.structure import LinearWeight, inspect, model_config
 from slipway_quantize.checkpoints.weights_file import WeightsFile
+from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.report import Outcome, warn_unaligned

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.validation.findings import GreedyComparison, LogitComparison, ShapeCase
-from slipway_validate.judging.numerics import LogitComparer, Logits, common_prefix
+from slipway_validate.numerics import LogitComparer, Logits, common_prefix
 from slipway_validate.protocol.messages import Case, case_file
 
 

@@ -17,7 +17,7 @@ from slipway_validate.judging import explain
 from slipway_validate.judging.compare import CaseLogits, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judging.judge import Judge
 from slipway_validate.judging.limits import coarser, own_level
-from slipway_validate.judging.numerics import (
+from slipway_validate.numerics import (
     Ints,
     adapter_strength,
     finite,

@@ -17,9 +17,9 @@ from typing import IO, Any
 
 import psutil
 
-from slipway.execution.stage_environment import stage_environment
 from slipway.machine.python_process import python_module
 from slipway.machine.threads import thread_variables
+from slipway.settings.stage_environment import stage_environment
 from slipway.stage import Context
 from slipway_validate.protocol.messages import RESULT_FILE, ROUND, SPEC_FILE, TIME, WAITING, Round, RunResult, Spec
 

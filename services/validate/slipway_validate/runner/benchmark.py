@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from slipway_validate.judging.numerics import Ints
+from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import Benchmark, Round
 from slipway_validate.runner.model import LanguageModel, Past, plain_step
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from slipway_validate.judging.numerics import Ints, Logits
+from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, case_file
 from slipway_validate.runner.model import LanguageModel, left_padded, plain_step, run_segments, segments_within
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from slipway.validation.findings import Engine
-from slipway_validate.judging.numerics import Ints, Logits
+from slipway_validate.numerics import Ints, Logits
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 """How graphs name what goes into their KV cache and what comes out of it."""

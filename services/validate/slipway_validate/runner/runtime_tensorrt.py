@@ -12,7 +12,7 @@ import numpy as np
 
 from slipway.validation.findings import Engine
 from slipway_validate.folders import read_json, stored_dtype
-from slipway_validate.judging.numerics import Logits
+from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}

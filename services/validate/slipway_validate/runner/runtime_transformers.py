@@ -15,7 +15,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.validation.findings import Engine
 from slipway_validate.folders import stored_dtype
-from slipway_validate.judging.numerics import Logits
+from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, Past, Step, Unusable
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
-from slipway_validate.judging.numerics import Ints
+from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
 

@@ -23,9 +23,9 @@ from minio.deleteobjects import DeleteObject
 
 from slipway.artifacts.s3.credentials import connections, credentials
 from slipway.artifacts.s3.errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
-from slipway.artifacts.s3.options import S3Options
 from slipway.errors import ArtifactError
 from slipway.observability import metrics
+from slipway.settings.s3 import S3Options
 
 log = logging.getLogger("slipway.store")
 

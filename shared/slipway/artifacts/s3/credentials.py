@@ -30,9 +30,9 @@ from minio.credentials.providers import (
     WebIdentityProvider,
 )
 
-from slipway.artifacts.s3.options import S3Options
 from slipway.errors import ArtifactError
 from slipway.files.user_paths import user_path
+from slipway.settings.s3 import S3Options
 
 log = logging.getLogger("slipway.store")
 

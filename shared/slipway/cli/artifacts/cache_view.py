@@ -10,8 +10,9 @@ from rich.console import Group
 from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable
-from slipway.cli.terminal.console import duration, size
+from slipway.cli.terminal.console import duration
 from slipway.counts import counted
+from slipway.sizes import format_size
 
 _SHORT = len("sha256:") + 12
 
@@ -29,10 +30,8 @@ def cache_table(listing: dict[str, Any]) -> Group:
     for entry in listing["artifacts"]:
         age = duration(max(time.time() - entry["last_used"], 0))
         name = entry["name"] if entry["complete"] else f"{entry['name']} (incomplete)"
-        table.add_row(name, short[entry["digest"]], str(entry["files"]), size(entry["size_bytes"]), f"{age} ago")
-    total = (
-        f"{counted(len(listing['artifacts']), 'artifact')}, {size(listing['blob_bytes'])} on disk at {listing['store']}"
-    )
+        table.add_row(name, short[entry["digest"]], str(entry["files"]), format_size(entry["size_bytes"]), f"{age} ago")
+    total = f"{counted(len(listing['artifacts']), 'artifact')}, {format_size(listing['blob_bytes'])} on disk at {listing['store']}"
     return Group(table, Text(total))
 
 
@@ -47,5 +46,5 @@ def short_digests(digests: Sequence[str]) -> dict[str, str]:
 def gc_line(done: dict[str, Any]) -> str:
     """What a collection did, in a sentence."""
     verb = "would remove" if done["dry_run"] else "removed"
-    line = f"{verb} {counted(len(done['artifacts']), 'artifact')} and {counted(done['blobs'], 'blob')}, {size(done['freed_bytes'])}"
+    line = f"{verb} {counted(len(done['artifacts']), 'artifact')} and {counted(done['blobs'], 'blob')}, {format_size(done['freed_bytes'])}"
     return "\n".join([line, *(f"  left by an interrupted stage: {name}" for name in done["kept"])])

@@ -16,7 +16,6 @@ from slipway.artifacts.opening import open_store
 from slipway.artifacts.pulling import pull
 from slipway.cli.artifacts.names import artifact_names, content_name
 from slipway.cli.connection import Connection
-from slipway.configuration.schema import size
 from slipway.counts import counted
 from slipway.embedded.local_exports import local_exports
 from slipway.embedded.unfinished_exports import digests_in_use
@@ -26,6 +25,7 @@ from slipway.files.local_folders import check_local
 from slipway.folders.kept import UNUSED_SECONDS, remove_unused
 from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
+from slipway.sizes import parse_size
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -205,7 +205,7 @@ def age(text: str) -> float:
 
 def _bytes(text: str) -> int:
     try:
-        return size(text)
+        return parse_size(text)
     except ValueError as error:
         message, _, remedy = str(error).partition("|")
         raise ConfigurationError(f"--max-size {message}", remedy=remedy) from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.text import Text
 
 from slipway.cli.terminal.columns import Column
-from slipway.cli.terminal.console import size
 from slipway.results.report import figures
 from slipway.results.result import FormatResult
+from slipway.sizes import format_size
 
 COLUMNS = (
     Column("KL", rank=4, right=True),
@@ -35,7 +35,7 @@ def cells(entry: FormatResult) -> tuple[str, ...]:
         shown(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %"),
         figures.prompt_speed(entry),
         figures.generation_speed(entry),
-        figures.MISSING if memory is None else size(1e6 * memory),
+        figures.MISSING if memory is None else format_size(1e6 * memory),
     )
 
 

@@ -15,13 +15,14 @@ from rich.text import Text
 from slipway.base_match import BaseMatchStatus
 from slipway.cli.connection import artifacts_at
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
-from slipway.cli.terminal.console import print_json, show, size, unbroken
+from slipway.cli.terminal.console import print_json, show, unbroken
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.planning.plan import PlannedTask, more_adapters, plan
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
+from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
@@ -163,7 +164,7 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
         inputs = ", ".join(dict.fromkeys(source.partition(":")[2].partition("/")[0] for source in task.inputs.values()))
         params = " ".join(f"{name}={_param(value)}" for name, value in task.params.items())
         made = (checked.task_bytes or {}).get(task.id, 0)
-        table.add_row(task.id, task.format, f"≤ {size(made)}" if made else "", inputs, params)
+        table.add_row(task.id, task.format, f"≤ {format_size(made)}" if made else "", inputs, params)
     return table
 
 

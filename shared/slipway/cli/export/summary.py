@@ -7,9 +7,10 @@ from rich.text import Text
 
 from slipway.cli.export import measured
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import size, unbroken
+from slipway.cli.terminal.console import unbroken
 from slipway.results.report.figures import MISSING
 from slipway.results.result import ExportResult, FailedFormat, FormatResult
+from slipway.sizes import format_size
 
 _COLUMNS = (
     Column("format", style="bold"),
@@ -88,8 +89,8 @@ def _missing(failed: FailedFormat) -> tuple[RenderableType, ...]:
 def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType, ...]:
     return (
         measured.state(entry.status),
-        size(entry.size_bytes),
+        format_size(entry.size_bytes),
         measured.shown(entry.reduction_percent, "{:.0f} %"),
         *measured.cells(entry),
-        size(result.original_size_bytes) if result.original_size_bytes else MISSING,
+        format_size(result.original_size_bytes) if result.original_size_bytes else MISSING,
     )

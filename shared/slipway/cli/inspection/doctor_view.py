@@ -6,8 +6,8 @@ from rich.console import Group
 from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable, SharedHint
-from slipway.cli.terminal.console import size
 from slipway.machine.doctor import DoctorReport
+from slipway.sizes import format_size
 
 
 def doctor_tables(report: DoctorReport) -> Group:
@@ -28,10 +28,10 @@ def _machine(report: DoctorReport) -> FittedTable:
         "python": machine.python,
         "platform": machine.platform,
         "processor": f"{machine.processor}, {machine.cores} cores",
-        "memory": f"{size(machine.memory_bytes)}, {size(machine.memory_available_bytes)} available",
-        "SLIPWAY_HOME": f"{machine.home}, {size(machine.home_free_bytes)} free"
+        "memory": f"{format_size(machine.memory_bytes)}, {format_size(machine.memory_available_bytes)} available",
+        "SLIPWAY_HOME": f"{machine.home}, {format_size(machine.home_free_bytes)} free"
         + ("" if machine.home_writable else ", not writable"),
-        "gpu": f"{machine.gpu}, {size(machine.gpu_memory_bytes)}" if machine.gpu else "none",
+        "gpu": f"{machine.gpu}, {format_size(machine.gpu_memory_bytes)}" if machine.gpu else "none",
     }
     for name, value in rows.items():
         table.add_row(name, value)

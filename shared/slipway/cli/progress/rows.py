@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipway.rpc.state_names import EXPORT_STATES, TASK_STATES
 from slipway.rpc.wire import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
 _SMOOTHING = 0.3
 """Weight of the newest speed; lower is calmer."""
 
-STATES = {number: name.removeprefix("TASK_STATE_").lower() for name, number in pb.TaskState.items()}
-EXPORT_STATES = {number: name.removeprefix("EXPORT_STATE_").lower() for name, number in pb.ExportState.items()}
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -26,7 +25,7 @@ class Row:
         task: Its id.
         stage: What it runs; empty while unknown.
         format: What it delivers; empty for nothing.
-        state: As in :data:`STATES`.
+        state: As in :data:`TASK_STATES`.
         attempt: Number of the newest attempt; 0 before the first.
         phase: What is being done.
         done: Of ``total`` (0 while unknown), counted in ``unit``.
@@ -128,7 +127,7 @@ class Rows:
         row = self.tasks.setdefault(task.id, Row(task.id))
         row.stage, row.format = task.stage, task.format
         before = (row.state, row.attempt)
-        row.state = STATES[task.state]
+        row.state = TASK_STATES[task.state]
         row.kept = row.kept and row.state in ENDED
         if task.attempts:
             attempt = task.attempts[-1]

@@ -9,7 +9,8 @@ from rich.text import Text
 from slipway.cli.progress.overall import Overall
 from slipway.cli.progress.rows import Row, Rows
 from slipway.cli.terminal.columns import Column, FittedTable
-from slipway.cli.terminal.console import duration, size
+from slipway.cli.terminal.console import duration
+from slipway.sizes import format_size
 
 _BAR = 16
 _STYLES = {
@@ -82,7 +83,7 @@ def _cells(row: Row, now: float) -> tuple[RenderableType, ...]:
         _bar(row),
         amount(row) if row.state == "running" else "",
         speed(row) if row.state == "running" else "",
-        size(row.memory_bytes) if row.memory_bytes else "",
+        format_size(row.memory_bytes) if row.memory_bytes else "",
         duration(remaining) if remaining is not None else "",
         duration(elapsed) if elapsed is not None else "",
     )
@@ -113,7 +114,7 @@ def amount(row: Row) -> str:
     if not row.done and not row.total:
         return ""
     if row.unit == "bytes":
-        return f"{size(row.done)}/{size(row.total)}" if row.total else size(row.done)
+        return f"{format_size(row.done)}/{format_size(row.total)}" if row.total else format_size(row.done)
     return f"{row.done}/{row.total} {row.unit}" if row.total else f"{row.done} {row.unit}"
 
 
@@ -121,4 +122,4 @@ def speed(row: Row) -> str:
     """How much is done in a second; empty while unknown."""
     if not row.rate:
         return ""
-    return f"{size(row.rate)}/s" if row.unit == "bytes" else f"{row.rate:.1f}/s"
+    return f"{format_size(row.rate)}/s" if row.unit == "bytes" else f"{row.rate:.1f}/s"

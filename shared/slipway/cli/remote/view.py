@@ -11,7 +11,7 @@ from rich.text import Text
 
 from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.progress.rows import EXPORT_STATES, Rows
+from slipway.cli.progress.rows import Rows
 from slipway.cli.progress.table import progress_table
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import errors, print_json, show, unbroken
@@ -19,6 +19,7 @@ from slipway.client import Client
 from slipway.embedded.local_exports import LocalExport
 from slipway.export_sources.titles import title
 from slipway.results.outcome import recorded_failure
+from slipway.rpc.state_names import EXPORT_STATES
 from slipway_protos.v1 import export_pb2 as pb
 
 _ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)

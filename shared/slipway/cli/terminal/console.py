@@ -52,20 +52,11 @@ def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
 
 def print_json(document: Any) -> None:
     """Print one JSON document, the only thing on standard output."""
-    from slipway.observability.secrets import redact
+    from slipway.redaction import redact
 
     text = json.dumps(document, indent=2, ensure_ascii=not is_utf8(sys.stdout), allow_nan=False)
     sys.stdout.write(escaped_json(redact(text)) + "\n")
     sys.stdout.flush()
-
-
-def size(count: float) -> str:
-    """Bytes for people: ``1.4 GB`` (powers of 1000, as disks and downloads are labelled)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def duration(seconds: float) -> str:

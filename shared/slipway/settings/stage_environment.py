@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.errors import ConfigurationError
-from slipway.observability.secrets import SECRET_NAMES
+from slipway.redaction import SECRET_NAMES
 
 VARIABLE = "SLIPWAY_STAGE_ENVIRONMENT"
 

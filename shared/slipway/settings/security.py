@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from slipway.security.tls import TlsFiles
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Files of one end of a connection.
+
+    Attributes:
+        ca: Authorities that the other end's certificate has to come from.
+        certificate: This end's certificate, with its chain; None for a client that only has a token.
+        key: Key of the certificate.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def named(self) -> dict[str, Path | None]:
+        """All three by the settings that name them."""
+        return {"tls_ca_file": self.ca, "tls_cert_file": self.certificate, "tls_key_file": self.key}
+
+    def paths(self) -> tuple[Path, ...]:
+        """The files that are named."""
+        return tuple(path for path in self.named().values() if path is not None)
 
 
 class Security(BaseModel):

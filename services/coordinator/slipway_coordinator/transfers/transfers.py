@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from slipway.errors import ModelExportError, ServiceError
 from slipway.observability import metrics
 from slipway.rpc.wire import RETRY_AFTER
-from slipway_coordinator.api.turns import Turns
+from slipway_coordinator.transfers.turns import Turns
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -9,12 +9,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.artifacts.s3.options import SCHEME, S3Options
 from slipway.errors import ConfigurationError
-from slipway.execution.stage_environment import added_names
 from slipway.files.local_folders import check_local
 from slipway.files.user_paths import has_unknown_home, user_path
-from slipway.security.settings import Security
+from slipway.settings.s3 import SCHEME, S3Options
+from slipway.settings.security import Security
+from slipway.settings.stage_environment import added_names
+from slipway.sizes import parse_size
 from slipway.texts import number_of, quoted
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -54,7 +55,7 @@ class Settings(BaseModel):
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
         project: Project of exports at a coordinator (``SLIPWAY_PROJECT``).
-        security: Certificates and tokens; see :class:`~slipway.security.settings.Security`.
+        security: Certificates and tokens; see :class:`~slipway.settings.security.Security`.
         otlp_endpoint: Collector that ``otlp`` sends to (``OTEL_EXPORTER_OTLP_ENDPOINT``).
     """
 
@@ -149,11 +150,9 @@ def _folder(name: str, text: str) -> Path:
 
 
 def _size(environment: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
-    from slipway.configuration.schema import size  # the configuration reads the environment, too
-
     text = environment.get(name, "").strip()
     try:
-        given = size(text) if text else default
+        given = parse_size(text) if text else default
     except ValueError as error:
         message, _, remedy = str(error).partition("|")
         raise ConfigurationError(f"{name}: {message}", remedy=remedy, about={"key": name}) from error

@@ -1,0 +1,40 @@
+"""Sizes in bytes: read from texts, and written for people."""
+
+from __future__ import annotations
+
+import re
+
+from slipway.texts import quoted
+
+_UNITS = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+
+
+def parse_size(text: str) -> int:
+    """Read bytes from a text such as ``8589934592``, ``8GiB`` or ``8G``.
+
+    Raises:
+        ValueError: Not a size.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if match is None:
+        raise ValueError(f"{quoted(text)} is not a size|write it like 8GiB or 8589934592")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def format_size(count: float) -> str:
+    """Write bytes for people: ``1.4 GB`` (powers of 1000, as disks and downloads are labelled)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
