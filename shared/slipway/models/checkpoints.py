@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PureWindowsPath
@@ -184,7 +183,7 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     adapter = any((folder / name).exists() for name in own_names)
     itself = _FOLDER.fullmatch(folder.name) or adapter or is_whole_model(folder)
     below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and _number(entry) is not None]
-    checkpoints = [_inspect_below(folder, entry) for entry in _distinct(below)]
+    checkpoints = [_inspect_below(folder, entry) for entry in below]
     checkpoints.sort(key=lambda checkpoint: (checkpoint.step or 0, _number(checkpoint.path) or 0), reverse=True)
     found = [*([inspect_checkpoint(folder)] if itself else []), *checkpoints]
     name, metric = _recorded_best(folder, found)
@@ -192,14 +191,6 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
         replace(checkpoint, best=True, best_metric=metric) if name and checkpoint.path.name == name else checkpoint
         for checkpoint in found
     ]
-
-
-def _distinct(folders: list[Path]) -> list[Path]:
-    """Leave out links to what another one is: a link costs nothing, and to read a large checkpoint takes seconds."""
-    found: dict[str, Path] = {}
-    for folder in sorted(folders, key=lambda folder: (folder.is_symlink(), folder)):
-        found.setdefault(os.path.realpath(folder), folder)
-    return sorted(found.values())
 
 
 def _recorded_best(folder: Path, found: list[Checkpoint]) -> tuple[str, float | None]:

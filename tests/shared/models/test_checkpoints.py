@@ -419,11 +419,3 @@ def test_an_adapter_beside_its_shards_is_taken(tmp_path):
     folder = make(tmp_path / "run/checkpoint-10", 10)
     (folder / "global_step10").mkdir()
     assert find_checkpoint(tmp_path / "run").healthy
-
-
-def test_links_to_a_checkpoint_are_read_once(tmp_path):
-    """Each of thousands of links would otherwise take as long as the checkpoint."""
-    make(tmp_path / "run/checkpoint-20", 20)
-    for number in (10, 30):
-        (tmp_path / f"run/checkpoint-{number}").symlink_to("checkpoint-20")
-    assert [checkpoint.path.name for checkpoint in list_checkpoints(tmp_path / "run")] == ["checkpoint-20"]
