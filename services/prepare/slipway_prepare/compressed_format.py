@@ -27,7 +27,7 @@ _ACTIVATION = (
 
 
 def read_compressed(base: Base) -> Dequantized:
-    """Every weight that compressed-tensors stores quantized.
+    """Return every weight that compressed-tensors stores quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -79,7 +79,7 @@ def _schemes(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """The scheme of a quantized module; those named for it go before those for all linear layers."""
+    """Return the scheme of a quantized module; those named for it go before those for all linear layers."""
     from compressed_tensors.utils.match import is_match
 
     linear = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -160,7 +160,7 @@ def _check_zero(base: Base, module: str, scale: Stored, shape: tuple[int, ...], 
 
 
 def _strategy(scheme: Any) -> str:
-    """Which elements share a scale: the library gives its enum or the enum's value."""
+    """Return which elements share a scale: the library gives its enum or the enum's value."""
     return str(getattr(scheme.weights.strategy, "value", scheme.weights.strategy))
 
 

@@ -136,7 +136,7 @@ class ProjectArtifacts:
         return target
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact.
+        """Return the files of an artifact.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` or ``ARTIFACT_INVALID`` for an answer that is not this artifact.
@@ -151,7 +151,7 @@ class ProjectArtifacts:
         return self._manifests[digest]
 
     def exists(self, digest: str) -> bool:
-        """Whether the project has an artifact."""
+        """Return whether the project has an artifact."""
         try:
             self.manifest(digest)
         except ArtifactError as error:
@@ -161,7 +161,7 @@ class ProjectArtifacts:
         return True
 
     def digests(self) -> list[str]:
-        """Digests of the project's artifacts, sorted."""
+        """Return the digests of the project's artifacts, sorted."""
         return list(list_artifacts(self._calls, self._project))
 
     def action(self, key: str) -> ActionResult | None:  # noqa: ARG002 - the protocol's
@@ -247,7 +247,7 @@ class ProjectArtifacts:
 
 
 def list_artifacts(calls: BlockingCalls, project: str, *, page_size: int = 0) -> Iterator[str]:
-    """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+    """Yield the digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
     request = pb.ListArtifactsRequest(parent=sendable(f"projects/{project}"), page_size=page_size)
     while True:
         response = calls.call(calls.artifacts.ListArtifacts, request)

@@ -105,7 +105,7 @@ class AsyncClient:
         return await self._call(self._stub.CreateExport, request)
 
     async def get_export(self, name: str) -> pb.Export:
-        """One export."""
+        """Return one export."""
         return await self._call(self._stub.GetExport, pb.GetExportRequest(name=self._name(name)))
 
     async def list_exports(
@@ -144,7 +144,7 @@ class AsyncClient:
     async def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
     ) -> AsyncIterator[pb.ExportEvent]:
-        """What happens until the export ends; see :meth:`slipway.client.Client.watch_export`."""
+        """Yield what happens until the export ends; see :meth:`slipway.client.Client.watch_export`."""
         watch = Resumption(after_sequence, patience_seconds=patience_seconds)
         while True:
             async for event in self._connected(self._name(name), watch):
@@ -190,12 +190,12 @@ class AsyncClient:
         )
 
     async def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
-        """The files of an artifact."""
+        """Return the files of an artifact."""
         name = artifact_name(digest, project=project or self.project)
         return await self._call(self._artifact_stub.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
 
     async def list_artifacts(self, *, project: str = "", page_size: int = 0) -> AsyncIterator[str]:
-        """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+        """Yield the digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
         parent = sendable(f"projects/{project or self.project}")
         request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
         while True:
@@ -207,7 +207,7 @@ class AsyncClient:
                 return
 
     async def _in_thread(self, transfer: Callable[[Client, OnBytes], T], on_bytes: OnBytes | None) -> T:
-        """Files are read and written by blocking calls, so a transfer is the blocking client's; cancelling it ends it soon."""
+        """Return files are read and written by blocking calls, so a transfer is the blocking client's; cancelling it ends it soon."""
         stopped = threading.Event()
 
         def tell(count: int) -> None:

@@ -113,7 +113,7 @@ class Client:
         return self._calls.call(self._calls.exports.CreateExport, request)
 
     def get_export(self, name: str) -> pb.Export:
-        """One export."""
+        """Return one export."""
         return self._calls.call(self._calls.exports.GetExport, pb.GetExportRequest(name=self._name(name)))
 
     def list_exports(
@@ -155,7 +155,7 @@ class Client:
     def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
     ) -> Iterator[pb.ExportEvent]:
-        """What happens until the export ends, beginning with its current state.
+        """Yield what happens until the export ends, beginning with its current state.
 
         Goes on by itself after a disconnect, without repeating an event. Closing the iterator ends the call.
 
@@ -213,12 +213,12 @@ class Client:
         return pull(self._artifacts(project), digest, Path(folder), on_bytes=on_bytes)
 
     def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
-        """The files of an artifact."""
+        """Return the files of an artifact."""
         name = artifact_name(digest, project=project or self.project)
         return self._calls.call(self._calls.artifacts.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
 
     def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
-        """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+        """Return the digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
         return list_artifacts(self._calls, project or self.project, page_size=page_size)
 
     def _name(self, name: str) -> str:

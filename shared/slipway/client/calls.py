@@ -62,7 +62,7 @@ class BlockingCalls:
         return self._channel.stub(ArtifactServiceStub)
 
     def metadata(self) -> Metadata:
-        """What every call carries."""
+        """Return what every call carries."""
         return with_trace(self._channel.identity.metadata())
 
     def calling(self) -> AbstractContextManager[None]:
@@ -70,16 +70,16 @@ class BlockingCalls:
         return self._channel.calling()
 
     def failure(self, error: grpc.RpcError) -> Failure:
-        """What a call ended with."""
+        """Return what a call ended with."""
         return failure_of_call(error, address=self.address, encrypted=self._channel.identity.encrypted)
 
     def send(self, method: Callable[..., T], request: object) -> T:
-        """The answer of a method, or gRPC's own error."""
+        """Return the answer of a method, or gRPC's own error."""
         with self.calling():
             return method(request, timeout=self._timeout, metadata=self.metadata())
 
     def call(self, method: Callable[..., T], request: object) -> T:
-        """The answer of a method.
+        """Return the answer of a method.
 
         Raises:
             ModelExportError: With the reason the coordinator gave.

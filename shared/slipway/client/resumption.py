@@ -40,7 +40,7 @@ class Resumption:
         return True
 
     def pause_seconds(self, failure: Failure) -> float:
-        """How long to wait before connecting again; what never answered is not waited for.
+        """Return how long to wait before connecting again; what never answered is not waited for.
 
         Raises:
             ModelExportError: The failure, when another connection cannot help, or patience is over.

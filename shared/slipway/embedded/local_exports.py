@@ -61,7 +61,7 @@ def local_export(settings: Settings, name: str) -> LocalExport:
         raise ServiceError(
             f"no export {wanted!r} on this machine",
             reason="EXPORT_NOT_FOUND",
-            remedy="slipway list shows those there are; for an export of a coordinator, give --coordinator HOST:PORT",
+            remedy="slipway list shows the existing exports; for an export of a coordinator, give --coordinator HOST:PORT",
             about={"export": wanted},
         )
     if found.message is None:

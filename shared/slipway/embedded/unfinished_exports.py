@@ -68,7 +68,7 @@ def _unknown(state: Path, why: str, remedy: str) -> ServiceError:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock.
+    """Return whether a living process holds a lock.
 
     Raises:
         OSError: It cannot be opened, so that nobody knows.

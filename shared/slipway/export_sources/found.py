@@ -84,7 +84,7 @@ class Sources:
         return base_label(self.base, self.base_name)
 
     def labels(self) -> dict[str, str]:
-        """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
+        """Return the names of the sources for people, and the base model's size for the choice of a recovery profile."""
         found = {
             "base_model": self.base_label,
             "checkpoint": self.checkpoint.path.name,
@@ -203,7 +203,7 @@ def _named_by(where: str, instead: str = "") -> Iterator[None]:
 
 
 def base_label(base: Path, name: str) -> str:
-    """A base model's name for people: a repository's id, or its folder's name; never a path of this machine."""
+    """Return a base model's name for people: a repository's id, or its folder's name; never a path of this machine."""
     repository = repository_of(base)
     if repository:
         return repository
@@ -211,7 +211,7 @@ def base_label(base: Path, name: str) -> str:
 
 
 def adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
-    """The base model that the adapter's configuration names, where it is found; empty when it names none."""
+    """Return the base model that the adapter's configuration names, where it is found; empty when it names none."""
     recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path), look=here)
     if here:
         return recorded.name if recorded.folder is None else str(recorded.folder)
@@ -255,7 +255,7 @@ def store_files(
 
 
 def reading(name: str, done: int, total: int) -> str:
-    """How far a source is stored, for people."""
+    """Return how far a source is stored, for people."""
     return f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB"
 
 
@@ -272,14 +272,14 @@ class _Counter:
 
 
 def model_name(checkpoint: Path) -> str:
-    """Name of a fine-tuned model: the training run's folder, or the repository it was read from."""
+    """Return the name of a fine-tuned model: the training run's folder, or the repository it was read from."""
     path = checkpoint.resolve()
     run = path.parent if path.name.startswith("checkpoint-") else path
     return repository_of(run).rpartition("/")[2] or run.name
 
 
 def files_by_name(folder: Path, files: list[Path]) -> dict[str, Path]:
-    """Files of a folder by their path in it.
+    """Return the files of a folder by their path in it.
 
     Raises:
         ArtifactError: ``FILE_ERROR``: there are none.

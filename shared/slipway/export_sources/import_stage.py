@@ -106,7 +106,7 @@ def import_sources(params: ImportParams, settings: Settings, store: ArtifactStor
 
 
 def _configuration(params: ImportParams) -> ExportConfiguration:
-    """The configuration of the sources, each under its pinned address where it was imported before."""
+    """Return the configuration of the sources, each under its pinned address where it was imported before."""
     sections = {name: dict(section) for name, section in params.sources.items()}
     pinned = {name: pin.url for name, pin in params.pinned.items() if pin.url}
     try:
@@ -124,7 +124,7 @@ def _configuration(params: ImportParams) -> ExportConfiguration:
 
 
 def _folder(files: Mapping[str, Path]) -> Path:
-    """The folder that files are named from."""
+    """Return the folder that files are named from."""
     name, path = next(iter(files.items()))
     return path.parents[name.count("/")]
 

@@ -9,7 +9,7 @@ from slipway.sources.allowed import is_url
 
 
 def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
-    """What the configuration names for each source, by the source's name; an empty base is the one that the adapter names."""
+    """Return what the configuration names for each source, by the source's name; an empty base is the one that the adapter names."""
     combined = {f"adapter-{number:02}": path for number, path in enumerate(configuration.combination.adapters, 2)}
     named = {"base": configuration.base_model.name, "adapter": configuration.checkpoint.path, **combined}
     validation = configuration.validation

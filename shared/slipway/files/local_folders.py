@@ -11,7 +11,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of th
 
 
 def is_address(text: str | Path) -> bool:
-    """Whether a text is an address such as ``s3://bucket/prefix`` or ``file:///folder``."""
+    """Return whether a text is an address such as ``s3://bucket/prefix`` or ``file:///folder``."""
     return _ADDRESS.match(str(text)) is not None
 
 

@@ -14,5 +14,5 @@ def user_path(path: str | Path) -> Path:
 
 
 def has_unknown_home(path: str | Path) -> bool:
-    """Whether a path begins with the home of somebody who has no account here."""
+    """Return whether a path begins with the home of somebody who has no account here."""
     return str(user_path(path)).startswith("~")

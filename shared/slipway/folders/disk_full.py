@@ -13,7 +13,7 @@ REMEDY = "free space there, or work on another disk"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the operating system refused to write for lack of space or quota."""
+    """Return whether the operating system refused to write for lack of space or quota."""
     return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 

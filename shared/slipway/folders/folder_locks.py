@@ -41,7 +41,7 @@ def unheld(parent: Path, pattern: str) -> Iterator[Path]:
 
 
 def is_at(lock: int, path: Path) -> bool:
-    """Whether a descriptor's folder or file is the one that has this name now."""
+    """Return whether a descriptor's folder or file is the one that has this name now."""
     try:
         return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:

@@ -64,6 +64,6 @@ def remove_unused(scratch: Path, *, seconds: float, dry_run: bool = False) -> di
 
 
 def _own_bytes(folder: Path) -> int:
-    """Bytes that removing a folder frees: those of files that have no other name."""
+    """Return bytes that removing a folder frees: those of files that have no other name."""
     stats = [path.lstat() for path in folder.rglob("*") if not path.is_dir()]
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

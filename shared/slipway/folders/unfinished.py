@@ -55,7 +55,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _locked(target: Path) -> tuple[Path, int]:
-    """A new sibling and the descriptor that locks it."""
+    """Return a new sibling and the descriptor that locks it."""
     while True:
         folder = target.parent / f".{target.name}{_MARK}{uuid.uuid4().hex[:8]}"
         lock = lock_folder(folder)

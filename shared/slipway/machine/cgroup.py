@@ -31,7 +31,7 @@ class MemoryGroup:
     limit_bytes: int
 
     def used_bytes(self) -> int:
-        """What is used and cannot be given back: all but pages of files, which the kernel drops first."""
+        """Return what is used and cannot be given back: all but pages of files, which the kernel drops first."""
         now = _number(self.folder / "memory.current") or _number(self.folder / "memory.usage_in_bytes") or 0
         counts = _counts(self.folder / "memory.stat")
         prefix = "total_" if "total_inactive_file" in counts else ""
@@ -52,7 +52,7 @@ class ControlGroup:
         self._paths = _memberships(membership)
 
     def memory(self) -> MemoryGroup | None:
-        """The group around this process with the least memory; None without a limit."""
+        """Return the group around this process with the least memory; None without a limit."""
         found = []
         for folder in self._folders("memory"):
             limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
@@ -61,7 +61,7 @@ class ControlGroup:
         return min(found, key=lambda group: group.limit_bytes, default=None)
 
     def cores(self) -> float | None:
-        """How many processors' time this process may use; None without a limit."""
+        """Return how many processors' time this process may use; None without a limit."""
         found = [quota for folder in self._folders("cpu") if (quota := _cpu_quota(folder)) is not None]
         return min(found, default=None)
 
@@ -75,7 +75,7 @@ class ControlGroup:
         return None
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """The group and those around it, innermost first."""
+        """Yield the group and those around it, innermost first."""
         for name, base in ((controller, self._root / controller), ("", self._root)):
             path = self._paths.get(name)
             if path is None:
@@ -101,7 +101,7 @@ def usable_cores(group: ControlGroup | None = None) -> int:
 
 
 def _memberships(file: Path) -> dict[str, str]:
-    """Path of the group by controller; by an empty name for version 2."""
+    """Return the path of the group by controller; by an empty name for version 2."""
     found: dict[str, str] = {}
     for line in _lines(file):
         _, _, rest = line.partition(":")
@@ -119,7 +119,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None when there is another word in it, or no such file."""
+    """Return the number in a file; None when there is another word in it, or no such file."""
     text = (_lines(file) or [""])[0]
     return int(text) if text.isdigit() else None
 

@@ -85,7 +85,7 @@ class DoctorReport:
     formats: tuple[FormatHealth, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """This report as JSON-ready data."""
+        """Return this report as JSON-ready data."""
         return asdict(self)
 
 
@@ -96,7 +96,7 @@ def examine(settings: Settings) -> DoctorReport:
 
 
 def stage_health(name: str) -> StageHealth:
-    """Whether one installed stage can run here."""
+    """Return whether one installed stage can run here."""
     try:
         stage = load_stage(name)
     except ModelExportError as error:
@@ -108,7 +108,7 @@ def stage_health(name: str) -> StageHealth:
 
 
 def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
-    """Whether a stage can run with what is there."""
+    """Return whether a stage can run with what is there."""
     if not providers:
         return True
     available = [provider.available for provider in providers]
@@ -116,7 +116,7 @@ def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
 
 
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
-    """The formats that these stages allow."""
+    """Return the formats that these stages allow."""
     by_name = {stage.name: stage for stage in stages}
     found = []
     for name, needed in FORMAT_STAGES.items():

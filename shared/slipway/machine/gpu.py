@@ -36,7 +36,7 @@ class _Slice:
 
 
 def first_gpu() -> Gpu | None:
-    """The first GPU; None without one, or with a driver that cannot be asked, which runs nothing either.
+    """Return the first GPU; None without one, or with a driver that cannot be asked, which runs nothing either.
 
     Where ``CUDA_VISIBLE_DEVICES`` names GPUs, it is the first of them. Numbers there count as the driver's when
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``, which matters on machines with GPUs of several kinds.
@@ -58,7 +58,7 @@ def first_gpu() -> Gpu | None:
 
 
 def _slice(wanted: str) -> _Slice | None:
-    """The slice that CUDA will use: the one that is wanted, or the first of the GPU that is wanted, or of the first GPU."""
+    """Return the slice that CUDA will use: the one that is wanted, or the first of the GPU that is wanted, or of the first GPU."""
     slices: list[_Slice] = []
     gpus: list[str] = []
     for line in _ask(*_LIST).splitlines():

@@ -19,7 +19,7 @@ _BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or one it was raised from, is about memory; libraries have many words for it."""
+    """Return whether an exception, or one it was raised from, is about memory; libraries have many words for it."""
     link: BaseException | None = error
     seen: list[BaseException] = []
     while link is not None and link not in seen:
@@ -33,12 +33,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether the last words of a process are about memory, or about threads, whose stacks need it."""
+    """Return whether the last words of a process are about memory, or about threads, whose stacks need it."""
     return _SAID.search(text) is not None
 
 
 def address_space_limit() -> int | None:
-    """Bytes of address space that this process and its children may have (``ulimit -v``); None when that is not limited."""
+    """Return the bytes of address space that this process and its children may have (``ulimit -v``); None when that is not limited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
 

@@ -22,7 +22,7 @@ _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 def base_format(folder: Path) -> str:
-    """How a model is stored, when it has to be prepared before it is merged into; empty for plain 16- or 32-bit safetensors.
+    """Return how a model is stored, when it has to be prepared before it is merged into; empty for plain 16- or 32-bit safetensors.
 
     For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``.
 
@@ -47,12 +47,12 @@ def base_format(folder: Path) -> str:
 
 
 def is_base_format(text: str) -> bool:
-    """Whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
+    """Return whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
     return text == "pickle" or text.removeprefix("pickle ") in METHODS
 
 
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
-    """Number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
+    """Return the number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``SAFETENSORS_CORRUPT``.
@@ -76,7 +76,7 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
+    """Return the ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         found = part.get("quantization_config") or part.get("compression_config")
@@ -114,7 +114,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _excess(config: Mapping[str, Any]) -> str:
-    """The first setting that counts more parts than a model has, with its value; empty without one."""
+    """Return the first setting that counts more parts than a model has, with its value; empty without one."""
     for key, value in config.items():
         if isinstance(value, dict) and (found := _excess(value)):
             return found

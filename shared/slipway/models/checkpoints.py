@@ -94,14 +94,14 @@ class Checkpoint:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """This checkpoint as JSON-ready data."""
+        """Return this checkpoint as JSON-ready data."""
         return {**asdict(self), "path": str(self.path), "healthy": self.healthy}
 
 
 def find_checkpoint(
     path: Path | str, *, auto_detect_latest: bool = True, select: Literal["latest", "best"] = "latest"
 ) -> Checkpoint:
-    """The checkpoint to export: the folder itself when it holds an adapter, else one of those below it.
+    """Return the checkpoint to export: the folder itself when it holds an adapter, else one of those below it.
 
     Newer checkpoints that are broken are named, with the reason, in :attr:`Checkpoint.warnings`.
 
@@ -134,7 +134,7 @@ def find_checkpoint(
 
 
 def _best(folder: Path, found: list[Checkpoint]) -> Checkpoint:
-    """The run's best checkpoint.
+    """Return the run's best checkpoint.
 
     Raises:
         CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when the run names none, or it is gone; its own reason when it
@@ -167,7 +167,7 @@ def _unusable(checkpoint: Checkpoint, more: str) -> CheckpointValidationError:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All checkpoints at a folder: itself when it holds an adapter, then those below it, newest step first.
+    """Return all checkpoints at a folder: itself when it holds an adapter, then those below it, newest step first.
 
     Raises:
         CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when the folder does not exist.
@@ -205,7 +205,7 @@ def _recorded_best(folder: Path, found: list[Checkpoint]) -> tuple[str, float | 
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
-    """What one checkpoint folder holds and whether it is whole. Reads headers and JSON only; raises nothing."""
+    """Return what one checkpoint folder holds and whether it is whole. Reads headers and JSON only; raises nothing."""
     problems: list[Problem] = []
     config: dict[str, Any] = {}
     link = _link_problem(folder)
@@ -252,7 +252,7 @@ def _inspect_below(run: Path, folder: Path) -> Checkpoint:
 
 
 def _link_problem(folder: Path) -> Problem | None:
-    """What is wrong with a file that would be read or travel, because of where a link leads; nothing is read before that."""
+    """Return what is wrong with a file that would be read or travel, because of where a link leads; nothing is read before that."""
     try:
         files_in(folder, (TRAINER_STATE, ADAPTER_PICKLE))
         travelling_files(folder)
@@ -264,7 +264,7 @@ def _link_problem(folder: Path) -> Problem | None:
 
 
 def is_whole_model(folder: Path) -> bool:
-    """Whether a folder holds the weights of a model instead of an adapter; False where that cannot be seen."""
+    """Return whether a folder holds the weights of a model instead of an adapter; False where that cannot be seen."""
     adapter = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE)
     weights = (MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX)
     try:
@@ -327,7 +327,7 @@ def _weight_problems(folder: Path) -> list[Problem]:
 
 
 def _trainer_state(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The trainer's state (empty when there is none) and what is odd about it; it never makes an adapter unusable."""
+    """Return the trainer's state (empty when there is none) and what is odd about it; it never makes an adapter unusable."""
     try:
         path = file_in(folder, TRAINER_STATE)
         if path is None:
@@ -355,7 +355,7 @@ def _last_logged(state: dict[str, Any], key: str) -> float | None:
 
 
 def _figure(value: object) -> float | None:
-    """A logged figure; None for one that diverged, and for what is none."""
+    """Return a logged figure; None for one that diverged, and for what is none."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -369,7 +369,7 @@ def _number(folder: Path) -> int | None:
 
 
 def no_checkpoint(folder: Path, *, searched: bool = True) -> CheckpointValidationError:
-    """The error for a folder with no checkpoint in it nor, where that was ``searched``, below it."""
+    """Return the error for a folder with no checkpoint in it nor, where that was ``searched``, below it."""
     foreign = foreign_adapter(folder) if searched else None
     remedy = "name a run's folder with checkpoint-<step> folders, or a folder with adapter_config.json"
     if not searched:

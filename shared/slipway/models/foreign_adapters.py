@@ -36,7 +36,7 @@ class ForeignAdapter:
 
 
 def foreign_adapter(folder: Path) -> ForeignAdapter | None:
-    """What a folder without a peft adapter holds instead; None when nothing is recognised.
+    """Return what a folder without a peft adapter holds instead; None when nothing is recognised.
 
     peft gives every adapter a folder named after it, except the one that is called ``default``.
     """

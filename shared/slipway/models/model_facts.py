@@ -34,7 +34,7 @@ class ModelFacts:
     model: PreTrainedModel = field(repr=False, compare=False)
 
     def groups(self) -> list[list[str]]:
-        """Names that share one storage, each group sorted with the source first."""
+        """Return names that share one storage, each group sorted with the source first."""
         groups: dict[str, list[str]] = {}
         for target, source in sorted(self.tied.items()):
             groups.setdefault(source, [source]).append(target)

@@ -63,7 +63,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer in a folder has a chat template that applies without naming one."""
+    """Return whether the tokenizer in a folder has a chat template that applies without naming one."""
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
@@ -76,7 +76,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """What lies beside a model's weights: configuration, generation settings, tokenizer and chat templates, sorted."""
+    """Return what lies beside a model's weights: configuration, generation settings, tokenizer and chat templates, sorted."""
     return sorted([*files_in(folder, (CONFIG, GENERATION_CONFIG)), *tokenizer_files(folder)])
 
 
@@ -89,13 +89,13 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def travelling_files(folder: Path) -> list[Path]:
-    """What travels of a checkpoint: adapter configuration and weights, tokenizer, chat template, generation settings."""
+    """Return what travels of a checkpoint: adapter configuration and weights, tokenizer, chat template, generation settings."""
     own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
     return sorted([*files_in(folder, own), *tokenizer_files(folder)])
 
 
 def model_files(folder: Path) -> list[Path]:
-    """What travels of a model: configuration, weights (the shards its index names), tokenizer, chat template.
+    """Return what travels of a model: configuration, weights (the shards its index names), tokenizer, chat template.
 
     Weights are safetensors; where there are none, the ``pytorch_model.bin`` files that the prepare stage converts.
 
@@ -122,7 +122,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether a model's weights are safetensors; also true for a folder without any weights, so that those are asked for."""
+    """Return whether a model's weights are safetensors; also true for a folder without any weights, so that those are asked for."""
     pickles = (folder / MODEL_PICKLE, folder / MODEL_PICKLE_INDEX)
     return any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX)) or not any(
         map(Path.is_file, pickles)

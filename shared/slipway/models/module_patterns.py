@@ -80,7 +80,7 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def names_in(model: Any) -> Iterator[str]:
-    """Names in a torch model that peft matches expressions against."""
+    """Yield names in a torch model that peft matches expressions against."""
     yield from (name for name, _ in model.named_modules())
     yield from (name for name, _ in model.named_parameters())
 
@@ -96,7 +96,7 @@ def _forms(key: str) -> tuple[tuple[str, str], ...]:
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text of the configuration that could be matched, with the option it belongs to; no list of plain names."""
+    """Yield every text of the configuration that could be matched, with the option it belongs to; no list of plain names."""
     for key, option in sorted(config.items()):
         if key == "target_modules" and isinstance(option, list) and not config.get("ensure_weight_tying"):
             continue  # compared as they are

@@ -73,7 +73,7 @@ class SafetensorsFile:
 
 
 def corrupt(path: Path, what: str, **about: object) -> CheckpointValidationError:
-    """The error for a file whose bytes cannot be what was written: it names the file and what is wrong with it."""
+    """Return the error for a file whose bytes cannot be what was written: it names the file and what is wrong with it."""
     return CheckpointValidationError(
         f"{path} is not a valid safetensors file: {what}",
         reason="SAFETENSORS_CORRUPT",
@@ -152,7 +152,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
 
 
 def _elements(shape: object) -> int | None:
-    """Number of elements of a shape; None for what is no shape, or one that no file has room for.
+    """Return the number of elements of a shape; None for what is no shape, or one that no file has room for.
 
     As in the reference implementation, the factors before a zero count too.
     """
@@ -181,7 +181,7 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], *, first: int, size
 
 
 def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
-    """Every tensor of a model folder, from ``<stem>.safetensors`` or the shards its index names, in stored order.
+    """Return every tensor of a model folder, from ``<stem>.safetensors`` or the shards its index names, in stored order.
 
     A single file is preferred to an index, as transformers does. Tensors that a shard holds beyond its index count too.
 
@@ -209,7 +209,7 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The ``weight_map`` (tensor → shard) of a sharded model's index; every shard is there, beside the index.
+    """Return the ``weight_map`` (tensor → shard) of a sharded model's index; every shard is there, beside the index.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -246,5 +246,5 @@ def _invalid(folder: Path, what: str, **about: object) -> CheckpointValidationEr
 
 
 def iter_shards(tensors: Mapping[str, TensorInfo]) -> Iterator[Path]:
-    """The files that hold the tensors, each once, sorted."""
+    """Yield the files that hold the tensors, each once, sorted."""
     yield from sorted({tensor.file for tensor in tensors.values()})

@@ -40,7 +40,7 @@ class PlannedFile:
 
 
 def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) -> list[PlannedFile]:
-    """One ``model.safetensors``, or shards of at most ``max_shard_bytes`` of data (a larger group has one of its own).
+    """Return one ``model.safetensors``, or shards of at most ``max_shard_bytes`` of data (a larger group has one of its own).
 
     There are as few as that takes, and of about the same size: who writes or reads several at once is done with all together.
 
@@ -80,7 +80,7 @@ def _filled(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) -> li
 
 
 def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str, str] | None:
-    """Name and text of the index of several files; None for a single one, which needs none.
+    """Return the name and text of the index of several files; None for a single one, which needs none.
 
     Args:
         weight_map: Name of the file that holds each tensor.

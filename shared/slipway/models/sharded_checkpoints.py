@@ -30,7 +30,7 @@ class ShardedWeights:
 
 
 def sharded_weights(folder: Path) -> ShardedWeights | None:
-    """What training left in pieces in a checkpoint's folder; None when it did not."""
+    """Return what training left in pieces in a checkpoint's folder; None when it did not."""
     if (folder / FSDP_FOLDER).is_dir():
         if not (folder / FSDP_FOLDER / ".metadata").is_file():
             return ShardedWeights(

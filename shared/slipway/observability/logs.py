@@ -49,7 +49,7 @@ def command_logs(level: str, handler: logging.Handler) -> Iterator[None]:
 
 
 def terminal_handler(console: Console) -> logging.Handler:
-    """Lines above a live view instead of through it."""
+    """Return lines above a live view instead of through it."""
     from rich.logging import RichHandler
 
     handler = RichHandler(console=console, show_path=False, show_time=False, rich_tracebacks=False, markup=False)
@@ -58,14 +58,14 @@ def terminal_handler(console: Console) -> logging.Handler:
 
 
 def plain_handler(stream: TextIO) -> logging.Handler:
-    """Lines for people: ``03:14:07 warning: …``."""
+    """Return lines for people: ``03:14:07 warning: …``."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter())
     return handler
 
 
 def json_handler(stream: TextIO) -> logging.Handler:
-    """One JSON object per record, as :class:`JsonFormatter` writes it, with the ``event`` ``log``."""
+    """Return one JSON object per record, as :class:`JsonFormatter` writes it, with the ``event`` ``log``."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter(event="log"))
     return handler
@@ -88,7 +88,7 @@ def configure_service_logs(level: str, *, form: str = "") -> None:
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a service about its logs: ``--log-level`` and ``--log-format``."""
+    """Return the options of a service about its logs: ``--log-level`` and ``--log-format``."""
     parser.add_argument(
         "--log-level", type=str.upper, default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="in any case"
     )
@@ -112,7 +112,7 @@ class JsonFormatter(logging.Formatter):
         self._event = {"event": event} if event else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         document: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -133,7 +133,7 @@ class PlainFormatter(logging.Formatter):
     """The time of day, the level where it matters, and the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line; a traceback below it."""
+        """Return the record as one line; a traceback below it."""
         level = f"{record.levelname.lower()}: " if record.levelno != logging.INFO else ""
         # local, as clocks show it
         lines = [f"{datetime.fromtimestamp(record.created):%H:%M:%S} {level}{record.getMessage()}"]
@@ -148,5 +148,5 @@ class _Redacting(logging.Formatter):
 
 
 def _one_record(text: str) -> str:
-    """A record without secrets; what follows a line's end is set off, so that no message can look like another one."""
+    """Return a record without secrets; what follows a line's end is set off, so that no message can look like another one."""
     return printable(redact(text).replace("\n", "\n  "))

@@ -227,7 +227,7 @@ def serving(address: str) -> Iterator[int]:
 
 
 def _registry() -> CollectorRegistry:
-    """A registry with this process's own figures and the gauges."""
+    """Yield a registry with this process's own figures and the gauges."""
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.core import Metric as Family
@@ -249,7 +249,7 @@ def _registry() -> CollectorRegistry:
 
 
 def _family(metric: Metric, registry: CollectorRegistry) -> Any:
-    """The client library's own object; None for gauges, which are read instead."""
+    """Return the client library's own object; None for gauges, which are read instead."""
     import prometheus_client as client
 
     match metric:

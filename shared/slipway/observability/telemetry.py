@@ -216,17 +216,17 @@ def record(
 
 
 def new_trace() -> str:
-    """A trace of its own, as a parent for its first span."""
+    """Return a trace of its own, as a parent for its first span."""
     return f"00-{os.urandom(16).hex()}-{_NO_SPAN}-01"
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a text from outside names a trace."""
+    """Return whether a text from outside names a trace."""
     return _TRACEPARENT.fullmatch(text) is not None
 
 
 def derived(traceparent: str, *about: object) -> str:
-    """A span of the same trace whose id follows from what it is about; empty without a trace."""
+    """Return a span of the same trace whose id follows from what it is about; empty without a trace."""
     if not is_traceparent(traceparent):
         return ""
     _, trace_id, _, flags = traceparent.split("-")
@@ -245,7 +245,7 @@ def within(traceparent: str) -> Iterator[None]:
 
 
 def current_traceparent() -> str:
-    """The current span as a parent for others, or what the block was said to be :func:`within`; empty without either."""
+    """Return the current span as a parent for others, or what the block was said to be :func:`within`; empty without either."""
     if _recorder is None:
         return _within.get()
     from opentelemetry import trace
@@ -255,7 +255,7 @@ def current_traceparent() -> str:
 
 
 def current_trace_id() -> str:
-    """The current trace as 32 hexadecimal digits; empty without one."""
+    """Return the current trace as 32 hexadecimal digits; empty without one."""
     return current_traceparent()[3:35]
 
 

@@ -77,7 +77,7 @@ def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
 
 
 def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]:
-    """The same for a method that streams its answers."""
+    """Yield the same for a method that streams its answers."""
 
     @functools.wraps(method)
     async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
@@ -143,7 +143,7 @@ def check_port(address: str) -> None:
 
 
 def cannot_listen(address: str, why: str) -> ServiceError:
-    """The error of an address that cannot be bound."""
+    """Return the error of an address that cannot be bound."""
     return ServiceError(
         f"cannot listen on {address}: {why}",
         reason="REQUEST_INVALID",

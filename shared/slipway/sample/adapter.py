@@ -110,7 +110,7 @@ def _step_reporter(on_step: Callable[[int], None]) -> TrainerCallback:
 
 
 def _silence(trainer: Any) -> None:
-    """The trainer prints its log to stdout, which belongs to the command's own answer."""
+    """Return the trainer prints its log to stdout, which belongs to the command's own answer."""
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)

@@ -27,7 +27,7 @@ def train_base(
     seed: int,
     on_step: Callable[[int], None],
 ) -> Qwen3ForCausalLM:
-    """A Qwen3 model trained on random windows of ``stream`` with AdamW; same seed and threads, same weights.
+    """Return a Qwen3 model trained on random windows of ``stream`` with AdamW; same seed and threads, same weights.
 
     Learning rates warm up linearly, then fall linearly to zero. Products are computed in bfloat16 where the processor
     multiplies it natively, which halves the time; weights and optimizer stay in float32 everywhere.
@@ -55,7 +55,7 @@ def train_base(
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, *, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 model of the recipe's shape with random weights and tied embeddings."""
+    """Return a Qwen3 model of the recipe's shape with random weights and tied embeddings."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -89,7 +89,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, recipe: Recipe, seed: int) 
 
 
 def native_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 natively; emulated, it would be slower than float32."""
+    """Return whether this processor multiplies bfloat16 natively; emulated, it would be slower than float32."""
     import torch
 
     capabilities: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

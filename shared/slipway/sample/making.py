@@ -117,7 +117,7 @@ def make_sample(
 
 
 def _made_before(directory: Path, *, seed: int, recipe: Recipe) -> SampleSummary | None:
-    """The sample that is there, if it is complete and the same one would be made again."""
+    """Return the sample that is there, if it is complete and the same one would be made again."""
     try:
         summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))
     except (OSError, ValidationError):

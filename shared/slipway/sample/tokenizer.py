@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most ``vocab_size`` tokens; every byte is one, so it can write any text."""
+    """Return a tokenizer of at most ``vocab_size`` tokens; every byte is one, so it can write any text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

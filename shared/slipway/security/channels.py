@@ -86,7 +86,7 @@ class Identity:
         return None if self._material is None else channel_credentials(self._material.current())
 
     def metadata(self) -> Metadata:
-        """What every call carries."""
+        """Return what every call carries."""
         token = self._token()
         return (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -103,7 +103,7 @@ class BlockingChannel:
         self._lock = threading.Lock()
 
     def stub(self, make: Callable[[grpc.Channel], T]) -> T:
-        """The stub of a service, for the next call. One that is made on a closed channel ends the process (gRPC 1.85).
+        """Return the stub of a service, for the next call. One that is made on a closed channel ends the process (gRPC 1.85).
 
         Raises:
             ServiceError: reason ``CANCELLED`` after :meth:`close`.
@@ -152,7 +152,7 @@ class AsyncChannel:
         self._closing: set[asyncio.Task[None]] = set()
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for the next call.
+        """Return the channel for the next call.
 
         Raises:
             ServiceError: reason ``CANCELLED`` after :meth:`close`.
@@ -209,7 +209,7 @@ def _was_closed(address: str) -> ServiceError:
 
 
 def _token_source(security: Security) -> Any:
-    """A function that gives the token as of now."""
+    """Return a function that gives the token as of now."""
     path = security.token_file
     if path is None:
         token = security.token.get_secret_value().strip()

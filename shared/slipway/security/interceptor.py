@@ -122,7 +122,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     async def _requests(
         self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
     ) -> AsyncIterator[Any]:
-        """The requests of a stream, checked one by one; the first one says what the call is about.
+        """Yield the requests of a stream, checked one by one; the first one says what the call is about.
 
         Raises:
             ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come and nobody is patient.
@@ -196,7 +196,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 yield
 
     def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
-        """The request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
+        """Return the request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or one of
@@ -241,13 +241,13 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
     raise ServiceError(
         f"there is no export {resource}",
         reason="EXPORT_NOT_FOUND",
-        remedy="slipway list shows those there are",
+        remedy="slipway list shows the existing exports",
         about={"export": resource},
     )
 
 
 def no_artifact(project: str, digest: str) -> ArtifactError:
-    """A project has no such artifact, whether or not another one has."""
+    """Return a project has no such artifact, whether or not another one has."""
     return ArtifactError(
         f"the project {project} has no artifact {digest}",
         reason="ARTIFACT_NOT_FOUND",
@@ -257,12 +257,12 @@ def no_artifact(project: str, digest: str) -> ArtifactError:
 
 
 def denied(what: str, *, remedy: str) -> ServiceError:
-    """The refusal of a caller whose role does not go so far."""
+    """Return the refusal of a caller whose role does not go so far."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
 
 
 def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
-    """How a handler of its kind is made, and what it does."""
+    """Return how a handler of its kind is made, and what it does."""
     match (handler.request_streaming, handler.response_streaming):
         case (False, False):
             return grpc.unary_unary_rpc_method_handler, handler.unary_unary

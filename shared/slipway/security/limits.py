@@ -108,7 +108,7 @@ def _check_text(text: str, most: int, *, name: str) -> None:
 
 
 def exceeded(what: str, *, field: str) -> ServiceError:
-    """The refusal of what is over a limit."""
+    """Return the refusal of what is over a limit."""
     about = {"field": field} if field else None
     return ServiceError(what, reason="LIMIT_EXCEEDED", remedy="ask for less", about=about)
 

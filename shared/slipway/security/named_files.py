@@ -20,7 +20,7 @@ def described(path: Path, setting: str) -> str:
 
 
 def is_path(path: Path) -> bool:
-    """Whether this is the path of something: it is there, or at least the folder that the path begins with is."""
+    """Return whether this is the path of something: it is there, or at least the folder that the path begins with is."""
     start = path.parts[: 2 if path.is_absolute() else 1]
     # Path's own methods fail on a name as long as a key.
     return os.path.lexists(path) or (len(path.parts) > len(start) and os.path.isdir(Path(*start)))  # noqa: PTH112

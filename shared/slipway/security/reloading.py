@@ -39,7 +39,7 @@ class Reloaded(Generic[T]):
         self.generation = 0
 
     def current(self) -> T:
-        """The value as of now."""
+        """Return the value as of now."""
         with self._lock:
             seen = signature(self._paths)
             if seen != self._signature:
@@ -61,7 +61,7 @@ class Reloaded(Generic[T]):
 
 
 def signature(paths: Sequence[Path]) -> Signature:
-    """What changes when a file is replaced or written; a missing file is all zeros."""
+    """Return what changes when a file is replaced or written; a missing file is all zeros."""
     found = []
     for path in paths:
         try:

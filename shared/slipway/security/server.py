@@ -61,7 +61,7 @@ class ServerSecurity:
             )
 
     def interceptor(self) -> AccessInterceptor:
-        """What checks this server's calls."""
+        """Return what checks this server's calls."""
         return AccessInterceptor(
             self.authenticator, encrypted_only=self.tls is not None, limits=self.limits, audits=self.audits
         )
@@ -82,7 +82,7 @@ class ServerSecurity:
 
 
 def is_private(address: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     return address.startswith(("unix:", *_LOOPBACK))
 
 

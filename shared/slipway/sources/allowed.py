@@ -26,7 +26,7 @@ class Allowed:
 
     @classmethod
     def parse(cls, text: str) -> Allowed:
-        """The list in a setting, with spaces or commas between.
+        """Return the list in a setting, with spaces or commas between.
 
         Raises:
             ConfigurationError: An entry is no address.
@@ -84,7 +84,7 @@ NOWHERE = Allowed()
 
 
 def is_url(source: str) -> bool:
-    """Whether a source can be imported by a worker, as far as its form goes."""
+    """Return whether a source can be imported by a worker, as far as its form goes."""
     return source.startswith((S3, HUB))
 
 

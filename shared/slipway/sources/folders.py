@@ -52,7 +52,7 @@ class SourceFolders:
         self._stack.close()
 
     def find(self, source: str) -> Path:
-        """The folder of a source. Of a bucket, only what describes its files has content.
+        """Return the folder of a source. Of a bucket, only what describes its files has content.
 
         Raises:
             ArtifactError: ``SOURCE_NOT_FOUND``, ``ARTIFACT_NOT_FOUND``, and what the store raises.
@@ -81,11 +81,11 @@ class SourceFolders:
         return "", ()
 
     def has_contents(self, folder: Path) -> bool:
-        """Whether files of a folder that :meth:`find` gave can be read; of a bucket, only what describes them is here."""
+        """Return whether files of a folder that :meth:`find` gave can be read; of a bucket, only what describes them is here."""
         return not any(folder.resolve().is_relative_to(mirror.folder.resolve()) for mirror in self._mirrors.values())
 
     def show(self, text: str) -> str:
-        """A text for people: sources under their own names."""
+        """Return a text for people: sources under their own names."""
         for folder, name in self._names.items():
             text = text.replace(folder, name)
         return text
@@ -102,7 +102,7 @@ class SourceFolders:
         return document
 
     def named(self, error: ModelExportError) -> ModelExportError:
-        """An error that names sources as the user does."""
+        """Return an error that names sources as the user does."""
         return type(error)(
             self.show(error.message),
             reason=error.reason,
@@ -122,7 +122,7 @@ class SourceFolders:
         )
 
     def _mirror(self, url: str, open_origin: Callable[[], _Origin], place: Callable[[_Origin], Path]) -> Path:
-        """The folder that shows an origin, below a new one; the same for the same address."""
+        """Return the folder that shows an origin, below a new one; the same for the same address."""
         from slipway.sources.mirror import Mirror
 
         if url not in self._mirrors:
@@ -139,7 +139,7 @@ class SourceFolders:
         """Called while an origin is looked at."""
 
     def _new(self) -> Path:
-        """A new folder, gone with the context; after a crash, the next process removes it by its lock."""
+        """Return a new folder, gone with the context; after a crash, the next process removes it by its lock."""
         if not self._scratch.exists():
             self._scratch.mkdir(parents=True)
             self._stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)

@@ -15,7 +15,7 @@ WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name can be that of a repository."""
+    """Return whether a name can be that of a repository."""
     return bool(_NAME.fullmatch(name))
 
 

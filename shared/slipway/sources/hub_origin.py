@@ -191,7 +191,7 @@ def _translated(url: str) -> Iterator[None]:
 
 
 def _is_connection_error(error: Exception) -> bool:
-    """Whether the HTTP library lost or never had a connection; which library that is changes with huggingface_hub's version."""
+    """Return whether the HTTP library lost or never had a connection; which library that is changes with huggingface_hub's version."""
     if isinstance(error, OSError):
         return not is_disk_full(error)
     return type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2", "requests"}

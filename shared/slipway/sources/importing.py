@@ -48,7 +48,7 @@ class ImportFolders(SourceFolders):
         self._hubs: dict[Path, HubOrigin] = {}
 
     def find(self, source: str) -> Path:
-        """The folder that shows a source.
+        """Return the folder that shows a source.
 
         Raises:
             ArtifactError: ``SOURCE_NOT_ALLOWED``, also for any path: the files of a worker are nobody's source.
@@ -73,7 +73,7 @@ class ImportFolders(SourceFolders):
         return ("", ()) if origin is None else (origin.repository, (origin.commit, origin.revision or "main"))
 
     def pinned(self, folder: Path) -> str:
-        """Address of the content that a folder shows, below a mirror or all of it."""
+        """Return the address of the content that a folder shows, below a mirror or all of it."""
         for mirror in self._mirrors.values():
             if folder.is_relative_to(mirror.folder):
                 below = folder.relative_to(mirror.folder).as_posix()
@@ -90,7 +90,7 @@ class ImportFolders(SourceFolders):
         from slipway.sources.hub_origin import HubOrigin
 
         def remember(origin: HubOrigin) -> Path:
-            """A place like that in the library's cache, which says whose snapshot it is."""
+            """Return a place like that in the library's cache, which says whose snapshot it is."""
             return Path(f"models--{origin.repository.replace('/', '--')}", "snapshots", origin.commit)
 
         folder = self._mirror(url, lambda: HubOrigin(url, endpoint=self._settings.hub_endpoint), remember)

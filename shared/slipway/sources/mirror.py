@@ -150,13 +150,13 @@ class Mirror:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def _file_key(self, file: OriginFile) -> str:
-        """Key of a single file: its place and version, or its digest, under which it may be in later commits too."""
+        """Return the key of a single file: its place and version, or its digest, under which it may be in later commits too."""
         if not file.digest:
             return self._key({"": file})
         return hashlib.sha256(json.dumps({"service": self.origin.service, "digest": file.digest}).encode()).hexdigest()
 
     def _remembered(self, file: OriginFile, store: Artifacts) -> str:
-        """Digest of a large file that was read before; empty if it is not known, or collected."""
+        """Return the digest of a large file that was read before; empty if it is not known, or collected."""
         if file.size_bytes < _REMEMBERED_BYTES:
             return ""
         known = store.action(self._file_key(file))

@@ -47,15 +47,15 @@ class Origin(Protocol):
     service: str
 
     def during(self, on_wait: OnWait) -> Self:
-        """The same origin for one transfer, which ``on_wait`` may end."""
+        """Return the same origin for one transfer, which ``on_wait`` may end."""
         ...
 
     def listing(self, *, most: int) -> list[OriginFile]:
-        """All files, sorted; at least one more than ``most`` where there are more."""
+        """Return all files, sorted; at least one more than ``most`` where there are more."""
         ...
 
     def read(self, file: OriginFile, offset: int, length: int) -> bytes:
-        """Bytes of a file, fewer at its end."""
+        """Return the bytes of a file, fewer at its end."""
         ...
 
     def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:
@@ -63,7 +63,7 @@ class Origin(Protocol):
         ...
 
     def still_has(self, file: OriginFile) -> bool:
-        """Whether the file is still the one that was listed."""
+        """Return whether the file is still the one that was listed."""
         ...
 
 

@@ -134,7 +134,7 @@ class LeasedTask:
 
 
 def log_line(level: str, message: str) -> export_pb2.LogLine:
-    """A log line on the wire; of one that is very long, the beginning and the end."""
+    """Return a log line on the wire; of one that is very long, the beginning and the end."""
     left_out = len(message) - _LINE_START - _LINE_END
     if left_out > 0:
         message = f"{message[:_LINE_START]} … {left_out} characters … {message[-_LINE_END:]}"
@@ -142,7 +142,7 @@ def log_line(level: str, message: str) -> export_pb2.LogLine:
 
 
 def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
-    """A successful result on the wire. Its lists are cut here too: a reused one may have been recorded by an older version."""
+    """Return a successful result on the wire. Its lists are cut here too: a reused one may have been recorded by an older version."""
     return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(cut_lists(result.facts)), reused=result.reused)
 
 
@@ -158,7 +158,7 @@ def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskPr
 
 
 def _too_many_facts(stage: str, output: worker_pb2.TaskOutput) -> Failure | None:
-    """The failure of a stage that records more than a coordinator takes, which would refuse the result."""
+    """Return the failure of a stage that records more than a coordinator takes, which would refuse the result."""
     size = output.facts.ByteSize()
     if size <= MOST_FACTS_BYTES:
         return None

@@ -42,7 +42,7 @@ class Machine:
         return 2 if self.cores > 1 and not self.gpu_architecture else 1
 
     def capabilities(self, *, slots: int) -> worker_pb2.Capabilities:
-        """What the coordinator is told; memory is what one of ``slots`` tasks may use."""
+        """Return what the coordinator is told; memory is what one of ``slots`` tasks may use."""
         return worker_pb2.Capabilities(
             gpu_architecture=self.gpu_architecture,
             gpu_memory_bytes=self.gpu_memory_bytes,
@@ -84,7 +84,7 @@ def known_parameters(stages: Iterable[str]) -> dict[str, worker_pb2.StageParamet
 
 
 def installed_libraries(stages: Iterable[str]) -> dict[str, str]:
-    """Versions of the libraries that stages declare, of those that are installed."""
+    """Return the versions of the libraries that stages declare, of those that are installed."""
     found: dict[str, str] = {}
     for name in stages:
         with contextlib.suppress(ConfigurationError):  # a task for it says why

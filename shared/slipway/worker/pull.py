@@ -33,7 +33,7 @@ _GOODBYE_SECONDS = 2.0
 
 
 def new_worker_id() -> str:
-    """A name no other worker has: a restarted worker is another worker, as what it ran is gone."""
+    """Return a name no other worker has: a restarted worker is another worker, as what it ran is gone."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
@@ -166,7 +166,7 @@ class Worker:
                 await self._pause()
 
     async def _synchronize(self, request: worker_pb2.SynchronizeRequest) -> worker_pb2.SynchronizeResponse | None:
-        """One call; None when it was given up because something changed here that the coordinator should know."""
+        """Return one call; None when it was given up because something changed here that the coordinator should know."""
         wait = request.max_wait.ToTimedelta().total_seconds()
         call = self._stub.Synchronize(
             request, timeout=wait + _CALL_SLACK_SECONDS, metadata=self._channel.identity.metadata()

@@ -47,7 +47,7 @@ class Room:
         return True
 
     def free_bytes(self) -> int:
-        """What is free now; 0 if that cannot be told."""
+        """Return what is free now; 0 if that cannot be told."""
         try:
             return shutil.disk_usage(self._scratch).free
         except OSError:

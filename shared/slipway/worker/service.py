@@ -36,7 +36,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         request: stage_pb2.DescribeRequest,  # noqa: ARG002
         context: Context,  # noqa: ARG002
     ) -> stage_pb2.DescribeResponse:
-        """What this worker can run."""
+        """Return what this worker can run."""
         options = self._worker.options
         return stage_pb2.DescribeResponse(
             stages=[describe(name) for name in self._stages],
@@ -96,7 +96,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
 
 def describe(name: str) -> stage_pb2.StageDescription:
-    """A stage's inputs, outputs, parameters and what it finds on this machine.
+    """Return a stage's inputs, outputs, parameters and what it finds on this machine.
 
     Raises:
         ConfigurationError: reason ``STAGE_UNKNOWN``.

@@ -148,7 +148,7 @@ class Everyone:
         self._principal = principal
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
-        """The owner."""
+        """Return the owner."""
         return self._principal
 
 
@@ -161,7 +161,7 @@ class Nobody:
 
 
 def unauthenticated(what: str, *, remedy: str = "give --token-file, or the certificate of a principal") -> ServiceError:
-    """The refusal of a caller that cannot be identified."""
+    """Return the refusal of a caller that cannot be identified."""
     return ServiceError(what, reason="UNAUTHENTICATED", remedy=remedy)
 
 

@@ -147,7 +147,7 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
 
 
 def _reason_of(error: BaseException | None, context: Context) -> str:
-    """Why a call ended; empty when it ended well."""
+    """Return why a call ended; empty when it ended well."""
     if error is None:
         return ""
     if isinstance(error, asyncio.CancelledError):

@@ -25,7 +25,7 @@ class Authenticator(Protocol):
     """Finds out who calls."""
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """The principal, or ServiceError ``UNAUTHENTICATED``."""
+        """Return the principal, or ServiceError ``UNAUTHENTICATED``."""
         ...
 
 
@@ -70,12 +70,12 @@ def certificate_names(context: Context) -> list[str]:
 
 
 def host_of(context: Context) -> str:
-    """Where a call comes from, without the port."""
+    """Return where a call comes from, without the port."""
     return str(context.peer()).rpartition(":")[0]
 
 
 def bearer_token(metadata: Metadata) -> str:
-    """The token of a call, empty without one.
+    """Return the token of a call, empty without one.
 
     Raises:
         ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several of them.

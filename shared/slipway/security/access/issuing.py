@@ -41,6 +41,6 @@ def issue_token(path: Path, *, name: str, role: str, projects: Sequence[str]) ->
 
 
 def as_yaml(entry: dict[str, Any]) -> str:
-    """An entry as it stands in an access file, below ``principals:``."""
+    """Return an entry as it stands in an access file, below ``principals:``."""
     lines = [f"{key}: {json.dumps(value)}" for key, value in entry.items()]  # JSON is YAML, whatever is in a name
     return "\n".join(f"  {' ' if number else '-'} {line}" for number, line in enumerate(lines))

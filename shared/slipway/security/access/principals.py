@@ -46,7 +46,7 @@ class Principal:
         return self.holds_store or ALL_PROJECTS in self.projects
 
     def may_see(self, project: str) -> bool:
-        """Whether a project's exports are this principal's business."""
+        """Return whether a project's exports are this principal's business."""
         return ALL_PROJECTS in self.projects or project in self.projects
 
 

@@ -16,22 +16,22 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def new_token() -> str:
-    """A token of 256 random bits. Its entropy is why one round of SHA-256 is enough to store it."""
+    """Return a token of 256 random bits. Its entropy is why one round of SHA-256 is enough to store it."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def token_hash(token: str) -> str:
-    """What is stored of a token."""
+    """Return what is stored of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def is_hash(text: str) -> bool:
-    """Whether a text can be :func:`token_hash`'s answer."""
+    """Return whether a text can be :func:`token_hash`'s answer."""
     return _HASH.fullmatch(text) is not None
 
 
 def is_token(text: str) -> bool:
-    """Whether a text can travel as a token: printable, without spaces."""
+    """Return whether a text can travel as a token: printable, without spaces."""
     return _TOKEN.fullmatch(text) is not None
 
 
