@@ -69,6 +69,6 @@ def _texts(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_trace(metadata: Metadata) -> Metadata:
-    """Metadata of a call, with the trace it belongs to."""
+    """Return a call's metadata with the trace it belongs to."""
     traceparent = current_traceparent()
     return (*metadata, ("traceparent", traceparent)) if traceparent else metadata

@@ -30,8 +30,8 @@ class Doubtful(Journal):
 
     lost = 0
 
-    def _together(self, changes: Sequence[Callable[[], Any]]) -> list[Any]:
-        results = super()._together(changes)
+    def _apply_together(self, changes: Sequence[Callable[[], Any]]) -> list[Any]:
+        results = super()._apply_together(changes)
         if self.lost:
             self.lost -= 1
             raise sa.exc.OperationalError("COMMIT", {}, Exception("the server closed the connection"))
