@@ -54,12 +54,12 @@ _MOST_ABOUT = 64
 
 
 def sendable(text: str) -> str:
-    """Return a text as a message takes it: halves of characters, from a file's name or somebody's JSON, become question marks."""
+    """A text as a message takes it: halves of characters, from a file's name or somebody's JSON, become question marks."""
     return text.encode(errors="replace").decode()
 
 
 def status_of(failure: Failure) -> status_pb2.Status:
-    """Return a failure as a status: code by category, reason and everything else in an ``ErrorInfo``."""
+    """A failure as a status: code by category, reason and everything else in an ``ErrorInfo``."""
     category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
     info.metadata.update({sendable(key): sendable(value) for key, value in failure.about.items()})
@@ -78,7 +78,7 @@ def status_of(failure: Failure) -> status_pb2.Status:
 
 
 def _retry_seconds(failure: Failure) -> float | None:
-    """Return when to try again, if the failure says so; it may be of somebody else's making."""
+    """When to try again, if the failure says so; it may be of somebody else's making."""
     try:
         seconds = float(failure.about[RETRY_AFTER])
     except (KeyError, ValueError):
@@ -87,7 +87,7 @@ def _retry_seconds(failure: Failure) -> float | None:
 
 
 def failure_of_status(status: status_pb2.Status) -> Failure:
-    """Return the failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere becomes
+    """The failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere becomes
     INTERNAL.
     """
     for detail in status.details:
@@ -127,7 +127,7 @@ def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
 
 
 def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = False) -> Failure:
-    """Return the failure that a gRPC call ended with; ``encrypted`` says whether the channel speaks TLS."""
+    """The failure that a gRPC call ended with; ``encrypted`` says whether the channel speaks TLS."""
     call = cast("grpc.Call", error)
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_KEY:
@@ -172,7 +172,7 @@ def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
 
 
 def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """Return the data of a Struct; whole numbers are integers."""
+    """The data of a Struct; whole numbers are integers."""
     return {key: _value(value) for key, value in struct.fields.items()}
 
 
@@ -215,14 +215,14 @@ def _number(number: float) -> int | float | None:
 
 
 def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
-    """Return a configuration as its message, every field set."""
+    """A configuration as its message, every field set."""
     message = configuration_pb2.ExportConfiguration()
     _fill(message, configuration.model_dump(mode="json"))
     return message
 
 
 def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportConfiguration:
-    """Return the configuration of a message; fields that are not set take their defaults.
+    """The configuration of a message; fields that are not set take their defaults.
 
     Raises:
         ConfigurationError: with every problem there is.
@@ -289,7 +289,7 @@ def _type_name(field: Any) -> str:
 
 
 def timestamp(seconds: float | None) -> Timestamp | None:
-    """Return seconds since the epoch as a Timestamp; None stays None (a field that is not set)."""
+    """Seconds since the epoch as a Timestamp; None stays None (a field that is not set)."""
     if seconds is None:
         return None
     result = Timestamp()
@@ -298,5 +298,5 @@ def timestamp(seconds: float | None) -> Timestamp | None:
 
 
 def seconds_of(moment: Timestamp) -> float:
-    """Return a Timestamp as seconds since the epoch."""
+    """A Timestamp as seconds since the epoch."""
     return moment.seconds + moment.nanos / 1e9

@@ -1,4 +1,4 @@
-"""The one place where a server decides whether a call is let in."""
+"""The one place where a server admits or refuses calls."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from slipway.security.limits import Limits, OpenStreams, check_request, check_si
 log = logging.getLogger("slipway.security")
 
 current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
-"""Who makes the call that is being answered."""
+"""The caller of the call being served."""
 
 Context = grpc.aio.ServicerContext
 Parse = Callable[[bytes], Any] | None
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Identifies, authorizes and bounds every call of a server.
+    """Identifies, authorizes and limits every call of a server.
 
     Args:
-        authenticator: Finds out who calls.
-        encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
-        limits: What one client may use.
-        rules: Terms of each RPC.
-        audits: Write down who changes what; see :mod:`slipway.security.access.audit`.
+        authenticator: Identifies callers.
+        encrypted_only: On connections without TLS, serve only RPCs that are open to everybody.
+        limits: Limits of one client.
+        rules: Rule of each RPC.
+        audits: Whether to write the audit log; see :mod:`slipway.security.access.audit`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
         make, behaviour = _parts(handler)
         wrap = self._streaming if handler.response_streaming else self._answering
-        # Requests are read by the checks, so that nobody unknown has the server parse anything.
+        # The checks parse the requests, so that nothing from an unknown caller is parsed.
         return make(wrap(handler_call_details, handler, behaviour), response_serializer=handler.response_serializer)
 
     def _answering(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
@@ -106,7 +106,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     def _audited(
         self, details: grpc.HandlerCallDetails, handler: Any, data: Any, context: Context
     ) -> Iterator[Attempt]:
-        """Note what becomes of a call, and write it down if it is of a method that changes something."""
+        """Track a call's outcome; write it to the audit log if the method changes something."""
         method = str(details.method)
 
         def read() -> Any:
@@ -122,10 +122,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     async def _requests(
         self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
     ) -> AsyncIterator[Any]:
-        """Yield the requests of a stream, checked one by one; the first one says what the call is about.
+        """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
-            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come and nobody is patient.
+            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` if the next one does not arrive in time, unless ``patient``.
         """
         first, incoming = True, aiter(stream)
         while True:
@@ -137,7 +137,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             first = False
 
     async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
-        """Send what a method yields; a reader that does not take a message in time is let go."""
+        """Send a method's responses; end the call of a reader that does not take a message in time."""
         if not hasattr(answering, "__aiter__"):
             await answering  # it writes to the context itself
             return
@@ -152,13 +152,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     raise ServiceError(
                         f"the stream was not read for {seconds:g} s",
                         reason="TRANSFER_SLOW",
-                        remedy="go on from what was read, and read faster",
+                        remedy="resume after the last message read, and read faster",
                     ) from error
         finally:
             await answering.aclose()
 
     def _admit(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
-        """Who calls, when the role allows it.
+        """Return the rule and the caller if its role allows the call.
 
         Raises:
             ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
@@ -167,7 +167,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
-            raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
+            raise denied(f"{method} has no access rule", remedy="report it: this is a fault of the server")
         if not rule.roles:
             return rule, self._callers.identify_if_shown(context)
         principal = self._callers.identify(context)
@@ -178,12 +178,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
             )
         if rule.every_project and not principal.may_see("*"):
-            raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
+            raise denied(
+                f"{principal.name} has no access to all projects", remedy="only an operator of all projects may call it"
+            )
         return rule, principal
 
     @contextlib.asynccontextmanager
     async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
-        """Count a stream as its caller's while it is open.
+        """Count a stream as its caller's while the block runs.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -196,7 +198,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 yield
 
     def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
-        """Return the request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
+        """Parse a request, and check its limits and its resource (the rule's field, or ``about`` if given).
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or one of
@@ -218,7 +220,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
 
 def check_project(principal: Principal, field: str, resource: str) -> None:
-    """Refuse what belongs to another project, in the words for what does not exist.
+    """Refuse a resource of another project with the same error as for one that does not exist.
 
     Raises:
         ServiceError: reason ``EXPORT_NOT_FOUND``, ``PERMISSION_DENIED`` for a whole project, or ``REQUEST_INVALID``.
@@ -235,7 +237,9 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
     if principal.may_see(parts[1]):
         return
     if field == "parent":
-        raise denied(f"{principal.name} is not of the project {parts[1]!r}", remedy="name one of your own projects")
+        raise denied(
+            f"{principal.name} has no access to the project {parts[1]!r}", remedy="name one of your own projects"
+        )
     if parts[2:3] == ["artifacts"]:
         raise no_artifact(parts[1], "/".join(parts[3:]))
     raise ServiceError(
@@ -247,22 +251,22 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
 
 
 def no_artifact(project: str, digest: str) -> ArtifactError:
-    """Return a project has no such artifact, whether or not another one has."""
+    """Return the error for an artifact that is not the project's, whether or not another project has it."""
     return ArtifactError(
         f"the project {project} has no artifact {digest}",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="slipway push --coordinator brings one",
+        remedy="upload it with slipway push --coordinator",
         about={"digest": digest},
     )
 
 
 def denied(what: str, *, remedy: str) -> ServiceError:
-    """Return the refusal of a caller whose role does not go so far."""
+    """Return the refusal of a caller without the right to call."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
 
 
 def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
-    """Return how a handler of its kind is made, and what it does."""
+    """Return the factory of a handler's kind, and its behaviour."""
     match (handler.request_streaming, handler.response_streaming):
         case (False, False):
             return grpc.unary_unary_rpc_method_handler, handler.unary_unary
@@ -276,7 +280,7 @@ def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
 
 @contextlib.asynccontextmanager
 async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
-    """End what takes too long.
+    """End a block that takes too long.
 
     Raises:
         ServiceError: reason ``CALL_TIMEOUT``.

@@ -1,4 +1,4 @@
-"""``slipway.v1.StageService``: the stages of one worker called directly, over the same runner and slots as leased tasks."""
+"""``slipway.v1.StageService``: call a worker's stages directly, with the same runner and slots as leased tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        # But for the import: a call says of no project, so whose sources it may read cannot be told.
+        # Without the import: a direct call names no project, so its allowed sources are unknown.
         self._stages = [stage for stage in worker.options.stages if stage != IMPORT]
 
     @unary
@@ -79,7 +79,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 await asyncio.gather(running, return_exceptions=True)
 
     def _check(self, request: stage_pb2.RunRequest) -> None:
-        """Refuse what can be refused before any work."""
+        """Refuse an invalid call before any work."""
         options = self._worker.options
         if request.stage not in self._stages:
             raise ConfigurationError(
@@ -96,7 +96,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
 
 def describe(name: str) -> stage_pb2.StageDescription:
-    """Return a stage's inputs, outputs, parameters and what it finds on this machine.
+    """Return a stage's inputs, outputs, parameters, and its libraries and devices on this machine.
 
     Raises:
         ConfigurationError: reason ``STAGE_UNKNOWN``.

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable
 
 PREFIX = "slipway_"
-"""Lets secret scanners recognise a token that went where it should not be."""
+"""Lets secret scanners recognise a leaked token."""
 
 _TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -21,12 +21,12 @@ def new_token() -> str:
 
 
 def token_hash(token: str) -> str:
-    """Return what is stored of a token."""
+    """Return the hash that is stored for a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def is_hash(text: str) -> bool:
-    """Return whether a text can be :func:`token_hash`'s answer."""
+    """Return whether a text can be a :func:`token_hash`."""
     return _HASH.fullmatch(text) is not None
 
 
@@ -36,6 +36,6 @@ def is_token(text: str) -> bool:
 
 
 def matching(token: str, hashes: Iterable[str]) -> list[bool]:
-    """For each hash whether it is the token's; takes the same time whichever matches."""
+    """Return for each hash whether it is the token's, in a time that does not depend on the match."""
     presented = token_hash(token)
     return [hmac.compare_digest(presented, stored) for stored in hashes]
