@@ -92,7 +92,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
 
 def _main_dtype(layout: Layout) -> str:
-    """The floating-point type with the most bytes."""
+    """Return the floating-point type with the most bytes."""
     sizes: dict[str, int] = {}
     for shard in layout.shards:
         for tensor in shard.tensors:
@@ -108,7 +108,7 @@ def _main_dtype(layout: Layout) -> str:
 
 
 def _really_replaced(plan: MergePlan, planner: Planner, reader: TensorReader) -> bool:
-    """Whether any tensor that the adapter brings whole differs from what the base has there."""
+    """Return whether any tensor that the adapter brings whole differs from what the base has there."""
     pairs = [(plan.values[name].source, planner.of_base(name)) for name in plan.replaced]
     return any(before is None or not reader.same(now, before) for now, before in pairs)
 

@@ -38,7 +38,7 @@ _LARGEST_STATE = 1 << 16
 
 
 def read_bitsandbytes(base: Base) -> Dequantized:
-    """Every weight that bitsandbytes quantized.
+    """Return every weight that bitsandbytes quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -71,7 +71,7 @@ class _State:
     offset: float
 
     def recipe(self) -> Recipe:
-        """How the dense weight comes about."""
+        """Return how the dense weight comes about."""
         parts = ["weight", "weight.absmax", "weight.quant_map", f"{_STATE}{self.kind}"]
         if self.nested:
             parts += ["weight.nested_absmax", "weight.nested_quant_map"]
@@ -93,7 +93,7 @@ class _State:
 
 
 def four_bit(packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Values of packed 4-bit codes. packed: (count / 2,) uint8; table: (16,); absmax: (blocks,) float32 → (count,)."""
+    """Return the values of packed 4-bit codes. packed: (count / 2,) uint8; table: (16,); absmax: (blocks,) float32 → (count,)."""
     values = torch.empty(count, dtype=dtype)
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
@@ -105,7 +105,7 @@ def four_bit(packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count
 
 
 def blockwise(codes: Tensor, table: Tensor, absmax: Tensor, block: int) -> Tensor:
-    """Values of 8-bit codes in blocks. codes: (n,) uint8; table: (256,); absmax: (n / block,) float32 → (n,) float32."""
+    """Return the values of 8-bit codes in blocks. codes: (n,) uint8; table: (256,); absmax: (n / block,) float32 → (n,) float32."""
     return table[codes.long()] * absmax.repeat_interleave(block)[: codes.numel()]
 
 

@@ -30,7 +30,7 @@ _ACTIVATION = (
 
 
 def read_compressed(base: Base) -> Dequantized:
-    """Every weight that compressed-tensors stores quantized.
+    """Return every weight that compressed-tensors stores quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -101,7 +101,7 @@ def _check_expressions(schemes: dict[str, Any], settings: dict[str, Any], module
 
 
 def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """The scheme of a quantized module; those named for it go before those for all linear layers."""
+    """Return the scheme of a quantized module; those named for it go before those for all linear layers."""
     from compressed_tensors.utils.match import is_match
 
     linear = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -182,7 +182,7 @@ def _check_zero(base: Base, module: str, scale: Stored, shape: tuple[int, ...], 
 
 
 def _strategy(scheme: Any) -> str:
-    """Which elements share a scale: the library gives its enum or the enum's value."""
+    """Return which elements share a scale: the library gives its enum or the enum's value."""
     return str(getattr(scheme.weights.strategy, "value", scheme.weights.strategy))
 
 

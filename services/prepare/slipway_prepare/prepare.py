@@ -70,7 +70,7 @@ def _dequantized(base: Base) -> Dequantized:
 
 
 def _ties(base: Base) -> list[str]:
-    """Names in a pickle that are one tensor with another which the model ties to them: written once, as transformers saves."""
+    """Return names in a pickle that are one tensor with another which the model ties to them: written once, as transformers saves."""
     if not base.source.aliases:
         return []
     tied = base.structure.tied

@@ -60,16 +60,16 @@ class Source(Protocol):
         ...
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         ...
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's elements in order, as flat blocks."""
+        """Return a tensor's elements in order, as flat blocks."""
         ...
 
 
 def open_source(folder: Path) -> Source:
-    """The weights of a model folder; safetensors are preferred, as transformers does.
+    """Return the weights of a model folder; safetensors are preferred, as transformers does.
 
     Raises:
         CheckpointValidationError: ``SAFETENSORS_CORRUPT``, ``BASE_MODEL_INVALID``, ``UNSAFE_PICKLE`` or ``DTYPE_UNSUPPORTED``.
@@ -99,12 +99,12 @@ class SafetensorsSource:
         self._stack.close()
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         stored = self.tensors[name]
         return self._bytes(name, 0, self._infos[name].nbytes).view(stored.dtype).reshape(stored.shape)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's elements in order, as flat blocks."""
+        """Yield a tensor's elements in order, as flat blocks."""
         for start in range(0, self._infos[name].nbytes, BLOCK_BYTES):
             size = min(BLOCK_BYTES, self._infos[name].nbytes - start)
             yield self._bytes(name, start, size).view(self.tensors[name].dtype)
@@ -170,11 +170,11 @@ class PickleSource:
         self._values.clear()
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor; its memory is the file's."""
+        """Return a whole tensor; its memory is the file's."""
         return self._values[name].detach().contiguous()
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's elements in order, as flat blocks."""
+        """Yield a tensor's elements in order, as flat blocks."""
         flat = self.read(name).reshape(-1)
         step = BLOCK_BYTES // flat.element_size()
         for start in range(0, flat.numel(), step):

@@ -1,4 +1,4 @@
-"""The first NVIDIA GPU that this process may use, as its driver says; no library is loaded for it."""
+"""Find the first NVIDIA GPU that this process may use by asking its driver, without loading a library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """A slice that this process may use, and the number of its GPU."""
+    """A MIG slice that this process may use, and the number of its GPU."""
 
     gpu: str
     profile: str
@@ -37,10 +37,10 @@ class _Slice:
 
 
 def first_gpu() -> Gpu | None:
-    """The first GPU; None without one, or with a driver that cannot be asked, which runs nothing either.
+    """Return the first GPU; None without one, or if its driver does not answer.
 
-    Where ``CUDA_VISIBLE_DEVICES`` names GPUs, it is the first of them. Numbers there count as the driver's when
-    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``, which matters on machines with GPUs of several kinds.
+    If ``CUDA_VISIBLE_DEVICES`` names GPUs, return the first of them. Its numbers are the driver's if ``CUDA_DEVICE_ORDER`` is
+    ``PCI_BUS_ID``, which matters on machines with several kinds of GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible in {"", "-1", "NoDevFiles"}:
@@ -50,7 +50,7 @@ def first_gpu() -> Gpu | None:
         found = _slice(wanted)
         which = found.gpu if found is not None else wanted
         name, capability, total = _ask(*_QUERY, *((f"--id={which}",) if which else ())).splitlines()[0].rsplit(",", 2)
-        # Of a GPU in slices, the memory is that of all of it, or not for everybody to know.
+        # For a sliced GPU, the driver gives the whole GPU's memory, or none.
         memory_bytes = int(float(total)) << 20 if found is None else found.memory_bytes
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
@@ -59,17 +59,17 @@ def first_gpu() -> Gpu | None:
 
 
 def _slice(wanted: str) -> _Slice | None:
-    """The slice that CUDA will use: the one that is wanted, or the first of the GPU that is wanted, or of the first GPU."""
+    """Return the slice that CUDA will use: the wanted one, or the first of the wanted GPU, or of the first GPU."""
     slices: list[_Slice] = []
     gpus: list[str] = []
     for line in _ask(*_LIST).splitlines():
         if gpu := _GPU.match(line):
             gpus.append(gpu[1])
         elif gpus and (part := _SLICE.match(line)):
-            size = int(part["gigabytes"]) * 10**9  # its name's, which is a little less than it has
+            size = int(part["gigabytes"]) * 10**9  # by its name, a little less than it really has
             slices.append(_Slice(gpus[-1], part["profile"], size, part["id"]))
     if wanted.startswith("MIG-"):
-        return [one for one in slices if one.id.startswith(wanted)][0]  # noqa: RUF015 - one that is not there is an IndexError
+        return [one for one in slices if one.id.startswith(wanted)][0]  # noqa: RUF015 - a missing one must raise IndexError
     usual = wanted or (gpus[0] if gpus else "")
     return next((one for one in slices if one.gpu == usual), None)
 

@@ -1,4 +1,4 @@
-"""Whether a base model can be merged into as it is stored, told from its configuration and the headers of its weights."""
+"""Tell from configuration and headers whether a base model must be prepared before an adapter can be merged into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 def base_format(folder: Path) -> str:
-    """How a model is stored, when it has to be prepared before it is merged into; empty for plain 16- or 32-bit safetensors.
+    """Return the stored format of a model that must be prepared first; empty for plain 16- or 32-bit safetensors.
 
     For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``.
 
@@ -31,7 +31,7 @@ def base_format(folder: Path) -> str:
     method = str(quantization.get("quant_method") or "unnamed") if quantization else ""
     if method and method not in METHODS:
         raise CheckpointValidationError(
-            f"the base model in {folder} is quantized by {method!r}, which is not brought back to 16 bit",
+            f"the base model in {folder} is quantized by {method!r}, which cannot be converted back to 16 bit",
             reason="BASE_QUANTIZATION_UNSUPPORTED",
             remedy=f"use its 16-bit version; {', '.join(METHODS)} are dequantized",
             about={"file": folder / CONFIG, "quant_method": method},
@@ -44,12 +44,12 @@ def base_format(folder: Path) -> str:
 
 
 def is_base_format(text: str) -> bool:
-    """Whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
+    """Return whether a text is a format that :func:`base_format` returns for a model that must be prepared."""
     return text == "pickle" or text.removeprefix("pickle ") in METHODS
 
 
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
-    """Number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
+    """Return the weights and bytes of every tensor of a model after preparation; estimated for packed tensors and pickles.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``SAFETENSORS_CORRUPT``.
@@ -58,7 +58,7 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
     if not has_safetensors(folder):
         size = sum(path.stat().st_size for path in set(pickle_files(folder).values()))
         rows, columns = config.get("vocab_size"), config.get("hidden_size")
-        # Of a pickle no header is read; the token embedding is the largest tensor of most models.
+        # A pickle's header is not read; the token embedding is the largest tensor of most models.
         first = min(rows * columns, size // 2) if isinstance(rows, int) and isinstance(columns, int) else size // 2
         return [(first, 2 * first), (size // 2 - first, size - 2 * first)]
     quantization = quantization_of(config)
@@ -73,7 +73,7 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
+    """Return the ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         found = part.get("quantization_config") or part.get("compression_config")
@@ -85,7 +85,7 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a model that a machine can build.
+    """Read ``config.json`` of a model that a machine can build.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.

@@ -1,4 +1,4 @@
-"""What only a model's own code knows, asked of transformers without loading a weight (the model is built on ``meta``)."""
+"""Facts that only a model's own code knows, from transformers without loading weights (the model is built on ``meta``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMALLEST_BITS = 2
 
 
 class CannotBuildError(Exception):
-    """Transformers cannot build a model: its code is unknown or custom, or its configuration is not right."""
+    """Transformers cannot build a model: its code is unknown or custom, or its configuration is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ModelFacts:
     model: PreTrainedModel = field(repr=False, compare=False)
 
     def groups(self) -> list[list[str]]:
-        """Names that share one storage, each group sorted with the source first."""
+        """Return names that share one storage, each group sorted with the source first."""
         groups: dict[str, list[str]] = {}
         for target, source in sorted(self.tied.items()):
             groups.setdefault(source, [source]).append(target)
@@ -50,22 +50,22 @@ class ModelFacts:
 
 
 def model_facts(folder: Path) -> ModelFacts:
-    """Facts about the model in a folder. Only its ``config.json`` is read; torch and transformers are imported.
+    """Return facts about the model in a folder. Read only its ``config.json``; import torch and transformers.
 
     Raises:
-        CannotBuildError: What is in the way, in one line.
+        CannotBuildError: With the cause in one line.
     """
     import torch
     import transformers
     from transformers.pytorch_utils import Conv1D
 
     try:
-        read_config(folder)  # transformers would read it without a limit
+        read_config(folder)  # checks limits; transformers reads without any
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = _class_of(config)._from_config(config)
-        tied = dict(model.all_tied_weights_keys)  # what is no model of its own (PreTrainedModel) has none
-    except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
+        tied = dict(model.all_tied_weights_keys)  # fails for a class that is not a PreTrainedModel
+    except Exception as error:  # the model's own code may raise anything
         said = str(error).strip() or type(error).__name__
         raise CannotBuildError(said.splitlines()[0][:300]) from error
     named = model.named_parameters(remove_duplicate=False)

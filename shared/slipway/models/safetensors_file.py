@@ -1,8 +1,8 @@
-"""Safetensors headers read and checked without torch: what is in a file, of which type and shape, at which bytes.
+"""Read and check safetensors headers without torch: names, types, shapes and offsets of the tensors in a file.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, then the tensors' bytes without
-gaps). Nothing of the tensors is read, so a 100 GB model is described in milliseconds, and a file cut short anywhere is
-found before any work is done on it.
+gaps). The tensors are not read, so a 100 GB model is described in milliseconds, and a truncated file is detected before any work
+begins.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from slipway.files.regular_file import open_regular
 from slipway.models.dtypes import DTYPES
 
 MAX_HEADER_BYTES = 64 << 20
-"""Of as many tensors as a file may have, with long names; the reference implementation takes 100 MB."""
+"""Enough for the most tensors a file may have, with long names; the reference implementation allows 100 MB."""
 MOST_TENSORS = 1 << 18
-"""Tensors of one file. An adapter of every expert of the largest known mixture has 138,240: 60 layers × 384 experts × 3 weights × A and B."""
+"""Most tensors of one file. An adapter of every expert of the largest known mixture has 138,240: 60 layers × 384 experts × 3 weights × A and B."""
 MOST_TENSORS_OF_A_MODEL = 1 << 20
 _VALUES_PER_TENSOR = 10
 """Commas and opening brackets of an entry: 8 with two dimensions, one more for each further one."""
@@ -68,7 +68,7 @@ class SafetensorsFile:
 
 
 def corrupt(path: Path, what: str, **about: object) -> CheckpointValidationError:
-    """The error for a file whose bytes cannot be what was written: it names the file and what is wrong with it."""
+    """Return the error for a damaged file; it names the file and the fault."""
     return CheckpointValidationError(
         f"{path} is not a valid safetensors file: {what}",
         reason="SAFETENSORS_CORRUPT",
@@ -78,11 +78,11 @@ def corrupt(path: Path, what: str, **about: object) -> CheckpointValidationError
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
-    """Header of one file, fully checked.
+    """Read and fully check the header of one file.
 
     Raises:
-        CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when lengths, JSON, types, shapes or offsets are not
-            consistent with each other and with the file's size; ``FILE_ERROR`` when it cannot be read.
+        CheckpointValidationError: ``SAFETENSORS_CORRUPT`` if lengths, JSON, types, shapes or offsets are not
+            consistent with each other and with the file's size; ``FILE_ERROR`` if it cannot be read.
     """
     try:
         with open_regular(path) as stream:
@@ -147,9 +147,9 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
 
 
 def _elements(shape: object) -> int | None:
-    """Number of elements of a shape; None for what is no shape, or one that no file has room for.
+    """Return the number of elements of a shape; None for an invalid shape or one too large for any file.
 
-    As in the reference implementation, the factors before a zero count too.
+    As in the reference implementation, factors before a zero count too.
     """
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(_is_size, shape)):
         return None
@@ -176,14 +176,14 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], *, first: int, size
 
 
 def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
-    """Every tensor of a model folder, from ``<stem>.safetensors`` or the shards its index names, in stored order.
+    """Return every tensor of a model folder, from ``<stem>.safetensors`` or the shards its index names, in stored order.
 
-    A single file is preferred to an index, as transformers does. Tensors that a shard holds beyond its index count too.
+    Like transformers, prefer a single file to an index. Tensors of a shard that the index does not name count too.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` when there are no safetensors weights, or the index is not
-            readable, names a shard that is not there, or a tensor that its shard does not hold;
-            ``SAFETENSORS_CORRUPT`` when a file is damaged or two shards hold the same tensor.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` if there are no safetensors weights, or if the index is unreadable, names
+            a missing shard, or names a tensor that its shard does not hold; ``SAFETENSORS_CORRUPT`` if a file is damaged or two
+            shards hold the same tensor.
     """
     single = folder / f"{stem}.safetensors"
     if file_in(folder, single.name) is not None:
@@ -204,7 +204,7 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The ``weight_map`` (tensor → shard) of a sharded model's index; every shard is there, beside the index.
+    """Return the ``weight_map`` (tensor → shard) of a sharded model's index, whose shards all exist beside it.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -241,5 +241,5 @@ def _invalid(folder: Path, what: str, **about: object) -> CheckpointValidationEr
 
 
 def iter_shards(tensors: Mapping[str, TensorInfo]) -> Iterator[Path]:
-    """The files that hold the tensors, each once, sorted."""
+    """Yield the files that hold the tensors, each once, sorted."""
     yield from sorted({tensor.file for tensor in tensors.values()})

@@ -1,4 +1,4 @@
-"""The one place where a server decides whether a call is let in."""
+"""The one place where a server admits or refuses calls."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from slipway.security.limits import Limits, OpenStreams, check_request, check_si
 log = logging.getLogger("slipway.security")
 
 current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
-"""Who makes the call that is being answered."""
+"""The caller of the call being served."""
 
 Context = grpc.aio.ServicerContext
 Parse = Callable[[bytes], Any] | None
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Identifies, authorizes and bounds every call of a server.
+    """Identifies, authorizes and limits every call of a server.
 
     Args:
-        authenticator: Finds out who calls.
-        encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
-        limits: What one client may use.
-        rules: Terms of each RPC.
-        audits: Write down who changes what; see :mod:`slipway.security.access.audit`.
+        authenticator: Identifies callers.
+        encrypted_only: On connections without TLS, serve only RPCs that are open to everybody.
+        limits: Limits of one client.
+        rules: Rule of each RPC.
+        audits: Whether to write the audit log; see :mod:`slipway.security.access.audit`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     @contextlib.contextmanager
     def _audited(self, details: grpc.HandlerCallDetails, handler: Any, context: Context) -> Iterator[Attempt]:
-        """Note what becomes of a call, and write it down if it is of a method that changes something."""
+        """Track a call's outcome; write it to the audit log if the method changes something."""
         method = str(details.method)
 
         def read(data: bytes) -> Any:
@@ -139,7 +139,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     async def _requests(
         self, rule: Rule, principal: Principal, stream: AsyncIterator[bytes], room: Room, parse: Parse
     ) -> AsyncIterator[Any]:
-        """The requests of a stream, checked one by one; the first one says what the call is about.
+        """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
             ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come.
@@ -150,7 +150,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             about = ""
 
     async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
-        """Send what a method yields; a reader that does not take a message in time is let go."""
+        """Send a method's responses; end the call of a reader that does not take a message in time."""
         if not hasattr(answering, "__aiter__"):
             await answering  # it writes to the context itself
             return
@@ -165,7 +165,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     raise ServiceError(
                         f"the stream was not read for {seconds:g} s",
                         reason="TRANSFER_SLOW",
-                        remedy="go on from what was read, and read faster",
+                        remedy="resume after the last message read, and read faster",
                     ) from error
         finally:
             await answering.aclose()
@@ -180,7 +180,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
-            raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
+            raise denied(f"{method} has no access rule", remedy="report it: this is a fault of the server")
         if not rule.roles:
             return rule, self._callers.identify_if_shown(context)
         principal = self._callers.identify(context)
@@ -195,7 +195,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     @contextlib.asynccontextmanager
     async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
-        """Count a stream as its caller's while it is open.
+        """Count a stream as its caller's while the block runs.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -208,7 +208,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 yield
 
     def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
-        """The request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
+        """Parse a request, and check its limits and its resource (the rule's field, or ``about`` if given).
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or one of
@@ -257,7 +257,7 @@ async def _only_message(stream: AsyncIterator[bytes], room: Room, rule: Rule) ->
 
 
 def check_project(principal: Principal, field: str, resource: str) -> None:
-    """Refuse what belongs to another project, in the words for what does not exist.
+    """Refuse a resource of another project with the same error as for one that does not exist.
 
     Raises:
         ServiceError: reason ``EXPORT_NOT_FOUND``, ``PERMISSION_DENIED`` for a whole project, or ``REQUEST_INVALID``.
@@ -274,35 +274,37 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
     if principal.may_see(parts[1]):
         return
     if field == "parent":
-        raise denied(f"{principal.name} is not of the project {parts[1]!r}", remedy="name one of your own projects")
+        raise denied(
+            f"{principal.name} has no access to the project {parts[1]!r}", remedy="name one of your own projects"
+        )
     if parts[2:3] == ["artifacts"]:
         raise no_artifact(parts[1], "/".join(parts[3:]))
     raise ServiceError(
         f"there is no export {resource}",
         reason="EXPORT_NOT_FOUND",
-        remedy="slipway list shows those there are",
+        remedy="slipway list shows the existing exports",
         about={"export": resource},
     )
 
 
 def no_artifact(project: str, digest: str) -> ArtifactError:
-    """A project has no such artifact, whether or not another one has."""
+    """Return the error for an artifact that is not the project's, whether or not another project has it."""
     return ArtifactError(
         f"the project {project} has no artifact {digest}",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="slipway push --coordinator brings one",
+        remedy="upload it with slipway push --coordinator",
         about={"digest": digest},
     )
 
 
 def denied(what: str, *, remedy: str) -> ServiceError:
-    """The refusal of a caller whose role does not go so far."""
+    """Return the refusal of a caller without the right to call."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
 
 
 @contextlib.asynccontextmanager
 async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
-    """End what takes too long.
+    """End a block that takes too long.
 
     Raises:
         ServiceError: reason ``CALL_TIMEOUT``.

@@ -1,4 +1,4 @@
-"""Limits that hold for every call, whoever makes it."""
+"""Limits for every call, whoever makes it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from slipway.texts import quoted, shortened
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may use.
+    """Limits of one client.
 
     Attributes:
-        streams: Streams that one principal has open at a time.
-        unnamed_streams: Streams that callers without an identity have open at a time, from one address.
+        streams: Open streams of one principal.
+        unnamed_streams: Open streams of callers without an identity, from one address.
         all_unnamed_streams: The same, from all addresses.
         requests: Messages of one principal that are on their way in at a time.
         unnamed_requests: The same of all callers without an identity.
-        write_seconds: How long one message of a stream may wait for a reader that does not read.
+        write_seconds: How long a message of a stream may wait for its reader.
         items: Entries of a list or map in a request.
         labels: Labels and sources of an export.
         text_bytes: Length of a text in a request.
@@ -50,7 +50,7 @@ _FEW = frozenset({"labels", "sources", "inputs"})
 
 
 def check_request(request: Any, limits: Limits) -> None:
-    """Refuse texts and lists that are longer than anything sensible, and texts that no database takes.
+    """Refuse texts and lists that exceed the limits, and texts that the database cannot store.
 
     Raises:
         ServiceError: reason ``LIMIT_EXCEEDED`` or ``REQUEST_INVALID``, naming the field.
@@ -60,7 +60,7 @@ def check_request(request: Any, limits: Limits) -> None:
 
 
 def check_size(request: bytes, max_bytes: int) -> None:
-    """Refuse a request that is larger than its RPC takes.
+    """Refuse a request that is larger than its RPC allows.
 
     Raises:
         ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -89,7 +89,7 @@ def _check(message: Message, limits: Limits, *, path: str) -> None:
 
 
 def _entries(field: FieldDescriptor, value: Any) -> Sequence[Any]:
-    """Items of a list; of a map from texts, its values or, when they are texts too, pairs."""
+    """Return the items of a list, the values of a map, or the pairs of a map of texts."""
     if field.message_type is None or not field.message_type.GetOptions().map_entry:
         return list(value)
     of = field.message_type.fields_by_name["value"]
@@ -102,7 +102,7 @@ def _check_text(text: str, most: int, *, name: str) -> None:
     size = len(text.encode())
     if size > most:
         raise exceeded(f"{name} has {size} bytes, {most} are allowed", field=name)
-    if "\0" in text:  # PostgreSQL has no way to store it, or to compare with it
+    if "\0" in text:  # PostgreSQL can neither store nor compare it
         raise ServiceError(
             f"{quoted(name)} has a NUL character",
             reason="REQUEST_INVALID",
@@ -112,13 +112,13 @@ def _check_text(text: str, most: int, *, name: str) -> None:
 
 
 def exceeded(what: str, *, field: str) -> ServiceError:
-    """The refusal of what is over a limit."""
+    """Return the refusal of a request that exceeds a limit."""
     about = {"field": field} if field else None
-    return ServiceError(what, reason="LIMIT_EXCEEDED", remedy="ask for less", about=about)
+    return ServiceError(what, reason="LIMIT_EXCEEDED", remedy="send less", about=about)
 
 
 class OpenStreams:
-    """Counts the streams that each principal has open, and apart from them those of callers without an identity.
+    """Counts the open streams of each principal and, separately, those of callers without an identity.
 
     All methods run on one event loop.
     """
@@ -134,7 +134,7 @@ class OpenStreams:
 
     @contextmanager
     def one(self, principal: str) -> Iterator[None]:
-        """Hold one of a principal's streams.
+        """Count as one of a principal's streams while the block runs.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -175,7 +175,7 @@ class Places:
         """Hold a place.
 
         Raises:
-            ServiceError: reason ``LIMIT_EXCEEDED``, when this one has to end.
+            ServiceError: reason ``LIMIT_EXCEEDED`` if this stream is ended.
         """
         try:
             async with asyncio.timeout(None) as place:

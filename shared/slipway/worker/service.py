@@ -1,4 +1,4 @@
-"""``slipway.v1.StageService``: the stages of one worker called directly, over the same runner and slots as leased tasks."""
+"""``slipway.v1.StageService``: call a worker's stages directly, with the same runner and slots as leased tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        # But for the import: a call says of no project, so whose sources it may read cannot be told.
+        # Without the import: a direct call names no project, so its allowed sources are unknown.
         self._stages = [stage for stage in worker.options.stages if stage != IMPORT]
 
     @unary
@@ -39,7 +39,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         request: stage_pb2.DescribeRequest,  # noqa: ARG002
         context: Context,  # noqa: ARG002
     ) -> stage_pb2.DescribeResponse:
-        """What this worker can run."""
+        """Return what this worker can run."""
         options = self._worker.options
         return stage_pb2.DescribeResponse(
             stages=[describe(name) for name in self._stages],
@@ -77,7 +77,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 await asyncio.gather(running, return_exceptions=True)
 
     def _checked(self, request: stage_pb2.RunRequest) -> StageCall:
-        """Return the call that is asked for; refuse what can be refused before any work."""
+        """Return the call that is asked for; refuse an invalid call before any work."""
         options = self._worker.options
         if request.stage not in self._stages:
             raise ConfigurationError(
@@ -96,7 +96,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
 
 def describe(name: str) -> stage_pb2.StageDescription:
-    """A stage's inputs, outputs, parameters and what it finds on this machine.
+    """Return a stage's inputs, outputs, parameters, and its libraries and devices on this machine.
 
     Raises:
         ConfigurationError: reason ``STAGE_UNKNOWN``.

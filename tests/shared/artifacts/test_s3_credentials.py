@@ -253,7 +253,7 @@ def test_a_token_goes_to_the_platform_only(url: str, allowed: bool, token: Path)
     if allowed:
         check_agent(url)
         return
-    with pytest.raises(ArtifactError, match="where the token may not go") as raised:
+    with pytest.raises(ArtifactError, match="must not get the token") as raised:
         provider(variables)
     assert raised.value.reason == "STORE_INVALID"
 

@@ -352,7 +352,7 @@ def test_best_that_is_gone(tmp_path):
     record_best(tmp_path / "run", name="run/checkpoint-5")
     error = failure(tmp_path / "run", select="best")
     assert error.reason == "CHECKPOINT_NOT_FOUND"
-    assert "checkpoint-5, is not there any more" in error.message
+    assert "checkpoint-5, does not exist any more" in error.message
 
 
 def test_best_that_is_broken_is_never_exchanged_for_another(tmp_path):

@@ -299,7 +299,7 @@ def test_what_is_no_expression_is_refused_before_peft_reads_it(option: str, text
     found = answer(lambda: check_patterns({option: {text: 8} if option.endswith("k_pattern") else text}, NAMES))
     assert isinstance(found, CheckpointValidationError)
     assert found.reason == "ADAPTER_CONFIG_INVALID"
-    assert f"{option} has {text!r}, which is no regular expression (" in found.message
+    assert f"{option} has {text!r}, which is not a regular expression (" in found.message
 
 
 def test_the_time_of_all_expressions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_every_form_of_an_expression_counts() -> None:
     names = [f"a{number}" for number in range(10_000)]
     found = answer(lambda: check_patterns({"of_a_later_peft": [f"a{number}.*" for number in range(1000)]}, names))
     assert isinstance(found, CheckpointValidationError)
-    assert "1000 expressions, for 10000 modules" in found.message
+    assert "1000 expressions for 10000 modules" in found.message
 
 
 def test_expressions_that_are_compiled_for_every_name_are_bounded() -> None:

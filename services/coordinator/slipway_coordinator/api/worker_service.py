@@ -19,7 +19,7 @@ from slipway_coordinator.model.offers import Held
 from slipway_coordinator.model.records import TaskRecord
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
-_MOST = 99  # with a principal's name, a column's width
+_MOST = 99  # together with a principal's name it must fit the database column
 _WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
 
 
@@ -35,7 +35,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.SynchronizeRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.SynchronizeResponse:
-        """Reports in, leases and cancellations out."""
+        """Take a worker's report; return leases and cancellations."""
         report = worker_report(_worker(request.worker_id), request)
         broker = self._coordinator.broker
         await self._pass_on(report.worker, request)
@@ -53,7 +53,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.CompleteTaskRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.CompleteTaskResponse:
-        """A result in. One that is not the task's ends the attempt, too: this worker has no other."""
+        """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
         held = Held(key, request.lease_epoch)
         event = completion(request, await self._planned(key))
@@ -70,7 +70,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return next((each for each in record.tasks if each.id == key.task), None) if record is not None else None
 
     async def _pass_on(self, worker: str, request: worker_pb2.SynchronizeRequest) -> None:
-        """Progress and log lines to those who watch, of tasks that are not another's."""
+        """Publish progress and log lines to watchers, except for tasks held by another worker."""
         for running in request.running:
             key = AttemptKey.parse(running.task)
             if self._coordinator.broker.is_of_another(worker, key):
@@ -82,9 +82,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
 
 def _worker(worker_id: str) -> str:
-    """A worker's full name: who it proved to be by its certificate or token, then what it calls itself.
+    """Return a worker's full name: the principal proven by certificate or token, then the worker's own id.
 
-    Leases are held under this name, so that nobody renews or completes those of another identity, whatever it says.
+    Leases are held under this name, so no worker can renew or complete the leases of another principal.
     """
     if not _WORKER_ID.fullmatch(worker_id):
         raise ServiceError(

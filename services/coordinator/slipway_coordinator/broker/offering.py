@@ -1,4 +1,4 @@
-"""From the record of an attempt to the offer of it: its limits, and which workers it is for. Pure."""
+"""Turn the record of an attempt into its offer: its limits, and the workers it is for. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 
-# Validation computes the reference in 32 bits, so a model that is stored in 16 takes twice its size.
+# Validation computes the reference in 32 bits, so a model stored in 16 bits takes twice its size.
 _VALIDATION_MEMORY = 2.0
 
-# What was too little by an unknown amount; the peak is that of the moment before the end.
+# Add headroom after an out-of-memory kill: the recorded peak is only a lower bound.
 _AFTER_SHORTAGE = 1.5
 
 
 def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> Offer:
-    """The latest attempt of a task as an offer to workers.
+    """Return the latest attempt of a task as an offer to workers.
 
     Args:
         record: The export.
         task: One of its tasks.
-        alone: There is one worker, and there never will be another: the stage itself says best what is missing.
+        alone: There will only ever be one worker. It gets every task, because the stage itself reports best what is missing.
     """
     attempt, resources = task.attempt, task.attempt.resources
     return Offer(
@@ -43,7 +43,7 @@ def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> 
 
 
 def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
-    """What the plan asks of a worker, with what is known by now: what engines were built for, sizes, and memory that was short."""
+    """Return the plan's requirements of a worker, refined by what is known by now: engine targets, sizes, memory shortages."""
     prefers = [_narrowed(needs, record, task) for needs in task.requirements.prefers]
     model_bytes = max(
         (int(one.facts.get("output_bytes", 0)) for one in record.tasks if one.stage == "merge"), default=0
@@ -58,7 +58,7 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
 
 
 def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
-    """A GPU that is preferred for an engine is one of those the engine was built for."""
+    """Narrow a preference for any GPU to the architectures that the task's engines were built for."""
     if not needs.gpu or needs.gpu_architectures:
         return needs
     makers = producers(task.inputs)
@@ -68,7 +68,7 @@ def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
 
 
 def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
-    """The most memory that the task had in this run when there was no more."""
+    """Return the task's highest memory peak among attempts of this run that ran out of memory."""
     peaks = [
         attempt.peak_memory_bytes
         for attempt in task.attempts

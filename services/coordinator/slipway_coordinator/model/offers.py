@@ -1,4 +1,4 @@
-"""What the coordinator and its workers tell each other about work: offers, reports, leases. Plain values."""
+"""Plain values that the coordinator and its workers exchange: offers, reports, leases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slipway.stage_call import StageCall
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One attempt that shall run. Where it is ``checked``, only workers that know its parameters take it.
+    """One attempt that a worker may take.
 
-    Nobody begins it before ``not_before``, in seconds since the epoch. Given workers to ``avoid``, the others need not wait, and
-    those begin it only when there are no others.
+    If ``checked``, only workers that know its parameters take it. It begins at ``not_before`` (seconds since the epoch) at the earliest; if there are workers to ``avoid``,
+    other workers may begin at once, and the avoided ones take it after that time only if no other worker can.
     """
 
     export: str
@@ -38,13 +38,13 @@ class Offer:
 
     @property
     def placement(self) -> Placement:
-        """Which workers it is for."""
+        """Properties that decide which workers can take it."""
         parameters = frozenset(self.call.params) if self.checked else frozenset[str]()
         return Placement(self.stage, self.requirements, self.avoid, parameters)
 
     @property
     def project(self) -> str:
-        """Whose export it is."""
+        """Project of the export."""
         return self.key.project
 
     @property
@@ -55,20 +55,20 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker says it runs."""
+    """An attempt that a worker reports to run."""
 
     task: AttemptKey
     epoch: int
 
     @property
     def export(self) -> str:
-        """Name of the export it is of."""
+        """Name of the attempt's export."""
         return self.task.export
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker says of itself with every call; ``draining`` while it takes no new tasks, ``ending`` when it never will again."""
+    """A worker's report on itself, sent with every call. ``draining``: it takes no new tasks now; ``ending``: it never will again."""
 
     worker: str
     stages: frozenset[str]
@@ -84,7 +84,7 @@ class WorkerReport:
 
     @property
     def abilities(self) -> Abilities:
-        """What it can be given."""
+        """Abilities that decide which attempts it can take."""
         return Abilities(
             self.stages,
             self.gpu_architecture,
@@ -97,7 +97,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease as the worker gets it."""
+    """A lease as the worker receives it."""
 
     offer: Offer
     epoch: int
@@ -106,7 +106,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker shall do: start these, end those."""
+    """Response to a worker: leases to start and attempts to end."""
 
     granted: tuple[Granted, ...] = ()
     cancel: tuple[AttemptKey, ...] = ()
@@ -114,12 +114,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What there is to do and who does it.
+    """Waiting and running attempts, and the workers for them.
 
     Attributes:
         waiting: Stage and seconds of waiting, for each attempt that waits.
         leased: Stage of each attempt that runs.
-        served: Every stage of every worker that reported lately.
+        served: Every stage of every worker that reported recently.
     """
 
     waiting: tuple[tuple[str, float], ...] = ()
@@ -128,5 +128,5 @@ class Load:
 
 
 def memory_limit(offer: Offer, report: WorkerReport) -> int:
-    """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
+    """Return the attempt's memory limit: the configured or the worker's own, times the recovery factor; 0 if neither is known."""
     return int((offer.call.limits.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

@@ -1,4 +1,4 @@
-"""Reading the exports of a state file that may be in use, without taking its lock and without changing it."""
+"""Read the exports of a state file that may be in use, without taking its lock or changing it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noqa: A002 - the field's name everywhere
-    """Return the exports in an SQLite state, newest first; none of a state whose tables are not made yet.
+    """Return the exports in a SQLite state, newest first; none if it has no tables yet.
 
     Args:
         state: The file.
-        filter: As for a list at a coordinator; empty takes all.
+        filter: As for a list at a coordinator; empty matches all.
 
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read; ``REQUEST_INVALID`` for a filter that is not understood.
@@ -54,12 +54,12 @@ def digests_named(state: Path, *, running: bool) -> frozenset[str] | None:
 
 
 def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False) -> list[dict[str, Any]] | None:
-    """Return the exports of :func:`read_exports` as plain data; None of a state without tables.
+    """Return the exports of :func:`read_exports` as plain data; None for a state without tables.
 
     Args:
         state: The file.
         conditions: On :data:`slipway_coordinator.storage.schema.exports`.
-        whole: Look for damage in all of the file first.
+        whole: Check the whole file for damage first, not only the pages that the query reads.
 
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read.
@@ -76,7 +76,7 @@ def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = F
     except sa.exc.DatabaseError as error:
         if "no such table" in str(error.orig):
             return None
-        # Only errors of the base class itself are about the file's content; others may pass, as that it is in use.
+        # Only errors of the base class itself concern the file's content; others, such as a locked file, may pass.
         raise _unreadable(state, str(error.orig), damaged=type(error) is sa.exc.DatabaseError) from error
     except ValueError as error:
         raise _unreadable(state, "an export in it is damaged") from error
@@ -88,7 +88,7 @@ def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = F
 
 
 def _unreadable(state: Path, why: str, *, damaged: bool = True) -> ServiceError:
-    again = f"remove {state.parent} and run its export again: finished stages are in the store"
+    again = f"remove {state.parent} and run its export again: the store still has its finished stages"
     return ServiceError(
         f"{state} cannot be read: {why}",
         reason="STATE_SCHEMA",

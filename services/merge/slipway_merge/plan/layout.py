@@ -51,7 +51,7 @@ class Shard:
         return sum(not tensor.untouched and not tensor.value.changed for tensor in self.tensors)
 
     def pieces(self) -> list[tuple[OutputTensor, ...]]:
-        """The tensors in their order; untouched ones that follow each other in their source too are one piece."""
+        """Return the tensors in their order; untouched ones that follow each other in their source too are one piece."""
         pieces: list[tuple[OutputTensor, ...]] = []
         for tensor in self.tensors:
             last = pieces[-1][-1] if pieces else None
@@ -74,7 +74,7 @@ class Layout:
         return sum(tensor.nbytes for shard in self.shards for tensor in shard.tensors)
 
     def index(self) -> tuple[str, str] | None:
-        """Name and text of the index, for several shards."""
+        """Return the name and text of the index, for several shards."""
         weight_map = {tensor.name: shard.filename for shard in self.shards for tensor in shard.tensors}
         return index_file(weight_map, total_bytes=self.data_bytes)
 

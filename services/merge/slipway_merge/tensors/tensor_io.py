@@ -72,14 +72,14 @@ class TensorReader:
             view, position = view[count:], position + count
 
     def read(self, info: TensorInfo) -> Array:
-        """A whole tensor of a floating-point type."""
+        """Return a whole tensor of a floating-point type."""
         dtype = float_type(info)
         buffer = np.empty(info.nbytes, np.uint8)
         self.fill(buffer, info, 0)
         return buffer.view(dtype).reshape(info.shape)
 
     def same(self, first: TensorInfo, second: TensorInfo, *, block_bytes: int = 8 << 20) -> bool:
-        """Whether two stored tensors hold the same values (the same bytes, when they have the same type)."""
+        """Return whether two stored tensors hold the same values (the same bytes, when they have the same type)."""
         if first.shape != second.shape:
             return False
         if first.dtype != second.dtype:
@@ -136,7 +136,7 @@ def row_blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[int,
 
 
 def is_finite(values: Array, dtype: str) -> bool:
-    """Whether stored values hold neither NaN nor infinity.
+    """Return whether stored values hold neither NaN nor infinity.
 
     Args:
         values: Values of any type, or their bytes; contiguous.
@@ -171,7 +171,7 @@ def check_finite(values: Array, dtype: str, *, name: str, where: str) -> None:
 
 
 def float_type(info: TensorInfo) -> np.dtype[Any]:
-    """The type of a stored tensor that can be computed with.
+    """Return the type of a stored tensor that can be computed with.
 
     Raises:
         ModelMergeError: ``DTYPE_UNSUPPORTED``.

@@ -145,7 +145,7 @@ def _compare(
 
 
 def _vocabulary(model: Any) -> int:
-    """Rows of the embedding of token ids; 0 for a model that takes something else, or that has no single one (CLIP)."""
+    """Return the rows of the embedding of token ids; 0 for a model that takes something else, or that has no single one (CLIP)."""
     if model.main_input_name != "input_ids":
         return 0
     try:
@@ -192,7 +192,7 @@ def _norm(values: torch.Tensor) -> float:
 
 
 def _load(cls: Any, folder: Path, **options: Any) -> Any:
-    """A model, or a model and how its loading went.
+    """Return a model, or a model and how its loading went.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED`` when transformers refuses it.

@@ -50,7 +50,7 @@ def read_config(base: Path) -> dict[str, Any]:
 def merged_config(
     config: Mapping[str, Any], *, dtype: str | None, untied: bool, vocab_size: int | None
 ) -> dict[str, Any]:
-    """The base's configuration, changed only where the merge changed the model.
+    """Return the base's configuration, changed only where the merge changed the model.
 
     Args:
         config: Configuration of the base.

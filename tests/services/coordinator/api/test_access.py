@@ -143,7 +143,7 @@ def test_another_projects_export_looks_like_one_that_does_not_exist(place: Place
 def test_another_projects_list_and_creation_are_refused_alike(place: Place, project: str) -> None:
     with place.client("neighbour") as client:
         for call in (lambda: list(client.list_exports(project=project)), lambda: create(client, project=project)):
-            with pytest.raises(ModelExportError, match=f"not of the project '{project}'") as caught:
+            with pytest.raises(ModelExportError, match=f"has no access to the project '{project}'") as caught:
                 call()
             assert caught.value.reason == "PERMISSION_DENIED"
 

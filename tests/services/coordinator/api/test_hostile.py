@@ -24,7 +24,7 @@ from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.reports import completion, worker_report
-from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.filters import page_start, page_token, parse_filter
@@ -282,9 +282,9 @@ def test_the_number_of_an_attempt_is_digits(harness: Harness, liar: Liar, attemp
 
 def test_an_export_does_not_fail_without_a_word() -> None:
     """Records of before may hold results under other names; what needs them is skipped, and the export says why."""
-    record = graph.begin(tiny_export("x", tiny_task("first"), tiny_task("second", needs=("first",))), now=1.0)
+    record = transitions.begin(tiny_export("x", tiny_task("first"), tiny_task("second", needs=("first",))), now=1.0)
     done = Event(kind=EventKind.SUCCEEDED, time=2.0, task="first", attempt=1, outputs={"other": DIGEST})
-    ended = graph.apply(record, done)
+    ended = transitions.apply(record, done)
     assert ended.state.value == "failed"
     assert ended.failure is not None
     assert ended.failure.reason == "RESULT_INVALID"

@@ -233,7 +233,7 @@ async def test_the_first_look_that_fails_ends_the_others() -> None:
 
     transfers = Transfers(LIMITS)
     with pytest.raises(ServiceError, match="gone"):
-        await transfers.look_at_each("one", "red", looked, itertools.count())
+        await transfers.look_up_each("one", "red", looked, itertools.count())
     assert not transfers.looks.busy
     transfers.close()
 
@@ -249,12 +249,12 @@ def test_looks_at_many_files_let_those_of_others_between() -> None:
             return -item
 
         async def many(number: int) -> list[int]:
-            return await transfers.look_at_each(f"greedy-{number}", "red", slowly, items)
+            return await transfers.look_up_each(f"greedy-{number}", "red", slowly, items)
 
         asked = [asyncio.create_task(many(number)) for number in range(20)]
         await asyncio.sleep(0.2)
         began = time.monotonic()
-        assert await transfers.look("modest", "blue", lambda: "seen") == "seen"
+        assert await transfers.look_up("modest", "blue", lambda: "seen") == "seen"
         assert time.monotonic() - began < 1
         assert not any(one.done() for one in asked[10:])
         for one in asked:

@@ -19,7 +19,7 @@ from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.inbox import Message
+from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal
 from slipway_coordinator.storage.leases import LeaseState
 from slipway_coordinator.storage.ledger import Ledger
@@ -46,7 +46,7 @@ class Setup:
         return Broker(ledger, self.journal, deliver=self.delivered.append, ttl=10.0, clock=lambda: self.now)
 
     def __post_init__(self) -> None:
-        self.delivered: list[Message | None] = []
+        self.delivered: list[InboxEvent | None] = []
 
     def kinds(self) -> list[str]:
         """What the workflow of the export is told, in order."""

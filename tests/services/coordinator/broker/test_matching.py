@@ -245,8 +245,8 @@ def test_what_nobody_can_run_is_said_to_those_who_watch(harness: Harness, worker
     # The coordinator's own waits for a minute; this one has the same broker and hub.
     looking = Unserved(coordinator.broker.board, coordinator.hub, coordinator._notify, fail_after=None, say_after=0.1)
     time.sleep(0.2)
-    harness.run(looking.look)
-    harness.run(looking.look)
+    harness.run(looking.check)
+    harness.run(looking.check)
     harness.client.cancel_export(name)
     lines = [event.log for event in harness.client.watch_export(name) if event.WhichOneof("event") == "log"]
     assert [(line.task, line.level, line.message) for line in lines] == [

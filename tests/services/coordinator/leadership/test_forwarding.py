@@ -18,7 +18,7 @@ from slipway.rpc.serving import SERVER_OPTIONS, listen
 from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.leadership import forwarding
 from slipway_coordinator.leadership.forwarding import Forwarder
-from slipway_coordinator.leadership.standby import advertised, stand_by
+from slipway_coordinator.leadership.standby import advertised_address, stand_by
 from support.servers.free_ports import free_port
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -88,7 +88,7 @@ def test_everything_goes_through_both_ways_and_to_the_last_byte() -> None:
 
     async def test(forwarder: Forwarder) -> None:
         async with Leader("a").serving() as leader:
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             reader, writer = await connect(forwarder)
 
             async def send() -> None:
@@ -108,7 +108,7 @@ def test_everything_goes_through_both_ways_and_to_the_last_byte() -> None:
 def test_without_a_leader_a_connection_is_reset_at_once() -> None:
     async def test(forwarder: Forwarder) -> None:
         for leader in ("", f"127.0.0.1:{free_port()}"):
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             began = time.monotonic()
             with pytest.raises(ConnectionResetError):
                 await first_byte(forwarder)
@@ -121,13 +121,13 @@ def test_without_a_leader_a_connection_is_reset_at_once() -> None:
 def test_connections_to_a_former_leader_end_and_new_ones_go_to_the_new_one() -> None:
     async def test(forwarder: Forwarder) -> None:
         async with Leader("a").serving() as first, Leader("b").serving() as second:
-            await forwarder.point_to(first)
+            await forwarder.forward_to(first)
             reader, writer = await connect(forwarder)
             assert await reader.readline() == b"a\n"
-            await forwarder.point_to(first)
+            await forwarder.forward_to(first)
             writer.write(b"still here\n")
             assert await reader.readline() == b"still here\n"
-            await forwarder.point_to(second)
+            await forwarder.forward_to(second)
             await ended(reader)
             again, writer_again = await connect(forwarder)
             assert await again.readline() == b"b\n"
@@ -142,7 +142,7 @@ def test_a_leader_that_ends_ends_the_connection_and_a_client_that_ends_alarms_no
     async def test(forwarder: Forwarder) -> None:
         one = Leader("a")
         async with one.serving() as leader:
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             reader, writer = await connect(forwarder)
             await reader.readline()
             writer.close()
@@ -160,7 +160,7 @@ def test_a_leader_that_ends_ends_the_connection_and_a_client_that_ends_alarms_no
 def test_a_server_takes_the_address_over_while_connections_are_passed_on() -> None:
     async def test(forwarder: Forwarder) -> None:
         async with Leader("a").serving() as leader:
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             reader, writer = await connect(forwarder)
             await reader.readline()
             await forwarder.close()
@@ -179,7 +179,7 @@ def test_a_server_takes_the_address_over_while_connections_are_passed_on() -> No
 def test_an_address_of_all_families_is_one_of_all_families() -> None:
     async def test(forwarder: Forwarder) -> None:
         async with Leader("a").serving() as leader:
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             reader, writer = await connect(forwarder)
             assert await reader.readline() == b"a\n"
             writer.close()
@@ -191,7 +191,7 @@ def test_an_address_of_all_families_is_one_of_all_families() -> None:
 def test_a_socket_of_this_machine_is_passed_on_too(tmp_path: Path) -> None:
     async def test(forwarder: Forwarder) -> None:
         async with Leader("a").serving() as leader:
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
             assert await reader.readline() == b"a\n"
             writer.close()
@@ -221,7 +221,7 @@ def test_a_connection_that_waits_for_the_leader_ends_with_the_standby(monkeypatc
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_a_name_that_no_address_can_have_ends_no_standby(host: str) -> None:
     async def test(forwarder: Forwarder) -> None:
-        await forwarder.point_to(f"{host}:7070")
+        await forwarder.forward_to(f"{host}:7070")
         assert not forwarder.reachable
         with pytest.raises(ConnectionResetError):
             await first_byte(forwarder)
@@ -249,7 +249,7 @@ def test_a_standby_is_ready_when_both_its_ports_lead_somewhere(same_port: bool) 
             return False
 
     class Health:
-        def say(self, *, serving: bool) -> None:
+        def report(self, *, serving: bool) -> None:
             said.append(serving)
             ending.set()
 
@@ -272,7 +272,7 @@ def test_a_host_with_very_many_connections_loses_its_oldest(monkeypatch: pytest.
 
     async def test(forwarder: Forwarder) -> None:
         async with Leader("a").serving() as leader:
-            await forwarder.point_to(leader)
+            await forwarder.forward_to(leader)
             opened = []
             for _ in range(3):
                 opened.append(await connect(forwarder))
@@ -308,4 +308,4 @@ def test_an_address_that_cannot_be_bound_is_refused(address: str) -> None:
     ],
 )
 def test_where_standbys_find_the_active_one(given: str, address: str, near: str, found: str) -> None:
-    assert advertised(given, address=address, near_database=near) == found
+    assert advertised_address(given, address=address, near_database=near) == found

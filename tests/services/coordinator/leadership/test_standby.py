@@ -179,7 +179,7 @@ def test_a_standby_is_ready_while_it_can_lead_to_somebody(pair: Pair) -> None:
         lock.announce(f"127.0.0.1:{listener.getsockname()[1]}")
         wait_for(lambda: pair.ready("b"))
     lock.announce(f"127.0.0.1:{pair.ports['b'][0]}")
-    wait_for(lambda: any("has this one's address" in text for text in pair.said("b")))
+    wait_for(lambda: any("advertises this one's address" in text for text in pair.said("b")))
     refused(pair)
     files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
     assert files < 100, "it passes connections on to itself"

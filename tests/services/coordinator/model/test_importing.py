@@ -13,7 +13,7 @@ from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_message
 from slipway.sources.allowed import Allowed
 from slipway_coordinator.api.export_service import new_record
-from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import ExportRecord, Resources, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.states import ExportState, TaskState
@@ -39,8 +39,8 @@ def record(sources: dict[str, str] | None = None, *, allowed: Allowed = ALLOWED,
 
 
 def running(record: ExportRecord) -> ExportRecord:
-    begun = graph.begin(record, now=1.0)
-    return graph.apply(begun, event(EventKind.LEASED, worker="w", epoch=1))
+    begun = transitions.begin(record, now=1.0)
+    return transitions.apply(begun, event(EventKind.LEASED, worker="w", epoch=1))
 
 
 def event(kind: EventKind, task: str = "import", *, attempt: int = 1, **fields: Any) -> Event:
@@ -49,7 +49,7 @@ def event(kind: EventKind, task: str = "import", *, attempt: int = 1, **fields: 
 
 def imported(record: ExportRecord, *, attempt: int = 1, **outputs: str) -> ExportRecord:
     made = {"base": BASE, "adapter": ADAPTER} | outputs
-    return graph.apply(record, event(EventKind.SUCCEEDED, attempt=attempt, outputs=made, facts=FACTS))
+    return transitions.apply(record, event(EventKind.SUCCEEDED, attempt=attempt, outputs=made, facts=FACTS))
 
 
 def test_sources_that_are_only_named_are_one_task() -> None:
@@ -112,15 +112,15 @@ def test_the_plan_follows_the_import() -> None:
 def test_a_base_that_has_to_be_prepared_is() -> None:
     facts = {**FACTS, "source_formats": {"base": "gptq"}}
     done = event(EventKind.SUCCEEDED, outputs={"base": BASE, "adapter": ADAPTER}, facts=facts)
-    after = graph.apply(running(record()), done)
+    after = transitions.apply(running(record()), done)
     assert after.task("prepare").inputs == {"base": "task:import/base"}
     assert after.task("merge").state is TaskState.WAITING
 
 
 @pytest.mark.parametrize("outputs", [{"base": BASE}, {"base": BASE, "adapter": ADAPTER, "more": OTHER}, {}])
 def test_an_import_of_something_else_has_failed(outputs: dict[str, str]) -> None:
-    after = graph.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts=FACTS))
-    assert [task.id for task in graph.undecided(after)] == ["import"]
+    after = transitions.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts=FACTS))
+    assert [task.id for task in transitions.undecided(after)] == ["import"]
     assert reason_of(after) == "RESULT_INVALID"
     assert len(after.tasks) == 1
 
@@ -140,28 +140,28 @@ def test_an_import_of_something_else_has_failed(outputs: dict[str, str]) -> None
 )
 def test_impossible_facts_of_an_import_are_a_failure_of_its_worker(facts: dict[str, Any]) -> None:
     outputs = {"base": BASE, "adapter": ADAPTER}
-    after = graph.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts={**FACTS, **facts}))
+    after = transitions.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts={**FACTS, **facts}))
     assert reason_of(after) == "RESULT_INVALID"
     assert len(after.tasks) == 1
 
 
 def test_facts_of_an_import_may_be_missing() -> None:
     outputs = {"base": BASE, "adapter": ADAPTER}
-    after = graph.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs))
+    after = transitions.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs))
     assert after.task("merge").state is TaskState.QUEUED
 
 
 def test_an_import_that_ends_while_its_export_is_cancelled_is_followed_by_nothing() -> None:
-    after = imported(graph.cancel(running(record()), now=2.0))
+    after = imported(transitions.cancel(running(record()), now=2.0))
     assert after.task("import").state is TaskState.SUCCEEDED
     assert {task.state for task in after.tasks[1:]} == {TaskState.CANCELLED}
     assert after.state is ExportState.CANCELLED
-    again = graph.begin(graph.restarted(after), now=9.0)
+    again = transitions.begin(transitions.restart(after), now=9.0)
     assert again.task("merge").state is TaskState.QUEUED
 
 
 def reason_of(after: ExportRecord) -> str:
-    (failed,) = graph.undecided(after)
+    (failed,) = transitions.undecided(after)
     assert failed.attempt.failure is not None
     return failed.attempt.failure.reason
 
@@ -169,12 +169,12 @@ def reason_of(after: ExportRecord) -> str:
 def lost(after: ExportRecord) -> ExportRecord:
     """The merge found that the store has lost the base."""
     failure = Failure(reason="ARTIFACT_NOT_FOUND", message="gone", about={"digest": BASE})
-    after = graph.apply(after, event(EventKind.LEASED, "merge", worker="w", epoch=2))
-    after = graph.apply(after, event(EventKind.FAILED, "merge", failure=failure))
+    after = transitions.apply(after, event(EventKind.LEASED, "merge", worker="w", epoch=2))
+    after = transitions.apply(after, event(EventKind.FAILED, "merge", failure=failure))
     following = NextAttempt(
         rule="inputs", note="", params=after.task("merge").params, remake_inputs=True, resources=Resources()
     )
-    return graph.retry(after, "merge", following, now=5.0)
+    return transitions.retry(after, "merge", following, now=5.0)
 
 
 def test_what_the_store_lost_is_imported_again_as_it_was() -> None:
@@ -188,14 +188,14 @@ def test_what_the_store_lost_is_imported_again_as_it_was() -> None:
 
 def test_other_content_under_the_address_is_no_second_import() -> None:
     after = imported(lost(imported(running(record()))), attempt=2, base=OTHER)
-    (failed,) = graph.undecided(after)
+    (failed,) = transitions.undecided(after)
     assert failed.attempt.failure is not None
     assert failed.attempt.failure.reason == "SOURCE_CHANGED"
     assert after.sources["base"] == BASE
 
 
 def test_a_retried_export_keeps_what_was_imported() -> None:
-    after = graph.cancel(imported(running(record())), now=9.0)
-    again = graph.restarted(after.moved(ExportState.CANCELLED) if not after.state.ended else after)
+    after = transitions.cancel(imported(running(record())), now=9.0)
+    again = transitions.restart(after.moved(ExportState.CANCELLED) if not after.state.ended else after)
     assert again.task("import").state is TaskState.SUCCEEDED
     assert isinstance(again.task("merge"), TaskRecord)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import Failure
-from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.states import ExportState, TaskState
@@ -27,12 +27,12 @@ def diamond() -> ExportRecord:
         tiny_task("b", needs=("m",)),
         tiny_task("v", needs=("m", "a", "a2", "b"), partial=True),
     )
-    return graph.begin(tiny_export("x", *tasks), now=1.0)
+    return transitions.begin(tiny_export("x", *tasks), now=1.0)
 
 
 def happens(record: ExportRecord, kind: EventKind, task: str = "", **more: Any) -> ExportRecord:
     attempt = record.task(task).attempt.number if task else 0
-    return graph.apply(record, Event(kind=kind, time=2.0, task=task, attempt=attempt, **more))
+    return transitions.apply(record, Event(kind=kind, time=2.0, task=task, attempt=attempt, **more))
 
 
 def succeed(record: ExportRecord, *tasks: str) -> ExportRecord:
@@ -44,7 +44,7 @@ def succeed(record: ExportRecord, *tasks: str) -> ExportRecord:
 
 def fail(record: ExportRecord, task: str) -> ExportRecord:
     record = happens(record, EventKind.LEASED, task, worker="w")
-    return graph.give_up(happens(record, EventKind.FAILED, task, failure=OOPS), task, OOPS, now=3.0)
+    return transitions.give_up(happens(record, EventKind.FAILED, task, failure=OOPS), task, OOPS, now=3.0)
 
 
 def states(record: ExportRecord) -> str:
@@ -89,7 +89,9 @@ def test_the_error_that_decides_is_the_exports_whichever_came_first() -> None:
     def ended(*failures: tuple[str, Failure]) -> Failure | None:
         record = succeed(diamond(), "m")
         for task, failure in failures:
-            record = graph.give_up(happens(record, EventKind.FAILED, task, failure=failure), task, failure, now=4.0)
+            record = transitions.give_up(
+                happens(record, EventKind.FAILED, task, failure=failure), task, failure, now=4.0
+            )
         return record.failure
 
     assert ended(("b", passing), ("a", wrong)) == ended(("a", wrong), ("b", passing)) == wrong
@@ -99,9 +101,9 @@ def test_the_error_that_decides_is_the_exports_whichever_came_first() -> None:
 
 def test_another_attempt_has_its_parameters_and_rule() -> None:
     record = happens(diamond(), EventKind.FAILED, "m", failure=OOPS)
-    assert [task.id for task in graph.undecided(record)] == ["m"]
+    assert [task.id for task in transitions.undecided(record)] == ["m"]
     following = NextAttempt(rule="r", note="n", params={"text": "other"}, resources={"threads": 1}, warning="mind")
-    record = graph.retry(record, "m", following, now=3.0)
+    record = transitions.retry(record, "m", following, now=3.0)
     attempt = record.task("m").attempt
     assert (attempt.number, attempt.rule, attempt.params, attempt.resources.threads) == (2, "r", {"text": "other"}, 1)
     assert record.warnings == ("mind",)
@@ -113,19 +115,19 @@ def test_an_attempt_elsewhere_avoids_every_worker_that_failed_for_this_reason() 
     following = NextAttempt(rule="r", note="", params={}, resources={}, elsewhere=True, wait_seconds=30.0)
     for worker, failure in (("w1", full), ("w2", other), ("w3", full)):
         record = happens(record, EventKind.LEASED, "m", worker=worker)
-        record = graph.retry(happens(record, EventKind.FAILED, "m", failure=failure), "m", following, now=3.0)
+        record = transitions.retry(happens(record, EventKind.FAILED, "m", failure=failure), "m", following, now=3.0)
     attempt = record.task("m").attempt
     assert (attempt.avoid, attempt.not_before) == (("w1", "w3"), 33.0)
-    again = graph.retry(happens(record, EventKind.FAILED, "m", failure=OOPS), "m",
+    again = transitions.retry(happens(record, EventKind.FAILED, "m", failure=OOPS), "m",
                         NextAttempt(rule="r", note="", params={}, resources={}), now=4.0)  # fmt: skip
     assert (again.task("m").attempt.avoid, again.task("m").attempt.not_before) == ((), 0.0)
 
 
 def test_events_of_an_earlier_attempt_change_nothing() -> None:
     record = happens(diamond(), EventKind.FAILED, "m", failure=OOPS)
-    record = graph.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)
+    record = transitions.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)
     late = Event(kind=EventKind.SUCCEEDED, time=9.0, task="m", attempt=1, outputs={"out": "sha256:old"})
-    assert graph.apply(record, late) == record
+    assert transitions.apply(record, late) == record
 
 
 def test_a_lost_lease_queues_the_same_attempt_again() -> None:
@@ -159,36 +161,36 @@ def lose(record: ExportRecord, *, epoch: int, departed: bool = False) -> ExportR
 
 def test_what_takes_every_worker_with_it_has_failed() -> None:
     record = diamond()
-    for epoch in range(1, graph.MOST_LOSSES):
+    for epoch in range(1, transitions.MOST_LOSSES):
         record = lose(record, epoch=epoch)
         assert record.task("m").attempt.state is TaskState.QUEUED
         assert happens(record, EventKind.LEASE_LOST, "m") == record  # told again by the next coordinator
-    record = lose(record, epoch=graph.MOST_LOSSES)
-    (failed,) = graph.undecided(record)
+    record = lose(record, epoch=transitions.MOST_LOSSES)
+    (failed,) = transitions.undecided(record)
     assert failed.attempt.failure is not None
     assert failed.attempt.failure.reason == "STAGE_KILLED"
-    assert f"the last one w{graph.MOST_LOSSES}" in failed.attempt.failure.message
-    again = graph.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)
+    assert f"the last one w{transitions.MOST_LOSSES}" in failed.attempt.failure.message
+    again = transitions.retry(record, "m", NextAttempt(rule="r", note="", params={}, resources={}), now=3.0)
     assert again.task("m").attempt.losses == 0
 
 
 def test_workers_that_were_told_to_end_are_no_reason_to_fail_before_there_are_very_many() -> None:
     record = diamond()
-    for epoch in range(1, graph.MOST_DEPARTURES):
+    for epoch in range(1, transitions.MOST_DEPARTURES):
         record = lose(record, epoch=epoch, departed=True)
         assert record.task("m").attempt.state is TaskState.QUEUED
-    assert graph.MOST_DEPARTURES > 5 * graph.MOST_LOSSES
-    record = lose(record, epoch=graph.MOST_DEPARTURES)  # one that crashed is not one of them
+    assert transitions.MOST_DEPARTURES > 5 * transitions.MOST_LOSSES
+    record = lose(record, epoch=transitions.MOST_DEPARTURES)  # one that crashed is not one of them
     assert record.task("m").attempt.state is TaskState.QUEUED
-    record = lose(record, epoch=graph.MOST_DEPARTURES + 1, departed=True)
-    (failed,) = graph.undecided(record)
+    record = lose(record, epoch=transitions.MOST_DEPARTURES + 1, departed=True)
+    (failed,) = transitions.undecided(record)
     assert failed.attempt.failure is not None
     assert failed.attempt.failure.reason == "STAGE_KILLED"
 
 
 def test_a_worker_that_comes_back_to_its_task_was_not_lost() -> None:
     record = happens(diamond(), EventKind.LEASED, "m", worker="w", epoch=1)
-    for _ in range(2 * graph.MOST_LOSSES):
+    for _ in range(2 * transitions.MOST_LOSSES):
         record = happens(record, EventKind.LEASE_LOST, "m")
         record = happens(record, EventKind.LEASED, "m", worker="w", epoch=1)
         assert record.task("m").attempt.state is TaskState.RUNNING
@@ -198,7 +200,7 @@ def test_a_lost_input_is_made_again_and_its_reader_goes_on() -> None:
     lost = Failure(reason="ARTIFACT_NOT_FOUND", message="gone", about={"digest": "sha256:m"})
     record = happens(succeed(diamond(), "m"), EventKind.FAILED, "a", failure=lost)
     again = NextAttempt(rule="inputs-again", note="", params={}, resources={}, remake_inputs=True)
-    record = graph.retry(record, "a", again, now=3.0)
+    record = transitions.retry(record, "a", again, now=3.0)
     assert states(record) == "m:queued a:waiting a2:waiting b:queued v:waiting"
     record = succeed(record, "m")
     assert (record.task("a").state, len(record.task("a").attempts)) == (TaskState.QUEUED, 2)
@@ -206,9 +208,9 @@ def test_a_lost_input_is_made_again_and_its_reader_goes_on() -> None:
 
 def test_a_retry_keeps_what_is_finished_and_remakes_what_follows_from_it() -> None:
     record = succeed(fail(succeed(diamond(), "m"), "a"), "b", "v")
-    record = graph.restarted(record)
+    record = transitions.restart(record)
     assert states(record) == "m:succeeded a:waiting a2:waiting b:succeeded v:waiting"
-    record = succeed(graph.begin(record, now=5.0), "a", "a2", "v")
+    record = succeed(transitions.begin(record, now=5.0), "a", "a2", "v")
     assert record.state is ExportState.SUCCEEDED
     assert [attempt.run for attempt in record.task("a").attempts] == [1, 2]
 
@@ -226,13 +228,13 @@ def test_no_order_of_events_breaks_an_export(happenings: list[tuple[EventKind, s
     for kind, task, attempt, again in happenings:
         failure = OOPS if kind is EventKind.FAILED else None
         event = Event(kind=kind, time=2.0, task=task, attempt=attempt, outputs={"out": "sha256:o"}, failure=failure)
-        record = graph.apply(record, event)
-        for undecided in graph.undecided(record):
+        record = transitions.apply(record, event)
+        for undecided in transitions.undecided(record):
             if again and record.state is ExportState.RUNNING and len(undecided.attempts) < 3:
                 following = NextAttempt(rule="r", note="", params={}, resources={})
-                record = graph.retry(record, undecided.id, following, now=3.0)
+                record = transitions.retry(record, undecided.id, following, now=3.0)
             else:
-                record = graph.give_up(record, undecided.id, OOPS, now=3.0)
+                record = transitions.give_up(record, undecided.id, OOPS, now=3.0)
         assert record.state.ended == all(task.state.ended for task in record.tasks)
         assert ExportRecord.from_json(record.to_json()) == record
 
@@ -245,7 +247,7 @@ def validated() -> ExportRecord:
         tiny_task("b", needs=("base",)),
         tiny_task("v", needs=("base", "a", "b"), partial=True),
     )
-    return graph.begin(tiny_export("x", *tasks), now=1.0)
+    return transitions.begin(tiny_export("x", *tasks), now=1.0)
 
 
 def test_a_validation_over_no_output_hides_no_reason() -> None:
@@ -261,19 +263,19 @@ def test_a_validation_is_not_begun_without_what_it_always_needs() -> None:
     record = succeed(validated(), "base", "a")
     record = happens(happens(record, EventKind.LEASED, "b", worker="w"), EventKind.FAILED, "b", failure=OOPS)
     following = NextAttempt(rule="r", note="", params={}, resources={}, remake_inputs=True)
-    record = fail(graph.retry(record, "b", following, now=3.0), "base")
+    record = fail(transitions.retry(record, "b", following, now=3.0), "base")
     assert states(record) == "base:failed a:succeeded b:skipped v:skipped"
     assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
 
 
 def test_an_export_that_a_fault_stopped_can_be_retried() -> None:
     before = happens(succeed(diamond(), "m"), EventKind.LEASED, "b", worker="w")
-    record = graph.stopped(before, OOPS, now=5.0)
+    record = transitions.stop(before, OOPS, now=5.0)
     assert states(record) == "m:succeeded a:cancelled a2:cancelled b:cancelled v:cancelled"
     assert (record.state, record.failure, record.end_time) == (ExportState.FAILED, OOPS, 5.0)
     assert all(attempt.state.ended for task in record.tasks for attempt in task.attempts)
     as_it_was = before.with_(state=ExportState.FAILED, failure=OOPS)  # by a version that left its tasks
     for ended in (record, as_it_was):
-        again = graph.begin(graph.restarted(ended), now=6.0)
+        again = transitions.begin(transitions.restart(ended), now=6.0)
         assert states(again) == "m:succeeded a:queued a2:waiting b:queued v:waiting"
         assert succeed(again, "a", "a2", "b", "v").state is ExportState.SUCCEEDED

@@ -16,7 +16,7 @@ from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model.offers import Granted, Held, Offer, WorkerReport
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.inbox import Message
+from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal
 from slipway_coordinator.storage.ledger import Ledger
 from support.coordinators.harness import Harness, state, tiny_export, tiny_task
@@ -31,8 +31,8 @@ class Doubtful(Journal):
 
     lost = 0
 
-    def _together(self, changes: Sequence[Callable[[], Any]]) -> list[Any]:
-        results = super()._together(changes)
+    def _apply_together(self, changes: Sequence[Callable[[], Any]]) -> list[Any]:
+        results = super()._apply_together(changes)
         if self.lost:
             self.lost -= 1
             raise sa.exc.OperationalError("COMMIT", {}, Exception("the server closed the connection"))
@@ -44,7 +44,7 @@ class Place:
 
     def __init__(self, home: Path) -> None:
         self.now = 100.0
-        self.told: list[Message | None] = []
+        self.told: list[InboxEvent | None] = []
         self.database = Database(f"sqlite:///{home / 'state.db'}")
         self.database.prepare()
         self.database.insert(tiny_export("x", tiny_task("m")).with_(name=EXPORT))

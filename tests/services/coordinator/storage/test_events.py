@@ -6,7 +6,7 @@ import asyncio
 
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.model.states import ExportState
-from slipway_coordinator.storage.events import ENDED_CHANNELS_KEPT, Happening, Hub
+from slipway_coordinator.storage.events import ENDED_CHANNELS_KEPT, Hub, WatchEvent
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import tiny_export, tiny_task
 
@@ -26,8 +26,8 @@ def hub(stored: ExportRecord = RUNNING) -> Hub:
     return Hub(reserve, load)
 
 
-async def watched(events: Hub, *, after: int = 0) -> list[Happening]:
-    return [happening async for happening in events.watch(RUNNING.name, after=after)]
+async def watched(events: Hub, *, after: int = 0) -> list[WatchEvent]:
+    return [event async for event in events.watch(RUNNING.name, after=after)]
 
 
 async def test_the_end_of_an_export_is_the_last_event() -> None:
@@ -50,7 +50,7 @@ async def test_another_run_of_an_export_that_ended_is_told() -> None:
     await events.publish(RUNNING.name, export_pb2.TaskProgress(task="m", phase="again"))
     await events.publish(RUNNING.name, ENDED.with_(revision=4, run=2))
     seen = await watched(events, after=last)
-    assert [type(happening.payload).__name__ for happening in seen] == ["TaskProgress", "ExportRecord"]
+    assert [type(event.payload).__name__ for event in seen] == ["TaskProgress", "ExportRecord"]
 
 
 async def test_the_end_is_told_to_a_reader_that_was_busy_meanwhile() -> None:
@@ -58,7 +58,7 @@ async def test_the_end_is_told_to_a_reader_that_was_busy_meanwhile() -> None:
     reading = events.watch(RUNNING.name, after=0)
     assert (await anext(reading)).payload == RUNNING
     await events.publish(RUNNING.name, ENDED)
-    assert [happening.payload async for happening in reading] == [ENDED]
+    assert [event.payload async for event in reading] == [ENDED]
 
 
 def test_a_channel_that_opens_while_a_record_is_published_has_it() -> None:
@@ -98,7 +98,7 @@ def test_looking_at_all_that_ended_keeps_little_of_it() -> None:
 
         events = Hub(reserve, load)
         for name in names:
-            assert len([happening async for happening in events.watch(name, after=0)]) == 1
+            assert len([event async for event in events.watch(name, after=0)]) == 1
         assert len(events._channels) == ENDED_CHANNELS_KEPT
 
     asyncio.run(story())
@@ -107,7 +107,7 @@ def test_looking_at_all_that_ended_keeps_little_of_it() -> None:
 async def test_nobody_hears_of_an_unknown_export() -> None:
     events = hub()
     await events.publish("projects/default/exports/none", ENDED)
-    assert [happening async for happening in events.watch("projects/default/exports/none", after=0)] == []
+    assert [event async for event in events.watch("projects/default/exports/none", after=0)] == []
 
 
 async def test_a_state_that_was_read_when_the_channel_was_opened_is_told_once() -> None:
@@ -125,5 +125,5 @@ async def test_progress_of_tasks_that_an_export_does_not_have_is_not_kept() -> N
         await events.publish(RUNNING.name, export_pb2.TaskProgress(task=f"other-{number}"))
     await events.publish(RUNNING.name, export_pb2.TaskProgress(task="m", phase="early"))
     await events.publish(RUNNING.name, ENDED)
-    seen = [happening.payload for happening in await watched(events)]
+    seen = [event.payload for event in await watched(events)]
     assert [one.task for one in seen if isinstance(one, export_pb2.TaskProgress)] == ["m"]

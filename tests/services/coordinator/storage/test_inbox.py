@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from slipway_coordinator.model.transitions import Event, EventKind
-from slipway_coordinator.storage.inbox import Inbox, Message
+from slipway_coordinator.storage.inbox import Inbox, InboxEvent
 
 EXPORT = "projects/p/exports/x"
 
 
-def message(number: int) -> Message:
-    return Message(EXPORT, 1, number, Event(kind=EventKind.LEASED, time=float(number)))
+def message(number: int) -> InboxEvent:
+    return InboxEvent(EXPORT, 1, number, Event(kind=EventKind.LEASED, time=float(number)))
 
 
 async def test_a_run_that_was_just_created_is_not_read() -> None:
     reads: list[int] = []
 
-    async def read(_export: str, _run: int, after: int) -> list[Message]:
+    async def read(_export: str, _run: int, after: int) -> list[InboxEvent]:
         reads.append(after)
         return [message(number) for number in range(after + 1, 4)]
 
@@ -30,7 +30,7 @@ async def test_a_run_that_was_just_created_is_not_read() -> None:
 
 
 async def test_a_run_of_a_process_before_is_read() -> None:
-    async def read(_export: str, _run: int, after: int) -> list[Message]:
+    async def read(_export: str, _run: int, after: int) -> list[InboxEvent]:
         return [message(number) for number in range(after + 1, 3)]
 
     inbox = Inbox(read)

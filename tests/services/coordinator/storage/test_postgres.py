@@ -23,7 +23,7 @@ from slipway_coordinator.storage import database as database_module
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import PostgresState, state_at
 from slipway_coordinator.storage.filters import parse_filter
-from slipway_coordinator.storage.journal import answering
+from slipway_coordinator.storage.journal import translate_database_errors
 from slipway_coordinator.storage.leases import LeaseState
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, tiny_export, tiny_task
@@ -94,7 +94,7 @@ def test_a_transaction_of_a_coordinator_that_froze_holds_nobody_up(
             assert active.save(record.with_(revision=3)), "it waited for the other one's transaction"
 
     with pytest.raises(ServiceError, match="does not answer"):
-        answering(freeze)
+        translate_database_errors(freeze)
     assert not frozen.save(record.with_(revision=2)), "awake again, it is too late"
     for database in (frozen, active):
         database.close()

@@ -16,8 +16,8 @@ from slipway.errors import ModelExportError
 from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.migration import migrate
 from slipway_coordinator.storage.database_address import state_at
-from slipway_coordinator.storage.database_faults import enter, words
-from slipway_coordinator.storage.journal import answering
+from slipway_coordinator.storage.database_faults import check_access, driver_message
+from slipway_coordinator.storage.journal import translate_database_errors
 from support.commands.cli import SLIPWAY
 from support.servers.free_ports import free_port
 from support.servers.postgres_server import PostgresServer, postgres_server
@@ -71,7 +71,7 @@ def started(where: str) -> tuple[int, str]:
 )
 def test_a_server_that_does_not_let_it_in(server: PostgresServer, user: str, database: str, said: str) -> None:
     state = state_at(place(server, user, database))
-    for begin in (enter, migrate):
+    for begin in (check_access, migrate):
         with pytest.raises(ModelExportError) as caught:
             begin(state)
         assert caught.value.reason == "STATE_DENIED"
@@ -90,7 +90,7 @@ def test_a_coordinator_with_a_wrong_password_ends_and_says_so(server: PostgresSe
 def test_the_right_password_is_let_in(server: PostgresServer) -> None:
     with psycopg.connect(server.database("good")) as connection:
         connection.execute("GRANT SELECT ON slipway_schema TO asked")
-    enter(state_at(place(server, f"asked:{PASSWORD}", "good")))
+    check_access(state_at(place(server, f"asked:{PASSWORD}", "good")))
 
 
 def test_a_role_that_may_only_read(server: PostgresServer) -> None:
@@ -112,7 +112,7 @@ def test_a_server_without_a_connection_left_is_no_refusal(server: PostgresServer
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
     state = state_at(place(server, "crowded", "good"))
-    enter(state)  # a coordinator waits for it
+    check_access(state)  # a coordinator waits for it
     with pytest.raises(ModelExportError, match="too many connections") as caught:
         migrate(state)
     assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
@@ -120,7 +120,7 @@ def test_a_server_without_a_connection_left_is_no_refusal(server: PostgresServer
 
 def test_a_port_where_nobody_listens_is_no_refusal() -> None:
     state = state_at(f"postgresql://slipway@127.0.0.1:{free_port()}/good")
-    enter(state)  # a coordinator waits for it
+    check_access(state)  # a coordinator waits for it
     with pytest.raises(ModelExportError, match="refused") as caught:
         migrate(state)
     assert caught.value.failure().exit_code == 7
@@ -155,7 +155,9 @@ def test_the_log_says_why_a_database_is_silent_and_clients_hear_that_it_is(caplo
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             with pytest.raises(ModelExportError) as caught:
-                answering(lambda: engine.connect().execute(sa.text("SELECT :value"), {"value": "confidential"}))
+                translate_database_errors(
+                    lambda: engine.connect().execute(sa.text("SELECT :value"), {"value": "confidential"})
+                )
     assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
     assert "refused" not in str(caught.value)
     assert len(caplog.messages) == 1
@@ -167,7 +169,7 @@ def test_the_log_says_why_a_database_is_silent_and_clients_hear_that_it_is(caplo
 
 def test_words_are_one_line_without_secrets() -> None:
     said = f"bad \"host=h password='{PASSWORD}'\" in postgresql://me:{PASSWORD}@h/d\nSELECT 1"
-    assert words(Exception(said)) == 'bad "host=h password=***" in postgresql://me:***@h/d'
+    assert driver_message(Exception(said)) == 'bad "host=h password=***" in postgresql://me:***@h/d'
 
 
 def test_a_password_is_not_shown_wherever_it_stands_in_the_url() -> None:

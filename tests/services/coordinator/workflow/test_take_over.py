@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
-from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import schema
 from slipway_coordinator.storage.database_address import SqliteState
@@ -25,7 +25,7 @@ def test_a_take_over_that_is_repeated_skips_no_event(
     coordinator = Coordinator(CoordinatorOptions(SqliteState(tmp_path / "state.db")))
     database, started, tries = coordinator.database, list[ExportRecord](), 0
     database.prepare()
-    record = graph.begin(tiny_export("x", tiny_task("m")), now=1.0).with_(revision=5, events_read=3)
+    record = transitions.begin(tiny_export("x", tiny_task("m")), now=1.0).with_(revision=5, events_read=3)
     database.insert(record)
     if version == "slipway-2":
         with database.transactions.begin() as connection:
