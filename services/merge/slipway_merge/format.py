@@ -45,7 +45,7 @@ FORMAT = Format(
     runtime=Runtime(
         name="transformers", files=("*.safetensors",), load="slipway_validate.runner.runtime_transformers:load"
     ),
-    quantizer="slipway_quantize.checkpoints.quantizer:QUANTIZER",
+    quantizer="slipway_quantize.quantizers:CHECKPOINTS",
     usage=Usage(
         template=("slipway_merge", "usage.example.j2"),
         library="transformers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from slipway_quantize.report import weight_bytes
 _TOKENS = 4
 
 
-def check_result(source: Path, target: Path, *, model_format: str, ctx: Context) -> None:
+def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], Any], ctx: Context) -> None:
     """Load ``target`` and run it once on a few tokens, if that fits into the attempt's memory.
 
     Raises:
@@ -36,7 +37,7 @@ def check_result(source: Path, target: Path, *, model_format: str, ctx: Context)
         ctx.record(check="skipped: too large for the attempt's memory")
         return
     ctx.progress("check", done=0, total=1, unit="forward passes")
-    logits = _run_pytorch(target) if model_format == "pytorch" else _run_onnx(target, ctx)
+    logits = run(target, ctx)
     if not np.isfinite(logits).all():
         raise QuantizationError(
             f"the result's logits hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
@@ -52,7 +53,8 @@ def _tokens(target: Path) -> Any:
     return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
 
 
-def _run_pytorch(target: Path) -> Any:
+def run_checkpoint(target: Path) -> Any:
+    """Run a transformers folder; returns its logits."""
     from transformers import AutoModelForCausalLM
 
     tokens = torch.from_numpy(_tokens(target))
@@ -70,7 +72,8 @@ def _run_pytorch(target: Path) -> Any:
     return logits
 
 
-def _run_onnx(target: Path, ctx: Context) -> Any:
+def run_graph(target: Path, ctx: Context) -> Any:
+    """Run an ONNX graph; returns its logits."""
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 

@@ -15,7 +15,7 @@ GROUP = "slipway.formats"
 
 
 @cache
-def formats() -> Mapping[str, Format[Any]]:
+def formats() -> dict[str, Format[Any]]:
     """All installed formats by name, in their order.
 
     Raises:
