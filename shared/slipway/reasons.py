@@ -73,6 +73,10 @@ REASONS: Mapping[str, Reason] = {
     "CONFIGURATION_NOT_FOUND": Reason(_C.INVALID_INPUT, "the configuration file does not exist or cannot be read"),
     "PARAMS_INVALID": Reason(_C.INVALID_INPUT, "a stage was given parameters that its model refuses"),
     "STAGE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings a stage of this name"),
+    "FORMAT_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings a format of this name"),
+    "FORMAT_INVALID": Reason(
+        _C.INVALID_INPUT, "an installed format cannot be loaded, plans what cannot run, or clashes with another one"
+    ),
     "INPUT_MISSING": Reason(_C.INVALID_INPUT, "a stage was not given one of its inputs, or one it does not know"),
     # Base model and checkpoint
     "BASE_MODEL_NOT_FOUND": Reason(
@@ -117,6 +121,7 @@ REASONS: Mapping[str, Reason] = {
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
     "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
     "QUANTIZATION_FAILED": Reason(_C.VALIDATION, "the quantized model cannot be loaded or run"),
+    "FAMILY_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the stage does not take models of this kind, on no machine"),
     "OPSET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine cannot write the opset asked for"),
     "EXPORT_ENGINE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine does not know this architecture"),
     "EXPORT_ENGINE_FAILED": Reason(_C.UNSUPPORTED, "the export engine stopped with an error of its own on this model"),

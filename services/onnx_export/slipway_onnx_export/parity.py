@@ -17,6 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
+from slipway.models.families import DECODER, auto_model
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
@@ -180,9 +181,11 @@ def _reference(source: ModelSource, conversations: list[_Conversation], *, on_ca
             about={"file": "config.json"},
         ) from error
     # Eager attention is the plainest implementation; fused ones differ among themselves in what padding rows yield.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
-    ).eval()
+    model = (
+        auto_model(DECODER)
+        .from_pretrained(source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False)
+        .eval()
+    )
     with torch.inference_mode():
         for conversation in conversations:
             cache = transformers.DynamicCache(config=model.config)

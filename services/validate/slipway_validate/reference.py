@@ -18,6 +18,7 @@ from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
 
 DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
+RUNTIME = "slipway_validate.runner.runtime_reference:load"
 NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
 
 
@@ -31,7 +32,7 @@ def run_reference(
         ValidationError: ``VALIDATION_IMPOSSIBLE``: it cannot be loaded, or its logits are not finite.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
-    spec = prepared.spec("reference", inputs["base"], params=params, threads=ctx.threads)
+    spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
     spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
     timeout = params.output_timeout_seconds
     with process.started(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:

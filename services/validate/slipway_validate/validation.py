@@ -11,7 +11,8 @@ from pathlib import Path
 from slipway.errors import ValidationError
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Speed, ValidationReport
-from slipway_validate.judging.evaluate import MERGED, Evaluator, runtime_for
+from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.judging.evaluate import MERGED, Evaluator
 from slipway_validate.judging.limits import LIMITS, table
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, decoder, prepare, require
@@ -56,7 +57,7 @@ def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
         raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
     outputs = sorted(set(inputs) - set(NOT_OUTPUTS), key=lambda name: (name != MERGED, name))
     if not outputs:
-        remedy = "give at least one output by its format's name, for example pytorch"
+        remedy = f"give at least one output by its format's name, for example {MERGED}"
         raise ValidationError("there is no output to validate", reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
     return outputs
 
@@ -110,14 +111,15 @@ class _OneOutput:
 
     def validate(self, name: str, model: Path, folder: Path, *, label: str) -> OutputValidation:
         """Validate one output in a new folder; its progress is reported as ``label``."""
-        runtime = runtime_for(model)
-        spec = self._prepared.spec(runtime, model, params=self._params, threads=self._ctx.threads)
+        runtime = runtime_for(name, model)
+        spec = self._prepared.spec(
+            runtime.load if runtime else "", model, params=self._params, threads=self._ctx.threads
+        )
         speed, note = None, ""
         if runtime:
             result, speed, note = self._run(spec, folder, label)
         else:
-            message = "its folder has no model.safetensors, no model.onnx and no .engine file"
-            result = RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
+            result = why_not_run(name)
         if result.reason == "DISK_FULL":
             require(result, what=name, remedy="")
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)

@@ -12,9 +12,11 @@ from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
 from slipway.planning.references import producers
+from slipway.registry import plays
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
+from slipway.stage import Role
 from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -157,9 +159,10 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
             if failed.id != task.id:
                 state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
                 message = f"{failed.id}, which it needs, {'failed' if state == 'failed' else f'was {state}'}"
+            unknown = failure is not None and failure.reason == "FAMILY_UNSUPPORTED"
             found[name] = FailedFormat(
                 task=task.id,
-                state=_NOT_MADE[task.state],
+                state="not_run" if unknown else _NOT_MADE[task.state],
                 reason=failure.reason if failure else "",
                 error_message=message,
             )
@@ -184,9 +187,8 @@ def _task_failure(task: pb.Task) -> Failure | None:
 
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     """Size of the merged model, unquantized, in bytes; None when there is none."""
-    merged = next(
-        (task.outputs["pytorch"] for task in export.tasks if task.stage == "merge" and "pytorch" in task.outputs), ""
-    )
+    merges = (task for task in export.tasks if plays(task.stage, Role.MERGE))
+    merged = next((digest for task in merges for digest in task.outputs.values()), "")
     return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
 
 

@@ -12,7 +12,8 @@ from slipway.artifacts import action_key
 from slipway.artifacts.digests import digest_bytes
 from slipway.configuration import parse
 from slipway.errors import ServiceError
-from slipway.planning.plan import PlannedTask, plan
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway.rpc.structs import dict_of, struct_of
 

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipway.planning.matching import NO_GPU
 from slipway.registry import IMPORT
+from slipway.requirements import NO_GPU
 from support.manifests.overlay import (
     CERTIFICATE_KEYS,
     EXTERNAL_SECRETS,

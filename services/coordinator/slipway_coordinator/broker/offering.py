@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slipway.planning.matching import Needs, Requirements
 from slipway.planning.references import producers
+from slipway.registry import known_stage, plays
+from slipway.requirements import Needs, Requirements
+from slipway.stage import Role
 from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
-
-# Validation computes the reference in 32 bits, so a model stored in 16 bits takes twice its size.
-_VALIDATION_MEMORY = 2.0
 
 # Add headroom after an out-of-memory kill: the recorded peak is only a lower bound.
 _AFTER_SHORTAGE = 1.5
@@ -46,11 +45,13 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
     """Return the plan's requirements of a worker, refined by what is known by now: engine targets, sizes, memory shortages."""
     prefers = [_narrowed(needs, record, task) for needs in task.requirements.prefers]
     model_bytes = max(
-        (int(one.facts.get("output_bytes", 0)) for one in record.tasks if one.stage == "merge"), default=0
+        (int(one.facts.get("output_bytes", 0)) for one in record.tasks if plays(one.stage, Role.MERGE)), default=0
     )
-    if model_bytes and task.stage == "tensorrt_build" and any(needs.gpu for needs in task.requirements.any_of):
-        prefers.append(Needs(gpu_memory_bytes=model_bytes))
-    memory = int(model_bytes * _VALIDATION_MEMORY) if task.stage == "validate" else 0
+    stage = known_stage(task.stage)
+    gpu_memory = int(model_bytes * stage.model_gpu_memory) if stage is not None else 0
+    if gpu_memory and any(needs.gpu for needs in task.requirements.any_of):
+        prefers.append(Needs(gpu_memory_bytes=gpu_memory))
+    memory = int(model_bytes * stage.model_memory) if stage is not None else 0
     memory = max(memory, int(_peak_at_shortage(record, task) * _AFTER_SHORTAGE))
     if memory:
         prefers.append(Needs(memory_bytes=memory))
@@ -62,9 +63,14 @@ def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
     if not needs.gpu or needs.gpu_architectures:
         return needs
     makers = producers(task.inputs)
-    built = [one for one in record.tasks if one.id in makers and one.stage == "tensorrt_build"]
+    built = [one for one in record.tasks if one.id in makers and _is_gpu_bound(one.stage)]
     targets = sorted({str(target) for one in built for target in one.facts.get("targets", ())})
     return replace(needs, gpu_architectures=tuple(targets))
+
+
+def _is_gpu_bound(name: str) -> bool:
+    stage = known_stage(name)
+    return stage is not None and stage.gpu_bound_output
 
 
 def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:

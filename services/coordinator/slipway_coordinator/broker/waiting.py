@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, ValuesView
 from typing import NamedTuple
 
 from slipway.planning.attempt_keys import AttemptKey
-from slipway.planning.matching import Abilities, Placement
+from slipway.planning.matching import Placement
+from slipway.requirements import Abilities
 from slipway_coordinator.model.offers import Offer
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipway.planning.attempt_keys import AttemptKey
-from slipway.planning.matching import ANY, Abilities, Placement, Requirements
+from slipway.planning.matching import Placement
+from slipway.requirements import ANY, Abilities, Requirements
 from slipway.stage_call import StageCall
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from slipway.formats.registry import merged_output
 from slipway.validation.findings import Engine, GreedyComparison, Limits, OutputStatus, OutputValidation, ShapeCase
 from slipway_validate import folders
 from slipway_validate.cases import native_case
@@ -28,19 +29,8 @@ from slipway_validate.numerics import (
 )
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, RunSpec
 
-MERGED = "pytorch"
-
-RUNTIME_BY_FILE: Mapping[str, str] = {
-    "*.engine": "tensorrt",
-    "model.onnx": "onnxruntime",
-    "*.safetensors": "transformers",
-}
-"""What an output is run with, by what its folder contains; the first that matches."""
-
-
-def runtime_for(folder: Path) -> str:
-    """Runtime of an output's folder, empty when it holds no model."""
-    return next((runtime for pattern, runtime in RUNTIME_BY_FILE.items() if any(folder.glob(pattern))), "")
+MERGED = merged_output()
+"""Name of the output that is the merged model; others are compared with it."""
 
 
 @dataclass(frozen=True)

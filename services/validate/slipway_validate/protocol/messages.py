@@ -95,7 +95,7 @@ class RunSpec(_Message):
     """One model to run.
 
     Attributes:
-        runtime: Key of ``slipway_validate.runner.main.RUNTIMES``.
+        runtime: ``module:attribute`` of the function that loads the model.
         model: Folder of the model.
         adapter: Adapter to put on it, unmerged; None for an output.
         tokens: ``.npy`` file of the windows, (N, T) int64.

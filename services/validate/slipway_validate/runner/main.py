@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
@@ -41,41 +42,19 @@ from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
 
 
-def _transformers(spec: RunSpec) -> Callable[[], LanguageModel]:
-    from slipway_validate.runner import runtime_transformers
+def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
+    """Import what runs a model, and return the function that loads it: only that is timed as loading.
 
-    return lambda: runtime_transformers.load(spec.model, threads=spec.threads)
-
-
-def _reference(spec: RunSpec) -> Callable[[], LanguageModel]:
-    from slipway_validate.runner import runtime_reference
-
-    adapter = spec.adapter
-    assert adapter is not None
-    return lambda: runtime_reference.load(spec.model, adapter, threads=spec.threads)
-
-
-def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
+    Raises:
+        NotRunnable: What it needs is not installed here.
+    """
+    module, _, attribute = spec.runtime.partition(":")
     try:
-        from slipway_validate.runner import runtime_onnx
+        load = getattr(import_module(module), attribute)
     except ImportError as error:
-        raise NotRunnable(f"ONNX Runtime is not usable here ({error}): pip install onnxruntime") from error
-    return lambda: runtime_onnx.load(spec.model, threads=spec.threads)
-
-
-def _tensorrt(spec: RunSpec) -> Callable[[], LanguageModel]:
-    from slipway_validate.runner import runtime_tensorrt
-
-    return lambda: runtime_tensorrt.load(spec.model)
-
-
-RUNTIMES: dict[str, Callable[[RunSpec], Callable[[], LanguageModel]]] = {
-    "reference": _reference,
-    "transformers": _transformers,
-    "onnxruntime": _onnxruntime,
-    "tensorrt": _tensorrt,
-}
-"""By name: imports the libraries, then gives the function that loads the model (only that is timed as loading)."""
+        raise NotRunnable(f"what runs it is not usable here ({error}): pip install {error.name or module}") from error
+    folders = (spec.model,) if spec.adapter is None else (spec.model, spec.adapter)
+    return lambda: load(*folders, threads=spec.threads)
 
 
 def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
@@ -85,7 +64,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         NotRunnable: This machine cannot run it.
         Unusable: It cannot be loaded.
     """
-    load = RUNTIMES[spec.runtime](spec)
+    load = loader(spec)
     baseline = guard.rss_bytes()
     begin = time.perf_counter()
     model = load()
@@ -107,7 +86,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     for case in spec.cases:
         collector.case(case, tokens)
     continuations = tuple(collector.continuation(prompt, spec.new_tokens) for prompt in spec.prompts)
-    adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.runtime == "reference" else ""
+    adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.adapter is not None else ""
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,

@@ -152,7 +152,7 @@ def _torch_dtype(library: ModuleType, dtype: Any) -> Any:
     return table[dtype]
 
 
-def load(folder: Path) -> TensorRTModel:
+def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the GPU does the work
     """An output.
 
     Raises:

@@ -12,9 +12,7 @@ from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
 from slipway.cli.options import Debug, Json, examples
 from slipway.counts import counted
 
-PUSH_EXAMPLES = examples(
-    "slipway push merged/pytorch", "slipway push base --coordinator coordinator:7070 --project research"
-)
+PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
 VERIFY_EXAMPLES = examples(
     "slipway verify exported/qwen3_20261121_020758",

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from slipway.planning.matching import Needs, Requirements
+from slipway.requirements import Needs, Requirements
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 from support.coordinators.harness import Harness, tiny_export, tiny_task, wait_for
 

@@ -13,8 +13,8 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import StageError
-from slipway.planning.matching import Abilities, Needs, Requirements
-from slipway.planning.plan import builders, plan
+from slipway.planning.plan import plan
+from slipway.requirements import Abilities, Needs, Requirements
 from slipway.rpc.statuses import failure_of_status
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.offering import offer_of, requirements_of
@@ -24,6 +24,7 @@ from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskR
 from slipway_coordinator.model.states import TaskState
 from slipway_coordinator.workflow.unserved import Unserved
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+from slipway_tensorrt_build.format import builders
 from support.coordinators.harness import STAGE, Harness, states, tiny_export, tiny_task, wait_for
 
 GIB = 1 << 30

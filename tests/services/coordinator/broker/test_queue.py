@@ -15,7 +15,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from slipway.configuration import ExportConfiguration
-from slipway.planning.matching import Abilities
+from slipway.requirements import Abilities
 from slipway.rpc.statuses import STATUS_KEY
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipway.planning.matching import Needs, Requirements
+from slipway.requirements import Needs, Requirements
 from slipway_coordinator.model.records import TaskRecord
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
