@@ -1,6 +1,6 @@
 """Print the table of reasons for docs/reasons.md: ``python docs/generate_reasons.py > docs/reasons.md``."""
 
-from slipway.errors import EXIT_CODES, REASONS
+from slipway.reasons import EXIT_CODES, REASONS
 
 HEAD = """# Reasons
 

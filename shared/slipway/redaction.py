@@ -17,8 +17,8 @@ SECRET_NAMES = re.compile(
 _NO_SECRETS = frozenset({"PWD"})
 """The current folder; ``MYSQL_PWD`` is a password."""
 
-_URL_PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):([^\s/@]+)(?=@)")
-"""User and password of a URL."""
+_URL_PASSWORD = re.compile(r"(?<=:/)(/?[^\s/@:]*):([^\s/@]+)(?=@)")
+"""User and password of a URL, also of one that was taken for a path, which has a slash less."""
 
 
 def redact(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slipway.sizes import format_size
+
 NO_GPU = "none"
 """Stands for the workers without a GPU where an architecture is asked for."""
 
@@ -66,9 +68,9 @@ class Needs:
         elif self.gpu:
             parts.append("a GPU")
         if self.gpu_memory_bytes:
-            parts.append(f"{gib(self.gpu_memory_bytes)} of GPU memory")
+            parts.append(f"{format_size(self.gpu_memory_bytes)} of GPU memory")
         if self.memory_bytes:
-            parts.append(f"{gib(self.memory_bytes)} of memory for a task")
+            parts.append(f"{format_size(self.memory_bytes)} of memory for a task")
         return " and ".join([*parts, *self.libraries])
 
 
@@ -97,8 +99,3 @@ class Requirements:
 
 ANY = Requirements()
 """Every worker of the stage will do."""
-
-
-def gib(count: int) -> str:
-    """Return bytes in GiB, as a message has them."""
-    return f"{count / (1 << 30):.1f} GiB"

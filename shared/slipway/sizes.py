@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slipway.texts import quoted
+from slipway.texts import MalformedText, quoted
 
 _UNITS = {
     "": 1,
@@ -23,11 +23,11 @@ def parse_size(text: str) -> int:
     """Read bytes from a text such as ``8589934592``, ``8GiB`` or ``8G``.
 
     Raises:
-        ValueError: Not a size.
+        MalformedText: Not a size.
     """
     match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgt]i?)?b?\s*", text.lower())
     if match is None:
-        raise ValueError(f"{quoted(text)} is not a size|write it like 8GiB or 8589934592")
+        raise MalformedText(f"{quoted(text)} is not a size", remedy="write it like 8GiB or 8589934592")
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 

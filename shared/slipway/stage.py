@@ -166,6 +166,10 @@ def _no_advice(_params: Mapping[str, Any]) -> tuple[str, str, str] | None:
     return None
 
 
+def _nothing_refused(_config: Mapping[str, Any]) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Stage(Generic[P]):
     """One kind of work: names, versions, and the function that does it.
@@ -188,6 +192,7 @@ class Stage(Generic[P]):
         effort: How long it takes beside others.
         output_bytes: Size of the output for these parameters and a model of this size, estimated from above.
         advice: What is known of these parameters before anything runs: a check's name, what will come, and a remedy; None for nothing.
+        refuses: Says why no model with this ``config.json`` is taken; empty for one that is.
         model_memory: Memory a worker should have, as a multiple of the merged model's size; 0 for a stage that streams.
         model_gpu_memory: The same of the GPU's memory, where the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
@@ -209,6 +214,7 @@ class Stage(Generic[P]):
     effort: Effort = Effort()
     output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = _no_bytes
     advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = _no_advice
+    refuses: Callable[[Mapping[str, Any]], str] = _nothing_refused
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False

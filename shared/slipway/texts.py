@@ -27,6 +27,14 @@ QUOTED_LENGTH = 200
 """Characters of a value that a message repeats."""
 
 
+class MalformedText(ValueError):  # noqa: N818 - where it is caught it becomes an error that says which setting it is
+    """A text stands for no value of the kind that is wanted; ``remedy`` says what does."""
+
+    def __init__(self, message: str, *, remedy: str) -> None:
+        super().__init__(message)
+        self.message, self.remedy = message, remedy
+
+
 def printable(text: str) -> str:
     """Replace what a terminal would obey and what hides from a reader; tabs and line ends stay."""
     return _HIDDEN.sub("\ufffd", text)

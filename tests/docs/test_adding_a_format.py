@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 import tiny_models
 from cli import Done, slipway
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from slipway.execution.process import Execution, Outcome, execute
+from slipway.execution.execution import Execution
+from slipway.execution.process import Outcome, execute
+from slipway.stage_call import StageCall
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-stage.md"
 
@@ -30,7 +32,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run_with(**params: object) -> Outcome:
         workdir = tmp_path / "work"
         workdir.mkdir()
-        return asyncio.run(execute(Execution("documented_stage:STAGE", params, {"model": model}, workdir)))
+        return asyncio.run(
+            execute(Execution(StageCall("documented_stage:STAGE", params, {"model": str(model)}), workdir))
+        )
 
     return run_with
 

@@ -13,28 +13,31 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from begun_messages import bytes_taken
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli import SLIPWAY
-from coordinator_harness import CONFIGURATION, process, wait_for
-from free_ports import free_port
-from hostile_texts import DECEPTIVE
-from random_messages import messages
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.rpc.wire import configuration_message
+from slipway.rpc.configuration_messages import configuration_message
 from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.limits import Limits
 from slipway.settings.security import Security
+from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, configuration_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
-from unhurried import unhurried
+from support.commands.cli import SLIPWAY
+from support.coordinators.harness import CONFIGURATION, process, wait_for
+from support.coordinators.random_messages import messages
+from support.harness.unhurried import unhurried
+from support.hostile.texts import DECEPTIVE
+from support.servers.free_ports import free_port
 
 ROLES = {"viewer": "[red]", "submitter": "[red]", "operator": '["*"]', "neighbour": "[blue]", "worker": ""}
 CONTENT = b"of an artifact"
@@ -88,7 +91,7 @@ class Servers:
             "--coordinator",
             address,
             "--stage",
-            "coordinator_stages:STAGE",
+            "support.stages.watched:STAGE",
         ]
         worker += ["--listen", listen, "--token-file", str(home / "worker.token"), "--drain-seconds", "0"]
         environment = {"SLIPWAY_HOME": str(home)}
@@ -164,6 +167,49 @@ def test_a_message_of_100_megabytes_is_refused(servers: Servers) -> None:
     request = create(labels={"x": "y" * 100_000_000})
     assert servers.as_("submitter", "CreateExport", request) is Code.RESOURCE_EXHAUSTED
     assert psutil.Process(servers.processes["coordinator"].pid).memory_info().rss - before < 100e6
+
+
+LARGE = 4 << 20
+UNASKED = 256 << 10  # of a call: what HTTP/2 has room for before anybody reads
+
+
+@pytest.mark.parametrize(
+    ("method", "caller", "whole"),
+    [
+        ("slipway.v1.ExportService/GetExport", "", 0),
+        ("grpc.health.v1.Health/Check", "", Limits().unnamed_requests),
+        ("slipway.v1.ExportService/CreateExport", "submitter", Limits().requests),
+    ],
+)
+def test_requests_that_are_begun_and_never_whole_take_bounded_memory(
+    servers: Servers, method: str, caller: str, whole: int
+) -> None:
+    calls, token = 32, servers.tokens[caller] if caller else ""
+    taken = bytes_taken(servers.ports["coordinator"], f"/{method}", calls=calls, announced=LARGE, token=token)
+    assert taken <= whole * LARGE + calls * UNASKED
+    assert servers.healthy()
+
+
+def test_files_that_wait_for_their_turn_take_bounded_memory(servers: Servers) -> None:
+    """Their first messages are small, and the next ones wait at the client."""
+    method, calls = "slipway.v1.ArtifactService/WriteBlob", 32
+    first = [
+        artifact_pb2.WriteBlobRequest(parent="projects/red", digest=digest_bytes(b"%d" % number), size_bytes=1 << 30)
+        for number in range(calls)
+    ]
+    taken = bytes_taken(
+        servers.ports["coordinator"],
+        f"/{method}",
+        calls=calls,
+        announced=LARGE,
+        first=[each.SerializeToString() for each in first],
+        token=servers.tokens["submitter"],
+    )
+    assert taken <= TransferLimits().each * LARGE + calls * UNASKED
+    first[0].data = bytes(1 << 20)
+    assert servers.call(f"/{method}", first[0].SerializeToString(), token=servers.tokens["submitter"]) is (
+        Code.RESOURCE_EXHAUSTED
+    )
 
 
 @pytest.mark.parametrize(

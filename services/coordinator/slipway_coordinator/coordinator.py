@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
+from slipway.planning.attempt_keys import AttemptKey
 from slipway.sources.allowed import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.offering import offer_of
-from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model import transitions
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import RuleTable, default_rules
@@ -25,14 +26,14 @@ from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.storage.events import Hub
-from slipway_coordinator.storage.inbox import Inbox, Message
-from slipway_coordinator.storage.journal import Journal, answering, patiently, to_its_end
+from slipway_coordinator.storage.inbox import Inbox, InboxEvent
+from slipway_coordinator.storage.journal import Journal, retry_until_available, run_shielded, translate_database_errors
 from slipway_coordinator.storage.ledger import Ledger
 from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, history, workflow
 from slipway_coordinator.workflow.observation import observe
 from slipway_coordinator.workflow.unserved import Unserved
-from slipway_coordinator.workflow.workflow import Change
+from slipway_coordinator.workflow.workflow import Transition
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -44,18 +45,18 @@ _STARTS_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """How a coordinator runs.
+    """Settings of a coordinator.
 
     Attributes:
-        state: Where all state is; the caller holds its lock.
+        state: Address of the database; the caller holds its lock.
         lease_seconds: How long a worker may be silent before its task is given to another.
         workers_gone: No worker of an earlier process can be alive, so their leases end at once (embedded mode).
-        no_worker_seconds: Fail a task when no worker can run it for this long; None waits, and says so once.
+        no_worker_seconds: Fail a task when no worker can run it for this long; None waits, and warns once.
         max_unended: Exports that may be under way; more are refused.
-        upload_bytes: The largest file that clients may bring.
-        open_uploads: Files that clients of one project may bring at a time.
+        upload_bytes: The largest file that a client may upload.
+        open_uploads: Files that clients of one project may upload at a time.
         import_from: Addresses of sources that clients may name for workers to import.
-        transfers: What passes through at a time, and how fast.
+        transfers: Limits of the content that passes through.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
@@ -74,7 +75,7 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """Carries out exports. Start and stop it on the same event loop; only one may run in a process."""
+    """Runs exports. Start and stop it on the same event loop; only one may run in a process."""
 
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
@@ -83,7 +84,7 @@ class Coordinator:
         self._executor = ThreadPoolExecutor(_READERS, thread_name_prefix="slipway-state")
         self.database = database = Database(options.state.url)
         self.journal = journal = Journal(database.transactions)
-        self.hub = Hub(reserve=lambda name: journal.do(lambda: database.reserve_sequences(name)), load=self.load)
+        self.hub = Hub(reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)), load=self.load)
         self.inbox = Inbox(self._read_events)
         ledger = Ledger(database.leases, database.events)
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds)
@@ -94,12 +95,12 @@ class Coordinator:
         self._workflows: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        """Open the state, go on with every export that has not ended, and serve.
+        """Open the state, resume every export that has not ended, and serve.
 
         Raises:
             ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
         """
-        workflow.install(self)
+        workflow.install_surroundings(self)
         try:
             await self._start()
         except BaseException:
@@ -117,13 +118,13 @@ class Coordinator:
             self._spawn(history.keep_forgetting(self, days=self.options.retain_days))
 
     async def stop(self) -> None:
-        """Stop where it is; a later start on the same state goes on from there."""
-        workflow.install(None)
+        """Stop at once; a later start on the same state resumes from here."""
+        workflow.install_surroundings(None)
         tasks = [*self._background, *self._workflows]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # It waits for its threads; none of them needs this loop any more.
+        # end() waits for the engine's threads; none of them needs this loop any more.
         with ThreadPoolExecutor(1) as once:
             await asyncio.get_running_loop().run_in_executor(once, engine.end)
         self._executor.shutdown()
@@ -133,11 +134,11 @@ class Coordinator:
     # Called by the services
 
     async def create(self, record: ExportRecord) -> ExportRecord | None:
-        """Store an export and start it; None when there is one of this name, or of this request, already."""
-        return await to_its_end(self._create(record))
+        """Store an export and start it; None if this name or request already has one."""
+        return await run_shielded(self._create(record))
 
     async def _create(self, record: ExportRecord) -> ExportRecord | None:
-        if not await self.journal.do(lambda: self.database.insert(record)):
+        if not await self.journal.commit(lambda: self.database.insert(record)):
             return None
         self.inbox.open(record.name, record.run)
         self._unended.add(record.name)
@@ -150,27 +151,27 @@ class Coordinator:
         return len(self._unended) < self.options.max_unended
 
     async def load(self, name: str) -> ExportRecord | None:
-        """The stored export."""
+        """Return the stored export; None if there is none."""
         return await self.call(lambda: self.database.get(name))
 
     async def cancel(self, record: ExportRecord) -> None:
-        """Ask an export to end."""
+        """Request that an export ends."""
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
-        await to_its_end(self._notify(record.name, event, f"{record.workflow_id}#cancel"))
+        await run_shielded(self._notify(record.name, event, f"{record.workflow_id}#cancel"))
 
     async def retry(self, record: ExportRecord) -> ExportRecord:
         """Run an ended export again.
 
         Raises:
-            ServiceError: reason ``EXPORT_STATE`` when somebody else changed or deleted it meanwhile.
+            ServiceError: reason ``EXPORT_STATE`` if another call changed or deleted it meanwhile.
         """
-        return await to_its_end(self._retry(record))
+        return await run_shielded(self._retry(record))
 
     async def _retry(self, record: ExportRecord) -> ExportRecord:
-        again = graph.restarted(record)
+        again = transitions.restart(record)
         again = again.with_(revision=record.revision + 1)
         async with self._turn(record.name):
-            if not await self.journal.do(lambda: self.database.save(again)):
+            if not await self.journal.commit(lambda: self.database.save(again)):
                 raise _changed(record)
         self._unended.add(again.name)
         await self.hub.publish(again.name, again)
@@ -181,9 +182,9 @@ class Coordinator:
         """Forget an ended export; harmless to repeat.
 
         Raises:
-            ServiceError: reason ``EXPORT_STATE`` when somebody ran it again meanwhile.
+            ServiceError: reason ``EXPORT_STATE`` if another call retried it meanwhile.
         """
-        await to_its_end(self._delete(record))
+        await run_shielded(self._delete(record))
 
     async def _delete(self, record: ExportRecord) -> None:
         async with self._turn(record.name):
@@ -193,34 +194,34 @@ class Coordinator:
             if stored.revision != record.revision:
                 raise _changed(record)
             await self.call(lambda: engine.forget(record))
-            await self.journal.do(lambda: self.database.delete(record.name))
+            await self.journal.commit(lambda: self.database.delete(record.name))
             self.hub.forget(record.name)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a blocking call on the state, outside any workflow's context (where it would become a step).
 
         Raises:
-            ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer.
+            ServiceError: reason ``COORDINATOR_UNAVAILABLE`` if the database is unavailable.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._executor, answering, function)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, translate_database_errors, function)
 
     # Called by workflows (see workflow.Surroundings)
 
-    def entered(self, task: asyncio.Task[Any] | None) -> None:
-        """Note the asyncio task that carries out a workflow, so that it can be stopped with the process."""
+    def track_task(self, task: asyncio.Task[Any] | None) -> None:
+        """Register the asyncio task that runs a workflow, so that it is stopped with the process."""
         if task is not None:
             self._workflows.add(task)
             task.add_done_callback(self._workflows.discard)
 
-    async def events(self, record: ExportRecord, *, after: int) -> list[Message]:
-        """What happened in this run after the event of this number, once there is something."""
+    async def events(self, record: ExportRecord, *, after: int) -> list[InboxEvent]:
+        """Wait for and return this run's events after the one numbered ``after``."""
         return await self.inbox.after(record.name, record.run, after)
 
-    async def show(self, record: ExportRecord, changes: Sequence[Change]) -> None:
-        """Store a new revision, tell those who watch, and offer what shall run; only spans for revisions that are replayed."""
+    async def publish_revision(self, record: ExportRecord, changes: Sequence[Transition]) -> None:
+        """Store a new revision, publish it to watchers, and offer its attempts. A replayed revision only writes its spans again."""
         before = changes[0].before if changes else record
-        news = await self.journal.do(lambda: self.database.save(record, before=before), later=True)
-        # Before anybody hears of it: who does may end this process.
+        news = await self.journal.commit(lambda: self.database.save(record, before=before), later=True)
+        # Before the revision is published: a watcher may end this process as soon as it sees the export's end.
         for change in changes:
             observe(change.before, change.after, at=change.at, news=news)
         if record.state.ended:
@@ -229,20 +230,20 @@ class Coordinator:
             return
         offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _wanted(task)]
         stopping = record.state is ExportState.CANCELLING
-        await self._shown(record, offers, revoked=[offer.key for offer in offers] if stopping else ())
+        await self._publish(record, offers, revoked=[offer.key for offer in offers] if stopping else ())
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
-        """End an export that the coordinator itself cannot go on with."""
-        record = await patiently(lambda: self.load(name))
+        """End an export that a fault in the coordinator itself keeps from continuing."""
+        record = await retry_until_available(lambda: self.load(name))
         if record is None or record.state.ended:
             return
-        stopped = graph.stopped(record, failure, now=time.time()).with_(revision=record.revision + 1)
-        await self.journal.do(lambda: self.database.save(stopped), later=True)
+        stopped = transitions.stop(record, failure, now=time.time()).with_(revision=record.revision + 1)
+        await self.journal.commit(lambda: self.database.save(stopped), later=True)
         observe(record, stopped, at=time.time(), news=True)
         self.inbox.close(name, stopped.run)
-        await self._shown(stopped, (), revoked=())
+        await self._publish(stopped, (), revoked=())
 
-    async def _shown(self, record: ExportRecord, offers: Iterable[Offer], *, revoked: Iterable[str]) -> None:
+    async def _publish(self, record: ExportRecord, offers: Iterable[Offer], *, revoked: Iterable[AttemptKey]) -> None:
         if record.state.ended:
             self._unended.discard(record.name)
         await self.hub.publish(record.name, record)
@@ -251,10 +252,10 @@ class Coordinator:
     # Inside
 
     async def _resume(self) -> None:
-        """Start what was stored but never started, and settle what ended without saying so."""
+        """Start exports that were stored but never started, and end those whose workflow ended without a record of it."""
         for record in await self.call(self.database.unended):
             self._unended.add(record.name)
-            workflow = await self.call(lambda record=record: engine.stored(record))  # type: ignore[misc]
+            workflow = await self.call(lambda record=record: engine.stored_workflow(record))  # type: ignore[misc]
             if workflow is None:
                 self._spawn(self._start_workflow(record))
             elif workflow.ended:
@@ -262,22 +263,22 @@ class Coordinator:
                     f"its workflow ended as {workflow.state}", reason="INTERNAL", remedy="retry the export"
                 )
                 await self.stop_on_fault(record.name, problem.failure())
-            elif not workflow.fits:
+            elif not workflow.can_replay:
                 self._spawn(self._take_over(record, workflow))
 
     async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
-        """Start an export anew, from where it is, whose workflow another version began; harmless to repeat.
+        """Restart, at its present revision, an export whose workflow another version began; harmless to repeat.
 
-        What finished stays finished, and what runs goes on under its lease: both are in the record, not in the steps.
+        Finished tasks stay finished, and running ones continue under their leases: both are in the record, not in the steps.
         """
         taken = record.with_(events_read=begun.events_read(record), revision=record.revision + 1)
         log.info(f"{record.name} was begun by {begun.version} and goes on as {engine.WORKFLOW_VERSION}")
-        await self.journal.do(lambda: self.database.save(taken, before=record), later=True)
-        await patiently(lambda: self.call(lambda: engine.forget_run(taken)))
+        await self.journal.commit(lambda: self.database.save(taken, before=record), later=True)
+        await retry_until_available(lambda: self.call(lambda: engine.forget_run(taken)))
         await self._start_workflow(taken)
 
     async def _start_workflow(self, record: ExportRecord) -> None:
-        """Begin an export that is stored; if this process ends before, the next one does it."""
+        """Start the workflow of a stored export; if this process ends first, the next one does it."""
         async with self._starting:
             try:
                 await engine.start(record)
@@ -285,11 +286,13 @@ class Coordinator:
                 log.exception(f"{record.name} cannot be started")
                 await self.stop_on_fault(record.name, workflow.fault(error))
 
-    async def _read_events(self, export: str, run: int, after: int) -> list[Message]:
-        return await patiently(lambda: self.call(lambda: self.database.events.read(export, run, after=after)))
+    async def _read_events(self, export: str, run: int, after: int) -> list[InboxEvent]:
+        return await retry_until_available(
+            lambda: self.call(lambda: self.database.events.read(export, run, after=after))
+        )
 
     async def _notify(self, export: str, event: Event, key: str) -> None:
-        self.inbox.deliver(await self.journal.do(lambda: self.database.events.put(export, event, key)))
+        self.inbox.deliver(await self.journal.commit(lambda: self.database.events.put(export, event, key)))
 
     async def _watch_leases(self) -> None:
         unserved = Unserved(self.broker.board, self.hub, self._notify, fail_after=self.options.no_worker_seconds)
@@ -297,14 +300,14 @@ class Coordinator:
             await asyncio.sleep(min(1.0, self.options.lease_seconds / 3))
             try:
                 await self.broker.expire()
-                await unserved.look()
+                await unserved.check()
             except ServiceError as error:
-                log.warning(f"leases are not looked at now: {error}")
-            except Exception:  # without these looks, no lease would ever expire again
-                log.exception("leases could not be looked at")
+                log.warning(f"leases cannot be checked now: {error}")
+            except Exception:  # if this loop ended, no lease would ever expire again
+                log.exception("checking leases failed")
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """What clients do with an ended export is done in turns."""
+        """Return the lock that makes client calls on one ended export take turns."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -315,7 +318,7 @@ class Coordinator:
 
 def _changed(record: ExportRecord) -> ServiceError:
     return ServiceError(
-        f"{record.name} was changed or deleted meanwhile", reason="EXPORT_STATE", remedy="look at it again"
+        f"{record.name} was changed or deleted meanwhile", reason="EXPORT_STATE", remedy="read the export again"
     )
 
 

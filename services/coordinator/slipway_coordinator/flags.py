@@ -12,7 +12,7 @@ from slipway.texts import number_of
 
 
 def coordinator_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser, for a program of this name."""
+    """Return the argument parser for a program of this name."""
     parser = service_parser(
         prog,
         "Carries out exports.",
@@ -37,14 +37,14 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         help="SQLite file, or postgresql://USER@HOST/DATABASE; by default SLIPWAY_STATE, which ps does not show",
     )
     parser.add_argument(
-        "--recovery-rules", type=Path, metavar="FILE", help="recovery table; by default the one that Slipway brings"
+        "--recovery-rules", type=Path, metavar="FILE", help="recovery table; by default the built-in one"
     )
     parser.add_argument(
         "--lease-seconds",
         type=at_least(1.0),
         default=30.0,
         metavar="N",
-        help="silence after which a worker is given up (%(default)g)",
+        help="seconds of silence after which a worker loses its tasks (%(default)g)",
     )
     parser.add_argument(
         "--max-exports",
@@ -57,13 +57,13 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         "--retain-days",
         type=at_least(0.0),
         metavar="N",
-        help="forget exports this long after their end; never by default",
+        help="forget exports this many days after their end; never by default",
     )
     parser.add_argument(
         "--token-listen",
         default="",
         metavar="HOST:PORT",
-        help="second TLS port for clients that have a token and no certificate; the same port on all coordinators of a state",
+        help="second TLS port, for clients with a token and no certificate; use the same port on all coordinators of a state",
     )
     parser.add_argument(
         "--advertise",
@@ -71,14 +71,14 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="address at which standbys reach this process alone; by default that of --listen, or of this machine",
     )
-    parser.add_argument("--allow-anonymous", action="store_true", help="let everybody in who reaches the address")
+    parser.add_argument("--allow-anonymous", action="store_true", help="accept every caller that reaches the address")
     return parser
 
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     try:
-        host.encode("idna")  # as a standby that looks for this name does
+        host.encode("idna")  # a standby resolves the name this way
     except UnicodeError:
         host = ""
     if not host or not number_of(port, most=65535):

@@ -28,7 +28,7 @@ log = logging.getLogger("slipway.coordinator")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run a coordinator; the exit code is that of the error that ended it, or 0."""
+    """Run a coordinator; return 0 or the exit code of the error that ended it."""
     return run_service(arguments, _run)
 
 
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> None:
     with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
         if port:
             log.info(f"metrics on port {port}")
-        # What queued exports hold lives long; looking through all of it as often as usual stops every call meanwhile.
+        # Queued exports hold many long-lived objects; frequent garbage collection over them would pause every call.
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
         asyncio.run(

@@ -1,4 +1,4 @@
-"""Bringing a state up to the tables this program needs: its own and those of the workflows. A job before a rollout."""
+"""``slipway coordinator migrate``: bring a state's tables, its own and the workflow engine's, up to date before a rollout."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dbos import DBOS
 
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import State
-from slipway_coordinator.storage.database_faults import faults_of
+from slipway_coordinator.storage.database_faults import translate_startup_errors
 
 log = logging.getLogger("slipway.coordinator.migration")
 
 
 def migrate(state: State) -> int:
-    """Apply what is missing; answers how many of our own migrations that were. Harmless to repeat.
+    """Apply the missing migrations; return how many of our own there were. Harmless to repeat.
 
     Raises:
-        ServiceError: ``COORDINATOR_UNAVAILABLE`` when the database does not answer, ``STATE_DENIED`` when it refuses,
-            ``STATE_SCHEMA`` when its tables cannot be changed.
+        ServiceError: ``COORDINATOR_UNAVAILABLE`` if the database is unavailable, ``STATE_DENIED`` if it refuses access,
+            ``STATE_SCHEMA`` if its tables cannot be changed.
     """
     database = Database(state.url)
     try:
-        with faults_of(state):
+        with translate_startup_errors(state):
             if state.shared:
-                database.ping()  # so that a database that is not there is said to be so, not retried for ever
+                database.ping()  # fails at once for a missing database, which DBOS would retry for ever
                 logging.getLogger("dbos").setLevel(logging.WARNING)
                 DBOS.migrate(state.url)
             applied = database.migrate()

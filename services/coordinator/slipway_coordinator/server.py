@@ -27,9 +27,9 @@ from slipway_coordinator.leadership.forwarding import Forwarder
 from slipway_coordinator.leadership.gate import Gate
 from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.leadership.probes import HealthPort
-from slipway_coordinator.leadership.standby import advertised, stand_by
+from slipway_coordinator.leadership.standby import advertised_address, stand_by
 from slipway_coordinator.storage.database_address import State
-from slipway_coordinator.storage.database_faults import enter, faults_of
+from slipway_coordinator.storage.database_faults import check_access, translate_startup_errors
 from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
@@ -47,8 +47,8 @@ class CoordinatorServer:
     Args:
         options: How the coordinator runs.
         address: ``HOST:PORT`` or ``unix:PATH``.
-        store: Opens the artifact store that clients reach through it; opened when the first one does.
-        security: Who may connect, and call what.
+        store: Opens the artifact store for clients; called at the first use.
+        security: Access rules of connections and calls.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class CoordinatorServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen and be active. The caller holds the state's lock.
+        """Listen and become active. The caller holds the state's lock.
 
         Raises:
             ServiceError: the address cannot be bound, or the state cannot be used.
@@ -93,10 +93,10 @@ class CoordinatorServer:
         return self._gate.is_open
 
     async def listen(self, address: str = "") -> None:
-        """Answer, but refuse calls.
+        """Listen, but refuse calls.
 
         Args:
-            address: In place of the one that was given.
+            address: Used instead of the server's address if not empty.
 
         Raises:
             ServiceError: the address cannot be bound.
@@ -107,7 +107,7 @@ class CoordinatorServer:
         await self._server.start()
 
     async def activate(self) -> None:
-        """Go on with what is stored, then take calls. The caller holds the state's lock.
+        """Resume the stored exports, then accept calls. The caller holds the state's lock.
 
         Raises:
             ServiceError: the state cannot be used.
@@ -117,7 +117,7 @@ class CoordinatorServer:
         self._health.set_serving(*SERVICES, serving=True)
 
     async def stop(self) -> None:
-        """Take no more calls, end those that wait, and stop."""
+        """Refuse new calls, end waiting ones, and stop."""
         self._health.end()
         await self._server.stop(grace=0.2)
         self._artifacts.transfers.close()
@@ -133,20 +133,20 @@ async def serve(
     security: ServerSecurity | None = None,
     advertise: str = "",
 ) -> None:
-    """Serve until SIGTERM or SIGINT; on a shared state, lead to the coordinator that is active, until this one is.
+    """Serve until SIGTERM or SIGINT; on a shared state, first stand by and forward until this coordinator becomes active.
 
     Args:
         options: How the coordinator runs.
         address: ``HOST:PORT`` or ``unix:PATH``.
-        store: Opens the artifact store that clients reach through it.
-        security: Who may connect, and call what.
-        advertise: ``HOST:PORT`` at which standbys reach this process; by default what follows from ``address``.
+        store: Opens the artifact store for clients.
+        security: Access rules of connections and calls.
+        advertise: ``HOST:PORT`` at which standbys reach this process; derived from ``address`` if empty.
 
     Raises:
-        ServiceError: reason ``COORDINATOR_LOCKED`` on a state that is not shared; the address cannot be bound, or the state
+        ServiceError: the state is not shared and locked (``COORDINATOR_LOCKED``), the address cannot be bound, or the state
             cannot be used.
     """
-    await asyncio.to_thread(enter, options.state)
+    await asyncio.to_thread(check_access, options.state)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -168,7 +168,7 @@ async def serve(
                 await _be_active(server, lock, health, options.state, address, advertise=advertise)
                 await ended.wait()
     finally:
-        health.say(serving=False)
+        health.report(serving=False)
         await server.stop()
         await health.stop()
         lock.release()
@@ -177,7 +177,7 @@ async def serve(
 async def _stand_by(
     lock: StateLock, health: HealthPort, state: State, address: str, *, ended: asyncio.Event, own: str, tokens: str
 ) -> tuple[bool, str]:
-    """Wait for the lock; whether it is ours, and the address that was listened on until then."""
+    """Stand by; return whether this process now holds the lock, and the address it has listened on."""
     forwarder = Forwarder(address)
     second = Forwarder(tokens, same_port=True) if tokens else None
     async with contextlib.AsyncExitStack() as closing:
@@ -193,17 +193,17 @@ async def _stand_by(
 async def _be_active(
     server: CoordinatorServer, lock: StateLock, health: HealthPort, state: State, address: str, *, advertise: str
 ) -> None:
-    """Listen, say where, and go on with what is stored. The lock is held."""
+    """Listen, announce the address, and resume the stored exports. The lock is held."""
     await server.listen(address)
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{server.port}"
     log.info(f"coordinator on {address}, state {state}")
-    own = advertised(advertise, address=address, near_database=lock.near_database)
+    own = advertised_address(advertise, address=address, near_database=lock.near_database)
     if own:
         await asyncio.to_thread(lock.announce, own)
     elif state.shared:
-        log.warning("standbys cannot lead to this coordinator: give --advertise its address")
-    with faults_of(state):
+        log.warning("standbys cannot forward to this coordinator: give its address with --advertise")
+    with translate_startup_errors(state):
         await server.activate()
-    health.say(serving=True)
+    health.report(serving=True)
     log.info("active")

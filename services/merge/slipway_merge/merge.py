@@ -9,13 +9,15 @@ from typing import Any
 
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
+from slipway.models.dtypes import FLOATS
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
+from slipway_merge.adapter.heads import check_head
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.budget import memory_limit
-from slipway_merge.plan.layout import FLOATS, Layout, plan_layout
+from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
 from slipway_merge.plan.vocabulary import check_vocabulary
@@ -43,6 +45,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     config = read_config(base)
     weights = read_weights(base)
     adapter = read_adapter(adapter_folder)
+    check_head(config, adapter.config.raw)
 
     @cache
     def facts() -> ModelFacts:
@@ -91,7 +94,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
 
 def _main_dtype(layout: Layout) -> str:
-    """The floating-point type with the most bytes."""
+    """Return the floating-point type with the most bytes."""
     sizes: dict[str, int] = {}
     for shard in layout.shards:
         for tensor in shard.tensors:
@@ -107,7 +110,7 @@ def _main_dtype(layout: Layout) -> str:
 
 
 def _really_replaced(plan: MergePlan, planner: Planner, reader: TensorReader) -> bool:
-    """Whether any tensor that the adapter brings whole differs from what the base has there."""
+    """Return whether any tensor that the adapter brings whole differs from what the base has there."""
     pairs = [(plan.values[name].source, planner.of_base(name)) for name in plan.replaced]
     return any(before is None or not reader.same(now, before) for now, before in pairs)
 

@@ -10,7 +10,7 @@ UNMERGED_REMEDY = "serve the base model with the adapter beside it, through peft
 
 
 def unsupported(key: str, value: object, why: str, *, remedy: str = PEFT_REMEDY) -> ModelMergeError:
-    """The refusal of an option, by its name."""
+    """Return the refusal of an option, by its name."""
     shown = repr(value)
     return ModelMergeError(
         f"the adapter's {key} is {shown if len(shown) <= 120 else shown[:117] + '…'}: {why}",

@@ -11,8 +11,13 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.models.base_format import read_config
+from slipway.models.families import described
+from slipway.models.model_files import CONFIG
+from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
+from slipway_onnx_export.families import refused
 from slipway_onnx_export.graph import declare_interface, settle
 from slipway_onnx_export.package import complete_folder
 from slipway_onnx_export.params import OnnxExportParams
@@ -33,10 +38,11 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     """
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
+    if (source_folder / CONFIG).is_file():
+        _refuse_unknown_families(source_folder)
     engine = ENGINES[params.engine]
     opset = choose_opset(engine, params.opset, runtime=params.runtime)
     source = open_source(source_folder)
-    _refuse_unknown_families(source, engine)
 
     ctx.progress("graph", done=0, total=1, unit="graphs")
     model, weights = _graph(source, engine, opset, params)
@@ -80,29 +86,17 @@ def _operator(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def _refuse_unknown_families(source: ModelSource, engine: Engine) -> None:
-    """Only text decoders are exported so far; say so before any work."""
-    config = source.config
-    if getattr(config, "is_encoder_decoder", False):
-        family = "encoder-decoder"
-    elif not any(
-        name.endswith(("ForCausalLM", "LMHeadModel")) for name in getattr(config, "architectures", None) or ()
-    ):
-        family = "not a causal language model"
-    else:
-        return
-    raise ONNXExportError(
-        f"{source.architecture} is {'an ' if family[0] == 'e' else ''}{family}; the ONNX export takes text decoders",
-        reason="EXPORT_ENGINE_UNSUPPORTED",
-        remedy="leave the ONNX format out for this model",
-        about={
-            "engine": engine.name,
-            "architecture": source.architecture,
-            "model_type": config.model_type,
-            "family": family,
-            "supported_engines": "",
-        },
-    )
+def _refuse_unknown_families(folder: Path) -> None:
+    """Say before any engine is tried what none of them exports."""
+    config = read_config(folder)
+    why = refused(config)
+    if why:
+        raise ONNXExportError(
+            why,
+            reason="FAMILY_UNSUPPORTED",
+            remedy="leave the ONNX format out for this model",
+            about={"family": described(config), "model_type": config.get("model_type")},
+        )
 
 
 def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
@@ -132,7 +126,8 @@ def _prove(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Conte
     """Compare with PyTorch, unless told not to or the memory does not allow it."""
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
-        reason = "switched off" if params.parity == "never" else f"needs {needed} bytes of {ctx.max_memory_bytes}"
+        short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"
+        reason = "switched off" if params.parity == "never" else short
         ctx.warn(f"the ONNX model was not compared with PyTorch ({reason}); the validate stage still compares outputs")
         return {"parity": "skipped"}
     report = check_parity(

@@ -17,6 +17,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
+from slipway.models.families import DECODER, auto_model
+from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 Array = npt.NDArray[Any]
@@ -169,10 +171,21 @@ def _reference(source: ModelSource, conversations: list[_Conversation], *, on_ca
     done = 0
     on_call(done)
     transformers.utils.logging.disable_progress_bar()
+    try:
+        check_loadable(source.folder, transformers.AutoModelForCausalLM)
+    except CannotBuildError as error:
+        raise ONNXExportError(
+            f"there is nothing to compare with: {error}",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a complete transformers model folder",
+            about={"file": "config.json"},
+        ) from error
     # Eager attention is the plainest implementation; fused ones differ among themselves in what padding rows yield.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
-    ).eval()
+    model = (
+        auto_model(DECODER)
+        .from_pretrained(source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False)
+        .eval()
+    )
     with torch.inference_mode():
         for conversation in conversations:
             cache = transformers.DynamicCache(config=model.config)

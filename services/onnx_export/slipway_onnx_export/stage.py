@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
+from slipway_onnx_export.families import refused
 from slipway_onnx_export.opsets import opset_advice
 from slipway_onnx_export.params import OnnxExportParams
 
@@ -36,4 +37,5 @@ STAGE = Stage(
     ),
     output_bytes=lambda _, size: size.graph_bytes,
     advice=opset_advice,
+    refuses=refused,
 )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slipway.files.json_documents import parse_json
+from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 
@@ -29,15 +30,15 @@ NF4 = (
 )  # fmt: skip
 _INT8_STEP = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 _STATE = "weight.quant_state.bitsandbytes__"
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = {DTYPES[name].torch: dtype for name, dtype in torch_dtypes("F32", "F16", "BF16").items()}
+_FLOATS = tuple(_DTYPES.values())
 #: Elements that are computed at once, a multiple of every block size.
 _CHUNK = 1 << 20
 _LARGEST_STATE = 1 << 16
 
 
 def read_bitsandbytes(base: Base) -> Dequantized:
-    """Every weight that bitsandbytes quantized.
+    """Return every weight that bitsandbytes quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -70,7 +71,7 @@ class _State:
     offset: float
 
     def recipe(self) -> Recipe:
-        """How the dense weight comes about."""
+        """Return how the dense weight comes about."""
         parts = ["weight", "weight.absmax", "weight.quant_map", f"{_STATE}{self.kind}"]
         if self.nested:
             parts += ["weight.nested_absmax", "weight.nested_quant_map"]
@@ -92,7 +93,7 @@ class _State:
 
 
 def four_bit(packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Values of packed 4-bit codes. packed: (count / 2,) uint8; table: (16,); absmax: (blocks,) float32 → (count,)."""
+    """Return the values of packed 4-bit codes. packed: (count / 2,) uint8; table: (16,); absmax: (blocks,) float32 → (count,)."""
     values = torch.empty(count, dtype=dtype)
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
@@ -104,7 +105,7 @@ def four_bit(packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count
 
 
 def blockwise(codes: Tensor, table: Tensor, absmax: Tensor, block: int) -> Tensor:
-    """Values of 8-bit codes in blocks. codes: (n,) uint8; table: (256,); absmax: (n / block,) float32 → (n,) float32."""
+    """Return the values of 8-bit codes in blocks. codes: (n,) uint8; table: (256,); absmax: (n / block,) float32 → (n,) float32."""
     return table[codes.long()] * absmax.repeat_interleave(block)[: codes.numel()]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from slipway.models.module_patterns import GROUP_TARGETS, IGNORED, check_patterns
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from slipway_prepare.source import Stored
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_EXPRESSION = "re:"
+"""Begins the names of modules that are expressions."""
 _PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale")
 #: Of activations and of the KV cache: they matter only while computing with integers.
 _ACTIVATION = (
@@ -27,7 +30,7 @@ _ACTIVATION = (
 
 
 def read_compressed(base: Base) -> Dequantized:
-    """Every weight that compressed-tensors stores quantized.
+    """Return every weight that compressed-tensors stores quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -39,8 +42,10 @@ def read_compressed(base: Base) -> Dequantized:
     if transforms.get("config_groups"):
         raise unsupported("has rotated weights (transform_config)", key="transform_config")
     schemes = _schemes(settings)
+    modules = base.modules("weight_scale")
+    _check_expressions(schemes, settings, modules)
     made, used = [], set()
-    for module in base.modules("weight_scale"):
+    for module in modules:
         scheme = _scheme(module, schemes, settings)
         name = scheme.format or settings.get("format")
         name = getattr(name, "value", name)
@@ -78,8 +83,25 @@ def _schemes(settings: dict[str, Any]) -> dict[str, Any]:
         ) from error
 
 
+def _check_expressions(schemes: dict[str, Any], settings: dict[str, Any], modules: list[str]) -> None:
+    """Make sure that the library, which matches them with :mod:`re`, is soon done with texts such as ``re:.*lm_head``."""
+    targets = [target for scheme in schemes.values() for target in scheme.targets]
+    texts = {GROUP_TARGETS: targets, IGNORED: settings.get("ignore") or ()}
+    expressions = {
+        key: [text.removeprefix(_EXPRESSION) for text in found if text.startswith(_EXPRESSION)]
+        for key, found in texts.items()
+    }
+    check_patterns(
+        expressions,
+        modules,
+        refusal=lambda what, key: invalid(
+            f"has patterns that cannot be used: {what}", key=key or "quantization_config"
+        ),
+    )
+
+
 def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """The scheme of a quantized module; those named for it go before those for all linear layers."""
+    """Return the scheme of a quantized module; those named for it go before those for all linear layers."""
     from compressed_tensors.utils.match import is_match
 
     linear = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -160,7 +182,7 @@ def _check_zero(base: Base, module: str, scale: Stored, shape: tuple[int, ...], 
 
 
 def _strategy(scheme: Any) -> str:
-    """Which elements share a scale: the library gives its enum or the enum's value."""
+    """Return which elements share a scale: the library gives its enum or the enum's value."""
     return str(getattr(scheme.weights.strategy, "value", scheme.weights.strategy))
 
 

@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 def read_fp8(base: Base) -> Dequantized:
-    """Every weight in 8-bit floats.
+    """Return every weight in 8-bit floats.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -92,7 +92,7 @@ def _block(base: Base) -> tuple[int, int]:
 
 
 def _spans(base: Base, weight: Stored, scale: Stored) -> tuple[int, int] | None:
-    """Rows and columns that share a scale; None where all elements do.
+    """Return rows and columns that share a scale; None where all elements do.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.

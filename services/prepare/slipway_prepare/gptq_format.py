@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 def read_gptq(base: Base) -> Dequantized:
-    """Every weight that GPTQ quantized.
+    """Return every weight that GPTQ quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
@@ -49,7 +49,7 @@ def read_gptq(base: Base) -> Dequantized:
 
 
 def read_awq(base: Base) -> Dequantized:
-    """Every weight that AWQ quantized.
+    """Return every weight that AWQ quantized.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.

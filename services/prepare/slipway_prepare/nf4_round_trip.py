@@ -20,7 +20,7 @@ _TINY = 1e-38  # bitsandbytes' guard for blocks of zeros
 
 
 def nf4_round_trip(weight: Tensor) -> Tensor:
-    """What is left of a weight after NF4. weight: (out, in) of any floating-point type → the same shape and type."""
+    """Return what is left of a weight after NF4. weight: (out, in) of any floating-point type → the same shape and type."""
     flat = weight.contiguous().reshape(-1)
     absmax = torch.cat([_absmax(part.float()) for part in flat.split(_CHUNK)])
     scale = _double_quantized(absmax)
@@ -36,7 +36,7 @@ def nf4_round_trip(weight: Tensor) -> Tensor:
 
 
 def dynamic_map() -> Tensor:
-    """The 256 values of the signed 8-bit dynamic type: ``create_dynamic_map()`` of bitsandbytes; arXiv 1511.04561."""
+    """Return the 256 values of the signed 8-bit dynamic type: ``create_dynamic_map()`` of bitsandbytes; arXiv 1511.04561."""
     values: list[float] = []
     for exponent in range(7):
         boundaries = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)

@@ -12,6 +12,7 @@ import torch
 
 from slipway.counts import counted
 from slipway.models.base_format import quantization_of, read_config
+from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.models.model_files import CONFIG, copy_companions, has_safetensors
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
@@ -36,12 +37,7 @@ READERS: Mapping[str, Callable[[Base], Dequantized]] = {
 """Readers by ``quant_method``."""
 
 _QUANTIZATION = ("quantization_config", "compression_config")
-_FLOAT_NAMES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
+_FLOAT_NAMES = {dtype: DTYPES[name].torch for name, dtype in torch_dtypes(*FLOATS).items()}
 
 
 def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) -> None:
@@ -74,7 +70,7 @@ def _dequantized(base: Base) -> Dequantized:
 
 
 def _ties(base: Base) -> list[str]:
-    """Names in a pickle that are one tensor with another which the model ties to them: written once, as transformers saves."""
+    """Return names in a pickle that are one tensor with another which the model ties to them: written once, as transformers saves."""
     if not base.source.aliases:
         return []
     tied = base.structure.tied

@@ -83,7 +83,7 @@ class Base:
         return structure(self.folder)
 
     def half(self, hint: torch.dtype | None = None) -> torch.dtype:
-        """The 16-bit type of dequantized weights: the configuration's, else that of the scales, else bfloat16."""
+        """Return the 16-bit type of dequantized weights: the configuration's, else that of the scales, else bfloat16."""
         text = self.config.get("text_config")
         for part in (self.config, text if isinstance(text, dict) else {}):
             name = part.get("dtype") or part.get("torch_dtype")
@@ -93,12 +93,12 @@ class Base:
         return hint if hint in HALVES else torch.bfloat16
 
     def modules(self, suffix: str) -> list[str]:
-        """Names of the modules that store a tensor of this last name, sorted."""
+        """Return the names of the modules that store a tensor of this last name, sorted."""
         end = f".{suffix}"
         return sorted(name.removesuffix(end) for name in self.source.tensors if name.endswith(end))
 
     def part(self, module: str, suffix: str) -> Stored:
-        """A tensor that a module needs.
+        """Return a tensor that a module needs.
 
         Raises:
             CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -109,7 +109,7 @@ class Base:
         return self.source.tensors[name]
 
     def optional(self, module: str, suffix: str) -> Stored | None:
-        """A tensor that a module may have."""
+        """Return a tensor that a module may have."""
         return self.source.tensors.get(f"{module}.{suffix}")
 
 
@@ -129,7 +129,7 @@ def check_shape(stored: Stored, *expected: Sequence[int], dtypes: Sequence[torch
 
 
 def account(base: Base, made: Dequantized, *, left_out: Sequence[str] = ()) -> tuple[Recipe, ...]:
-    """All recipes of the result, in the order of the stored tensors; every stored tensor is used exactly once.
+    """Return all recipes of the result, in the order of the stored tensors; every stored tensor is used exactly once.
 
     Args:
         base: The stored base model.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
+from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.model_files import has_safetensors, pickle_files
 from slipway.models.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
@@ -29,11 +30,7 @@ _DAMAGED = (
     RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
 )  # fmt: skip
 #: Safetensors names of the types that are read.
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+DTYPES = torch_dtypes(*FLOATS, "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", "I32", "I16", "I8", "U8", "BOOL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +60,16 @@ class Source(Protocol):
         ...
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         ...
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's elements in order, as flat blocks."""
+        """Return a tensor's elements in order, as flat blocks."""
         ...
 
 
 def open_source(folder: Path) -> Source:
-    """The weights of a model folder; safetensors are preferred, as transformers does.
+    """Return the weights of a model folder; safetensors are preferred, as transformers does.
 
     Raises:
         CheckpointValidationError: ``SAFETENSORS_CORRUPT``, ``BASE_MODEL_INVALID``, ``UNSAFE_PICKLE`` or ``DTYPE_UNSUPPORTED``.
@@ -102,12 +99,12 @@ class SafetensorsSource:
         self._stack.close()
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         stored = self.tensors[name]
         return self._bytes(name, 0, self._infos[name].nbytes).view(stored.dtype).reshape(stored.shape)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's elements in order, as flat blocks."""
+        """Yield a tensor's elements in order, as flat blocks."""
         for start in range(0, self._infos[name].nbytes, BLOCK_BYTES):
             size = min(BLOCK_BYTES, self._infos[name].nbytes - start)
             yield self._bytes(name, start, size).view(self.tensors[name].dtype)
@@ -173,11 +170,11 @@ class PickleSource:
         self._values.clear()
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor; its memory is the file's."""
+        """Return a whole tensor; its memory is the file's."""
         return self._values[name].detach().contiguous()
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's elements in order, as flat blocks."""
+        """Yield a tensor's elements in order, as flat blocks."""
         flat = self.read(name).reshape(-1)
         step = BLOCK_BYTES // flat.element_size()
         for start in range(0, flat.numel(), step):

@@ -37,7 +37,7 @@ class Structure:
     rename: Callable[[str], str]
 
     def own_name(self, stored: str) -> str:
-        """The model's name of a stored tensor, as transformers finds it: renamed, with the backbone's prefix or without."""
+        """Return the model's name of a stored tensor, as transformers finds it: renamed, with the backbone's prefix or without."""
         name = self.rename(stored)
         candidates = (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}."))
         return next((candidate for candidate in candidates if candidate in self.shapes), stored)

@@ -9,17 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
+from slipway.models.base_format import read_config
+from slipway.models.families import auto_model, described, model_family
+from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.sample_inputs import compared_outputs, sample_inputs
+from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
+_PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
+
+
+class NotRunnableError(Exception):
+    """It is not known how a result is run; the message says why."""
 
 
 def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], Any], ctx: Context) -> None:
@@ -32,15 +41,20 @@ def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], A
     needed = weight_bytes(source) + weight_bytes(target)
     if needed > ctx.max_memory_bytes:
         ctx.log.info(
-            f"not run: loading takes about {needed >> 20} MiB, the attempt may use {ctx.max_memory_bytes >> 20}"
+            f"not run: loading takes about {format_size(needed)}, the attempt may use {format_size(ctx.max_memory_bytes)}"
         )
         ctx.record(check="skipped: too large for the attempt's memory")
         return
     ctx.progress("check", done=0, total=1, unit="forward passes")
-    logits = run(target, ctx)
+    try:
+        logits = run(target, ctx)
+    except NotRunnableError as why:
+        ctx.log.info(f"not run: {why}")
+        ctx.record(check=f"not run: {why}")
+        return
     if not np.isfinite(logits).all():
         raise QuantizationError(
-            f"the result's logits hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
+            f"the result's outputs hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
             reason="NON_FINITE_OUTPUT",
             remedy="this model's activations exceed the level's range: use bf16 (PyTorch), int8 or int4",
         )
@@ -54,22 +68,40 @@ def _tokens(target: Path) -> Any:
 
 
 def run_checkpoint(target: Path) -> Any:
-    """Run a transformers folder; returns its logits."""
-    from transformers import AutoModelForCausalLM
+    """Run a transformers folder on random inputs of its family; returns what it gives.
 
-    tokens = torch.from_numpy(_tokens(target))
+    Raises:
+        NotRunnableError: Its family is not known.
+        QuantizationError: ``QUANTIZATION_FAILED``.
+    """
+    family = model_family(target)
+    if family is None:
+        raise NotRunnableError(f"what a {described(read_config(target))} takes and gives is not known")
     try:
         # Loading draws progress bars, which belong on no stage's output.
-        with contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
-            model, loading = AutoModelForCausalLM.from_pretrained(
+        with contextlib.redirect_stderr(io.StringIO()):
+            check_loadable(target, auto_model(family))
+            model, loading = auto_model(family).from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
-            logits = model(tokens).logits.float().numpy()
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+            inputs = sample_inputs(model, family)
+            given = compared_outputs(model, family, inputs).numpy()
+    except (
+        CannotBuildError,
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        IndexError,
+    ) as error:
         raise _does_not_load("transformers", str(error)) from error
+    # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
+    loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
     if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
         raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
-    return logits
+    return given
 
 
 def run_graph(target: Path, ctx: Context) -> Any:

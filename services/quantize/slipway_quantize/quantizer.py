@@ -29,6 +29,7 @@ class Quantizer(Protocol):
 
         Raises:
             QuantizationError: ``QUANTIZATION_FAILED``: it does not load.
+            NotRunnableError: It is not known how such a model is run (``slipway_quantize.check``).
         """
         ...
 

@@ -161,7 +161,7 @@ def _build(
 
 
 def _describe(tensor: Any) -> dict[str, Any]:
-    """Name, type and declared shape (-1 where dynamic) of an input or output of the network."""
+    """Return the name, type and declared shape (-1 where dynamic) of an input or output of the network."""
     return {"name": tensor.name, "dtype": tensor.dtype.name.lower(), "shape": list(tensor.shape)}
 
 
@@ -186,7 +186,7 @@ def _graph_files(source: Path) -> list[str]:
 
 
 def _digest(path: Path, ctx: Context) -> str:
-    """SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(8 << 20):

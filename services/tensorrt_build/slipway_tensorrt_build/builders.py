@@ -43,14 +43,14 @@ class Choice:
 
 
 def this_machine() -> Machine:
-    """What is installed here; imports nothing heavy."""
+    """Return what is installed here; imports nothing heavy."""
     return Machine(
         gpus=find_gpus(), tensorrt=installed_version("tensorrt"), tensorrt_rtx=installed_version("tensorrt-rtx")
     )
 
 
 def choose(params: TensorRTBuildParams, machine: Machine) -> Choice:
-    """The builder for ``params`` on ``machine``.
+    """Return the builder for ``params`` on ``machine``.
 
     Raises:
         TensorRTBuildError: ``UNSUPPORTED`` if neither library can run or no target is known,

@@ -17,7 +17,7 @@ _LONGEST = 500  # characters of a warning
 
 
 def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
-    """A logger that writes to the attempt's log, tells the user of warnings and keeps the error messages in ``errors``."""
+    """Return a logger that writes to the attempt's log, tells the user of warnings and keeps the error messages in ``errors``."""
     levels = {
         trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
         trt.ILogger.Severity.ERROR: logging.ERROR,
@@ -51,7 +51,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
 
 
 def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
-    """A progress monitor that reports the outermost phases, and ends the build when the attempt is cancelled."""
+    """Return a progress monitor that reports the outermost phases, and ends the build when the attempt is cancelled."""
 
     class BuildMonitor(trt.IProgressMonitor):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ class Gpu:
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that the driver shows, in its order; none without a driver."""
+    """Return the GPUs that the driver shows, in its order; none without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

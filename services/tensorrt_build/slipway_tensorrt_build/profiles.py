@@ -30,7 +30,7 @@ class _Point:
     past: int
 
     def axis(self, name: str, index: int) -> int | None:
-        """Size of a dynamic axis of the input ``name``, or None if the input is not known."""
+        """Return the size of a dynamic axis of the input ``name``, or None if the input is not known."""
         if index == 0:
             return self.batch
         if name in ("input_ids", "position_ids"):
@@ -45,7 +45,7 @@ class _Point:
 def plan_profile(
     inputs: Mapping[str, Sequence[int]], params: TensorRTBuildParams, *, positions: int
 ) -> dict[str, InputProfile]:
-    """Shapes of every input.
+    """Return the shapes of every input.
 
     Within each of the three points the mask is as long as past and new tokens together, because TensorRT lays out its
     memory by them. At the largest point that may be more than the model has positions: a full cache and a long prompt are

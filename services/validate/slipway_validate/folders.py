@@ -10,23 +10,10 @@ from slipway.errors import CheckpointValidationError
 from slipway.files import json_documents
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, formats, split_output
+from slipway.models.dtypes import DTYPES
 from slipway.models.safetensors_file import read_safetensors
 from slipway_validate.protocol.messages import RunResult
 
-SAFETENSORS_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
@@ -109,4 +96,4 @@ def safetensors_dtype(folder: Path) -> str:
     if not counts:
         return ""
     most = max(sorted(counts), key=lambda dtype: counts[dtype])
-    return SAFETENSORS_NAMES.get(most, most.lower())
+    return DTYPES[most].torch or most.lower()

@@ -1,4 +1,4 @@
-"""Action keys: what makes two runs of a stage give the same result."""
+"""Action keys: hashes of everything that decides a stage's result."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _MOST_VALUES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What a stage made: the digest of each output by name, and the facts it recorded."""
+    """Result of a stage: the digest of each output by name, and the facts it recorded."""
 
     outputs: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """What a store keeps of it."""
+        """Return the bytes that a store keeps."""
         return json.dumps({"outputs": self.outputs, "facts": self.facts}, sort_keys=True).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self | None:
-        """What a store kept; None when that is damaged."""
+        """Read the bytes that a store kept; return None if they are damaged."""
         try:
             document = parse_json(data, most_values=_MOST_VALUES, lenient=True)
             outputs, facts = document["outputs"], document["facts"]
@@ -41,13 +41,13 @@ class ActionResult:
 
 
 def action_key(stage: Stage[Any], inputs: Mapping[str, str], params: StageParams, *, gpu_architecture: str = "") -> str:
-    """Name of a result before it is made, as 64 hexadecimal digits.
+    """Return the key of a result before it is made, as 64 hexadecimal digits.
 
     Args:
         stage: The stage; its name, version and the versions of its libraries are part of the key.
         inputs: Digest of each input by name.
         params: Validated parameters.
-        gpu_architecture: For example ``sm89``; counts only for stages whose output depends on it.
+        gpu_architecture: For example ``sm89``; used only for stages whose output depends on it.
     """
     document = {
         "stage": stage.name,

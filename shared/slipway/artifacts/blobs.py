@@ -1,6 +1,6 @@
-"""The content of single files, streamed into and out of a store: for a server that passes it on, with bounded memory.
+"""Stream the content of single files into and out of a store with bounded memory, for a server that passes it on.
 
-What comes in is kept under a digest only once it was found to have it.
+Incoming content is stored under a digest only after its digest was verified.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class BlobWriter(ABC):
-    """Content on its way in. Call :meth:`commit` after the last :meth:`write`, or :meth:`discard` to give up.
+    """Writes incoming content. Call :meth:`commit` after the last :meth:`write`, or :meth:`discard` to give up.
 
     Args:
         file: Announced digest and size.
@@ -39,7 +39,7 @@ class BlobWriter(ABC):
         """Take the next bytes.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID`` when they are more than was announced; ``DISK_FULL``, and what the store raises.
+            ArtifactError: ``ARTIFACT_INVALID`` for more bytes than announced; ``DISK_FULL``; errors of the store.
         """
         self._count += len(data)
         if self._count > self.file.size_bytes:
@@ -48,10 +48,10 @@ class BlobWriter(ABC):
         self._take(data)
 
     def commit(self) -> None:
-        """Keep the content, if it is what was announced.
+        """Store the content if it has the announced size and digest.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID`` when it is not, and what the store raises.
+            ArtifactError: ``ARTIFACT_INVALID`` if it has not; errors of the store.
         """
         if self._count != self.file.size_bytes:
             raise self._unlike(f"ended after {self._count} of the announced {self.file.size_bytes} bytes")
@@ -62,7 +62,7 @@ class BlobWriter(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Leave nothing behind of what was not committed; harmless to repeat and after a commit."""
+        """Remove content that was not committed; harmless to repeat, and after a commit."""
 
     @abstractmethod
     def _take(self, data: bytes) -> None: ...
@@ -72,30 +72,30 @@ class BlobWriter(ABC):
 
     def _unlike(self, what: str) -> ArtifactError:
         return ArtifactError(
-            f"the content that was announced as {self.file.digest} {what}",
+            f"the content announced as {self.file.digest} {what}",
             reason="ARTIFACT_INVALID",
-            remedy="send it again when nothing writes to the file any more",
+            remedy="send it again once no program writes to the file any more",
             about={"digest": self.file.digest},
         )
 
 
 class Blobs(Protocol):
-    """A store, file by file."""
+    """Access to a store file by file."""
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact."""
+        """Return the manifest of an artifact."""
         ...
 
     def exists(self, digest: str) -> bool:
-        """Whether an artifact is complete."""
+        """Return whether an artifact is complete."""
         ...
 
     def has_blob(self, file: ManifestFile) -> bool:
-        """Whether a file's content is there, and no collection is about to take it."""
+        """Return whether the store has a file's content and no garbage collection is about to remove it."""
         ...
 
     def read(self, file: ManifestFile, artifact: str, *, offset: int = 0) -> Iterator[bytes]:
-        """A file's content from an offset, in chunks. Read from the beginning, it is compared with its digest.
+        """Yield a file's content from an offset, in chunks. Content read from the beginning is compared with its digest.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, or ``ARTIFACT_CORRUPT`` after the last chunk; the corrupt blob is removed.
@@ -103,22 +103,22 @@ class Blobs(Protocol):
         ...
 
     def writer(self, file: ManifestFile) -> BlobWriter:
-        """Takes a file's content."""
+        """Return a writer for a file's content."""
         ...
 
     def keep(self, file: ManifestFile, path: Path, *, on_bytes: OnBytes) -> None:
-        """Take a finished file whose digest is known; ``on_bytes`` may end that."""
+        """Store a finished file whose digest is known; ``on_bytes`` may raise to stop."""
         ...
 
     def admit(self, manifest: Manifest) -> None:
-        """Commit an artifact whose content is there."""
+        """Commit an artifact whose content is in the store."""
         ...
 
 
 def verified(
     chunks: Iterator[bytes], file: ManifestFile, artifact: str, *, remove: Callable[[], None]
 ) -> Iterator[bytes]:
-    """All chunks of a file; when they were not its content, it is removed and called corrupt.
+    """Yield all chunks of a file; remove it if they do not have its digest.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT``, after the last chunk.
@@ -141,7 +141,7 @@ class LocalBlobs:
         self.has_blob = store.has_blob
 
     def admit(self, manifest: Manifest) -> None:
-        """As :meth:`Blobs.admit`. From then on no collection takes its content; one that did so just before is found out."""
+        """As :meth:`Blobs.admit`. From then on no collection removes the content; detect one that just did."""
         self._store.admit(manifest)
         for file in manifest.files:
             if not self.has_blob(file):
@@ -153,7 +153,7 @@ class LocalBlobs:
             source = open_unlinked(self._store.blob_path(file.digest))
         except FileNotFoundError as error:
             raise not_found(artifact) from error
-        except ArtifactError as error:  # the store has not put that there
+        except ArtifactError as error:  # something that the store has not written
             self._store.drop_blob(file.digest)
             raise corrupt(artifact, file.path) from error
         with source:
@@ -168,7 +168,7 @@ class LocalBlobs:
         return _LocalWriter(self._store, file)
 
     def keep(self, file: ManifestFile, path: Path, *, on_bytes: OnBytes) -> None:
-        """As :meth:`Blobs.keep`, by a hard link where that reaches."""
+        """As :meth:`Blobs.keep`, by a hard link where possible."""
         on_bytes(0)
         arriving = self._store.root / "uploads" / uuid.uuid4().hex
         try:
@@ -218,7 +218,7 @@ class _LocalWriter(BlobWriter):
 
 def _collected(file: ManifestFile) -> ArtifactError:
     return ArtifactError(
-        f"a garbage collection took {file.digest} away while its artifact was made",
+        f"a garbage collection removed {file.digest} while its artifact was made",
         reason="STORE_UNAVAILABLE",
         remedy="send it again",
     )

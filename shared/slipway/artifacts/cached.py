@@ -1,4 +1,4 @@
-"""A store with a node's own copy of what was used last: the remote one is the truth, the local one saves the way."""
+"""A remote store with a cache on this node. The remote store is authoritative."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class CachedStore:
     """An :class:`~slipway.artifacts.store.ArtifactStore` that fetches each blob once per node, for several processes at once.
 
     Args:
-        remote: Where everything is.
+        remote: The store with everything.
         local: The cache; fetched files are hard links into it.
-        max_bytes: Least recently used artifacts go when the cache has more; those in use keep their links elsewhere. They go
-            earlier where the cache's file system has no room for what arrives and for what is made of it.
+        max_bytes: Above this size the least recently used artifacts are evicted; links of running tasks keep their content. They are
+            evicted earlier if the file system lacks room for an incoming artifact and an output of the same size.
     """
 
     def __init__(self, remote: S3Store, local: LocalStore, *, max_bytes: int | None = None) -> None:
@@ -44,7 +44,7 @@ class CachedStore:
         self._remove_abandoned()
 
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
-        """Commit a folder that the caller gives up, here and there."""
+        """Commit a folder that the caller gives up to both stores."""
         digest = self.local.put(folder, known=known, on_bytes=on_bytes)
         files = dict(regular_files(folder))
         return self._send(
@@ -55,7 +55,7 @@ class CachedStore:
         )
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
-        """Commit somebody else's files, here and there."""
+        """Commit files that stay their owner's to both stores."""
         digest = self.local.put_files(files, on_bytes=on_bytes)
         return self._send(
             digest,
@@ -65,7 +65,7 @@ class CachedStore:
         )
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
-        """Lay an artifact's verified files below ``target``.
+        """Write an artifact's verified files below ``target``.
 
         Raises:
             ArtifactError: As :meth:`S3Store.fetch`.
@@ -74,7 +74,7 @@ class CachedStore:
             self._bring(digest, on_bytes)
             try:
                 self.local.fetch(digest, target, on_bytes=on_bytes)
-            except ArtifactError as error:  # evicted since, or damaged on this disk
+            except ArtifactError as error:  # evicted meanwhile, or damaged on this disk
                 if error.reason not in ABSENT:
                     raise
                 with contextlib.suppress(FileNotFoundError):
@@ -85,7 +85,7 @@ class CachedStore:
         return self.remote.fetch(digest, target, on_bytes=on_bytes)
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact."""
+        """Return the manifest of an artifact."""
         try:
             return self.local.manifest(digest)
         except ArtifactError as error:
@@ -94,40 +94,40 @@ class CachedStore:
             return self.remote.manifest(digest)
 
     def exists(self, digest: str) -> bool:
-        """Whether the remote store has all of an artifact: what only this node has is of no use to the others."""
+        """Return whether the remote store has all of an artifact; other nodes cannot use this node's cache."""
         return self.remote.exists(digest)
 
     def action(self, key: str) -> ActionResult | None:
-        """The result recorded under an action key."""
+        """Return the result recorded under an action key."""
         return self.remote.action(key)
 
     def record_action(self, key: str, result: ActionResult) -> None:
-        """Remember a result under its action key."""
+        """Record a result under its action key."""
         self.remote.record_action(key, result)
 
     @property
     def where(self) -> str:
-        """Where the remote store is."""
+        """Address of the remote store."""
         return self.remote.where
 
     def digests(self) -> list[str]:
-        """Digests of all artifacts of the remote store, sorted."""
+        """Return the digests of all artifacts of the remote store, sorted."""
         return self.remote.digests()
 
     def last_used(self, digest: str) -> float:
-        """When an artifact was last made, fetched or reused by anybody."""
+        """Return when an artifact was last made, fetched or reused on any node."""
         return self.remote.last_used(digest)
 
     def size_bytes(self) -> int:
-        """Bytes of all blobs of the remote store."""
+        """Return the bytes of all blobs of the remote store."""
         return self.remote.size_bytes()
 
     def results(self) -> Iterator[ActionResult]:
-        """All results recorded in the remote store."""
+        """Return all results recorded in the remote store."""
         return self.remote.results()
 
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Mark nothing: what anybody used in the remote store during its grace period is kept."""
+        """Mark nothing: the remote store keeps whatever was used during its grace period."""
         return contextlib.nullcontext()
 
     def under_way(self) -> frozenset[str]:
@@ -142,7 +142,7 @@ class CachedStore:
         on_bytes: OnBytes | None,
     ) -> str:
         def open_from(file: ManifestFile) -> BinaryIO:
-            """In the cache, or, evicted by another process already, where it came from."""
+            """Open a file in the cache or, if another process has evicted it, at its source."""
             with contextlib.suppress(FileNotFoundError):
                 return open_unlinked(self.local.blob_path(file.digest))
             return open_source(file.path)
@@ -158,7 +158,7 @@ class CachedStore:
         return digest
 
     def _bring(self, digest: str, on_bytes: OnBytes | None) -> None:
-        """Complete an artifact in the cache; each blob is fetched by one process, the others wait for it."""
+        """Fetch an artifact's missing blobs into the cache; one process fetches a blob, others wait for it."""
         if self.local.exists(digest):
             manifest = self.local.manifest(digest)
             for file in manifest.files:
@@ -176,7 +176,7 @@ class CachedStore:
                         _count(file, "hit")
                         return
                     _count(file, "miss")
-                    arriving.unlink(missing_ok=True)  # of a process that was killed meanwhile
+                    arriving.unlink(missing_ok=True)  # left by a process that was killed
                     try:
                         remote = self.remote.during(count)
                         remote.fetch_blob(file, digest, arriving, pool=pool, on_bytes=count)
@@ -189,13 +189,13 @@ class CachedStore:
 
     @contextlib.contextmanager
     def _alone(self, digest: str) -> Iterator[Path]:
-        """Where a blob may be written while no other process writes it."""
+        """Lock a blob against other processes; yield the path to write it to."""
         part = self._arriving / f"{digest.removeprefix('sha256:')}.part"
         path = part.with_suffix(".lock")
         while True:
             with path.open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not is_at(lock.fileno(), path):  # removed by who held it
+                if not is_at(lock.fileno(), path):  # the former holder removed the lock file
                     continue
                 try:
                     yield part
@@ -204,7 +204,7 @@ class CachedStore:
                 return
 
     def _remove_abandoned(self) -> None:
-        """Remove what processes that were killed left on its way in; what somebody writes is locked."""
+        """Remove incoming files left by killed processes; files being written are locked."""
         for path in sorted({path.with_suffix(".lock") for path in self._arriving.iterdir()}):
             with contextlib.suppress(OSError), path.open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,16 +220,16 @@ class CachedStore:
             self._shrink(self._max_bytes)
 
     def _make_room(self, needed_bytes: int, *, keep: str) -> None:
-        """Evict until so much is free: what a task writes, on the same disk, is about as large as what it reads."""
+        """Evict until this many bytes are free; callers count an artifact twice, as a task's output is about as large as its input."""
         free = shutil.disk_usage(self.local.root).free
         while (lacking := needed_bytes - free) > 0:
             size = self.local.size_bytes()
             if lacking > size:
-                return  # the disk is full of other things
+                return  # other files fill the disk: evicting everything would not help
             self._shrink(size - lacking, keep=(keep,))
             before, free = free, shutil.disk_usage(self.local.root).free
             if free - before < lacking // 2:
-                return  # what went has links elsewhere, or nothing went; manifests alone are a page each
+                return  # the evicted files have links elsewhere, or there was nothing left to evict
 
     def _shrink(self, max_bytes: int, *, keep: Collection[str] = ()) -> Collected:
         gone = collect(self.local, max_bytes=max_bytes, keep=lambda: keep)

@@ -1,6 +1,6 @@
-"""Garbage collection of a local store: least recently used artifacts first, then blobs that nothing names.
+"""Garbage collection of a local store: remove the least recently used artifacts, then blobs that no manifest names.
 
-What cannot be understood is kept: of a manifest that another version wrote, every digest in it counts as named.
+Unknown content is kept: every digest in a manifest of another version counts as named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGESTS = re.compile(rb"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection removed, or would remove."""
+    """Artifacts and blobs that a collection removed, or would remove."""
 
     artifacts: tuple[str, ...]
     blobs: int
@@ -38,21 +38,21 @@ def collect(
     keep: Callable[[], Collection[str]] = tuple,
     dry_run: bool = False,
 ) -> Collected:
-    """Remove artifacts and the blobs that only they had.
+    """Remove artifacts and the blobs that only they name.
 
     Writers hold the store's lock, so no blob is removed while a manifest that names it is being made, and nothing is stored or
-    used between asking what to keep and removing the rest.
+    used between the call of ``keep`` and the removal.
 
     Args:
         store: The store to collect.
         max_age_seconds: Remove artifacts not used for this long.
         max_bytes: Then remove the least recently used until the blobs take no more than this.
-        keep: Says which artifacts to leave alone, such as those of running exports; asked while nobody can write.
-        dry_run: Only say what would go.
+        keep: Returns the artifacts to keep, such as those of running exports; called while nothing can be written.
+        dry_run: Only report what would be removed.
 
     Raises:
         OSError: A folder of the store cannot be read.
-        ModelExportError: What ``keep`` raises. Nothing was removed then.
+        ModelExportError: An error of ``keep``; nothing was removed.
     """
     with store.lock(fcntl.LOCK_EX):
         kept = set(keep())
@@ -76,12 +76,12 @@ def collect(
 
 
 def blobs_named(data: bytes, digest: str) -> frozenset[str]:
-    """Return the digests of the blobs that what lies under a manifest's name needs; none when it is damaged."""
+    """Return the digests of the blobs named by stored manifest bytes; none if they do not have the digest."""
     if digest_bytes(data) != digest:
         return frozenset()
     try:
         return frozenset(file.digest for file in Manifest.from_bytes(data).files)
-    except ArtifactError:  # this version does not understand it
+    except ArtifactError:  # written by another version
         return frozenset(found.decode() for found in _DIGESTS.findall(data))
 
 
@@ -103,7 +103,7 @@ def _doomed(
     max_age_seconds: float | None,
     max_bytes: int | None,
 ) -> list[str]:
-    """Artifacts to remove, least recently used first."""
+    """Return the artifacts to remove, least recently used first."""
     by_use = sorted((store.last_used(digest), digest) for digest in contents if digest not in keep)
     now = time.time()
     doomed = [digest for used, digest in by_use if max_age_seconds is not None and now - used > max_age_seconds]
@@ -117,7 +117,7 @@ def shrink(
     sizes: Mapping[str, int],
     most: int,
 ) -> list[str]:
-    """Return the doomed, and the candidates after them until the blobs that are still named take no more than ``most`` bytes."""
+    """Return ``doomed`` and further candidates, until the blobs still named take no more than ``most`` bytes."""
     result, gone = list(doomed), set(doomed)
     holders = Counter(blob for digest, blobs in contents.items() if digest not in gone for blob in blobs)
     total = sum(sizes.get(blob, 0) for blob in holders)

@@ -14,12 +14,12 @@ _CHUNK_BYTES = 4 << 20
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a SHA-256 digest."""
+    """Return whether a text is a SHA-256 digest."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def parse_digest(text: str) -> str:
-    """The hexadecimal part of a digest.
+    """Return the hexadecimal part of a digest.
 
     Raises:
         ArtifactError: reason ``ARTIFACT_INVALID`` if ``text`` is not a SHA-256 digest.
@@ -36,12 +36,12 @@ def parse_digest(text: str) -> str:
 
 
 def digest_bytes(data: bytes) -> str:
-    """Digest of bytes in memory."""
+    """Return the digest of bytes in memory."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def digest_file(file: BinaryIO, *, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Digest of an open, unbuffered file from its beginning, read in chunks; ``on_bytes`` gets the number of bytes of each."""
+    """Return the digest of an open, unbuffered file from its beginning; ``on_bytes`` gets the size of each chunk read."""
     sha = hashlib.sha256()
     buffer = bytearray(_CHUNK_BYTES)
     view = memoryview(buffer)

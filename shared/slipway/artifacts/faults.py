@@ -1,4 +1,4 @@
-"""What every artifact store says when something is missing, corrupt or full."""
+"""Errors that all artifact stores share: missing, corrupt, changed, disk full."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import BinaryIO
 from slipway.errors import ArtifactError
 from slipway.folders.disk_full import disk_full_is_typed
 
-#: Reasons for which an artifact counts as not there.
+#: Reasons that mean: the store does not have the artifact.
 ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"})
 
 
 def not_found(digest: str) -> ArtifactError:
-    """No such artifact, or not all of it."""
+    """Return the error for an artifact that is missing or incomplete."""
     return ArtifactError(
         f"artifact {digest} is not in the store, or not complete",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="check the digest and the store (SLIPWAY_STORE), or make the artifact again by the export it came from",
+        remedy="check the digest and the store (SLIPWAY_STORE), or run the export that made the artifact again",
         about={"digest": digest},
     )
 
 
 def corrupt(digest: str, what: str) -> ArtifactError:
-    """Stored bytes that are not what was put there."""
+    """Return the error for stored bytes that do not have their digest."""
     return ArtifactError(
         f"artifact {digest} is corrupt: the stored bytes of {what} do not have their digest; they were removed",
         reason="ARTIFACT_CORRUPT",
-        remedy="run the export again to make it anew",
+        remedy="run the export again to make the artifact anew",
         about={"digest": digest, "path": what},
     )
 
 
 def unreadable(path: str | Path, error: OSError) -> ArtifactError:
-    """A file to be stored that the operating system does not give."""
+    """Return the error for a file to be stored that cannot be read."""
     return ArtifactError(f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path})
 
 
@@ -43,7 +43,7 @@ def open_source(opened: Callable[[Path], BinaryIO], path: Path) -> BinaryIO:
     """Open a file to be stored.
 
     Raises:
-        ArtifactError: ``FILE_ERROR``, and what ``opened`` raises of its own.
+        ArtifactError: ``FILE_ERROR``, and errors of ``opened``.
     """
     try:
         return opened(path)
@@ -52,16 +52,16 @@ def open_source(opened: Callable[[Path], BinaryIO], path: Path) -> BinaryIO:
 
 
 def changed(path: str | Path) -> ArtifactError:
-    """A file that somebody wrote to while it was stored."""
+    """Return the error for a file that was written to while it was stored."""
     return ArtifactError(
         f"{path} changed while it was being stored",
         reason="FILE_ERROR",
-        remedy="store it when nothing writes to it any more",
+        remedy="store it once no program writes to it any more",
         about={"file": path},
     )
 
 
 def disk_full(doing: str, what: str, *, at: Path) -> AbstractContextManager[None]:
-    """Say of a full disk where it is and what was being done."""
+    """Translate a full disk within a block into an error that names the disk and the operation."""
     remedy = "free space there; slipway cache gc frees the store's"
     return disk_full_is_typed(ArtifactError, f"while {doing} {what}", at=at, remedy=remedy)

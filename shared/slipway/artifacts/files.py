@@ -1,4 +1,4 @@
-"""Files that go into an artifact, work on several of them, and giving one a second name by the cheapest way there is."""
+"""Files of an artifact: list them, process several in threads, and link or copy one by the cheapest means."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 WORKERS = 4
-"""Files that are worked on at the same time."""
+"""Files processed at the same time."""
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
-_CHUNK_BYTES = 64 << 20  # of one copy in the kernel, which Ctrl-C cannot interrupt
+_CHUNK_BYTES = 64 << 20  # size of one copy in the kernel, which Ctrl-C cannot interrupt
 SMALL_BYTES = 1 << 20
-"""What is no larger is copied rather than shared with files that have another owner."""
+"""Files up to this size are copied, not hard-linked, if they belong to someone else."""
 
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
 
 
 def link_or_copy(source: BinaryIO, target: Path) -> None:
-    """Give an open file's content the new name ``target``: a hard link, or a copy where links cannot reach."""
+    """Create ``target`` as a hard link to an open file, or as a copy where a link is not possible."""
     try:
         os.link(source.name, target, follow_symlinks=False)
     except OSError as error:
@@ -44,9 +44,9 @@ def link_or_copy(source: BinaryIO, target: Path) -> None:
 
 
 def clone_or_link(source: BinaryIO, target: Path) -> None:
-    """As :func:`link_or_copy`, but a copy-on-write clone first, so that a later change of ``source`` stays its own.
+    """As :func:`link_or_copy`, but try a copy-on-write clone first, so that a later change of ``source`` does not reach ``target``.
 
-    For the same reason a small file, which people edit and whose mode they change, is copied.
+    For the same reason copy a small file: people edit such files and change their mode.
     """
     try:
         reflink(source, target)
@@ -62,7 +62,7 @@ def reflink(source: BinaryIO, target: Path) -> None:
     """Clone a file on a file system that shares extents (btrfs, XFS, bcachefs).
 
     Raises:
-        OSError: The file system cannot; ``target`` may then be left empty.
+        OSError: The file system cannot clone; ``target`` may be left empty.
     """
     with target.open("xb") as writer:
         fcntl.ioctl(writer.fileno(), _FICLONE, source.fileno())
@@ -88,17 +88,17 @@ def copy_file(source: BinaryIO, target: Path) -> None:
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
-    """Write all bytes to an unbuffered file, which takes only some of them when the disk is nearly full."""
+    """Write all bytes to an unbuffered file, whose ``write`` may take only some of them when the disk is nearly full."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
 
 
 def folder_files(folder: Path) -> dict[str, Path]:
-    """Return the real paths of all files below somebody's folder, by their path inside the artifact.
+    """Return the real paths of all files below a user's folder, by their path inside the artifact.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what :func:`slipway.files.links.all_files` refuses.
+        ArtifactError: ``FILE_ERROR`` if it is not a folder or has no files; errors of :func:`slipway.files.links.all_files`.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
@@ -109,7 +109,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
 
 
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
+    """Yield the path inside the artifact and path on disk of every file below a folder, sorted; links and devices are refused."""
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode):
@@ -125,9 +125,9 @@ def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
 def in_threads(
     call: Callable[[_T, Callable[[int], None]], _R], items: Iterable[_T], on_bytes: Callable[[int], None] | None
 ) -> list[_R]:
-    """Call for every item, several at a time; answers in their order. The first error stops the others at their next ``count``.
+    """Call for every item, several at a time; return the results in order. The first error stops the others at their next ``count``.
 
-    That goes for Ctrl-C too: leaving the pool waits for its threads, which could take minutes to read a large model.
+    Ctrl-C stops them in the same way, because leaving the pool waits for its threads, which may take minutes over a large model.
     """
     stopped = threading.Event()
 
@@ -148,7 +148,7 @@ def in_threads(
 
 
 def gather(futures: list[Future[_R]]) -> list[_R]:
-    """Results of all, or the first failure, as soon as there is one; the others may still run then."""
+    """Return all results, or raise the first failure as soon as there is one; the other futures may still run then."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     failed = next((future for future in futures if future in done and future.exception()), None)
     if failed is not None:
@@ -157,6 +157,6 @@ def gather(futures: list[Future[_R]]) -> list[_R]:
 
 
 def cancel(futures: Iterable[Future[_R]]) -> None:
-    """Begin none of those that wait."""
+    """Cancel the futures that have not begun."""
     for future in futures:
         future.cancel()

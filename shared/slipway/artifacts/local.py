@@ -1,8 +1,8 @@
 """The artifact store in a local folder, under the names of :mod:`slipway.artifacts.names`.
 
-Blobs are read-only files, hard-linked or cloned from where they were made. Beside them are ``uploads/``, blobs on their way
-in, ``uses/``, marks of work under way (:mod:`slipway.artifacts.uses`), and ``lock``, shared by writers and exclusive to garbage
-collection. What else lies there is not the store's, and left alone.
+Blobs are read-only files, hard-linked or cloned from their source. Beside them are ``uploads/`` (incoming blobs), ``uses/`` (marks
+of running work, see :mod:`slipway.artifacts.uses`) and ``lock`` (shared by writers, exclusive for garbage collection). The store
+never touches other files in its folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LocalStore:
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
-        """Commit a folder; its files are given to the store and become read-only.
+        """Commit a folder; its files become the store's, and read-only.
 
         Raises:
             ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``DISK_FULL``.
@@ -55,25 +55,25 @@ class LocalStore:
         return self._commit(files, open_unlinked, link_or_copy, on_bytes, known)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
-        """Commit files that stay their owner's: cloned, or hard-linked with their mode, or copied.
+        """Commit files that stay their owner's: clone them, or hard-link them with their mode, or copy them.
 
-        A hard-linked file that its owner changes later no longer has its digest; reading finds that out.
+        If the owner changes a hard-linked file later, it no longer has its digest; reading detects that.
 
         Args:
             files: Real paths, by their path inside the artifact.
-            on_bytes: Gets the number of bytes of each chunk that was read.
+            on_bytes: Gets the size of each chunk read.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` or ``DISK_FULL``; ``LINK_OUTSIDE`` for a path that has a link in it.
+            ArtifactError: ``ARTIFACT_INVALID``, ``FILE_ERROR`` or ``DISK_FULL``; ``LINK_OUTSIDE`` for a path with a link in it.
         """
         return self._commit(files, open_real, clone_or_link, on_bytes)
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
-        """Lay an artifact's files below ``target`` as hard links, each verified.
+        """Create an artifact's verified files below ``target`` as hard links.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, or ``ARTIFACT_CORRUPT`` naming the file; the corrupt blob is removed, so
-                that making or pushing it again repairs the store.
+                storing it again repairs the store.
         """
         manifest = self.manifest(digest)
         with self.lock(fcntl.LOCK_SH), disk_full("fetching", digest, at=target):
@@ -88,7 +88,7 @@ class LocalStore:
         return target
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact.
+        """Return the manifest of an artifact.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND`` or ``ARTIFACT_CORRUPT``.
@@ -100,10 +100,10 @@ class LocalStore:
         return Manifest.from_bytes(data)
 
     def manifest_bytes(self, digest: str) -> bytes:
-        """What lies under the name of an artifact's manifest.
+        """Return the stored bytes of an artifact's manifest, unchecked.
 
         Raises:
-            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` when it is no regular file.
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` if it is not a regular file.
         """
         try:
             with open_unlinked(self.manifest_path(digest)) as file:
@@ -112,7 +112,7 @@ class LocalStore:
             raise not_found(digest) from error
 
     def exists(self, digest: str) -> bool:
-        """Whether the manifest and every blob of an artifact are there, with their sizes."""
+        """Return whether the store has the manifest and every blob of an artifact, with the right sizes."""
         try:
             files = self.manifest(digest).files
         except ArtifactError:
@@ -120,9 +120,9 @@ class LocalStore:
         return all(_size(self.blob_path(file.digest)) == file.size_bytes for file in files)
 
     def action(self, key: str) -> ActionResult | None:
-        """The result recorded under an action key, if every output still exists; reading it is a use of them.
+        """Return the result recorded under an action key, if every output still exists; this counts as a use of the outputs.
 
-        No collection comes between the look and the use.
+        No collection can run between the check and the use.
         """
         with self.lock(fcntl.LOCK_SH):
             result = self.recorded_action(key)
@@ -131,21 +131,21 @@ class LocalStore:
         return result
 
     def recorded_action(self, key: str) -> ActionResult | None:
-        """As :meth:`action`, for those who only look: the outputs do not count as used."""
+        """As :meth:`action`, but without counting as a use of the outputs."""
         result = _recorded(self.root / action_name(key))
         return result if result and all(self.exists(digest) for digest in result.outputs.values()) else None
 
     def record_action(self, key: str, result: ActionResult) -> None:
-        """Remember a result under its action key."""
+        """Record a result under its action key."""
         with self.lock(fcntl.LOCK_SH), disk_full("recording", key, at=self.root):
             self._write(self.root / action_name(key), result.to_bytes())
 
     def has_blob(self, file: ManifestFile) -> bool:
-        """Whether a file's blob is there, with its size."""
+        """Return whether the store has a file's blob, with the right size."""
         return _size(self.blob_path(file.digest)) == file.size_bytes
 
     def admit_blob(self, file: ManifestFile, path: Path) -> None:
-        """Take a verified file, on this file system, as a blob."""
+        """Move a verified file on this file system into the store as a blob."""
         blob = self.blob_path(file.digest)
         with self.lock(fcntl.LOCK_SH):
             blob.parent.mkdir(parents=True, exist_ok=True)
@@ -158,18 +158,18 @@ class LocalStore:
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
 
     def results(self) -> Iterator[ActionResult]:
-        """All recorded results, whether or not their outputs still exist."""
+        """Yield all recorded results, whether or not their outputs still exist."""
         for path in self.listing(ACTIONS):
             result = _recorded(path)
             if result is not None:
                 yield result
 
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Mark that work is under way: what it uses is not collected before the context ends."""
+        """Mark that work is running: nothing it uses is collected before the context ends."""
         return uses.marked(self.root / _USES)
 
     def under_way(self) -> frozenset[str]:
-        """Digests of artifacts that were used since the oldest work under way began."""
+        """Return digests of artifacts used since the oldest running work began."""
         began = uses.oldest(self.root / _USES)
         if began is None:
             return frozenset()
@@ -181,15 +181,15 @@ class LocalStore:
         return str(self.root)
 
     def size_bytes(self) -> int:
-        """Bytes of all blobs."""
+        """Return the total size of all blobs."""
         return sum(max(_size(path), 0) for path in self.listing(BLOBS))
 
     def digests(self) -> list[str]:
-        """Digests of all artifacts, sorted."""
+        """Return the digests of all artifacts, sorted."""
         return [digest_of(path.name) for path in self.listing(MANIFESTS)]
 
     def listing(self, folder: str) -> list[Path]:
-        """Files of the store in one of its folders, sorted.
+        """Return the store's files in one of its folders, sorted.
 
         Raises:
             OSError: A folder cannot be read.
@@ -202,7 +202,7 @@ class LocalStore:
         return sorted(path for path in found if is_name(path.relative_to(self.root).as_posix()))
 
     def last_used(self, digest: str) -> float:
-        """When an artifact was last made, fetched or reused, in seconds since the epoch.
+        """Return when an artifact was last made, fetched or reused, in seconds since the epoch.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``.
@@ -227,12 +227,12 @@ class LocalStore:
 
         with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
             manifest = Manifest.of(in_threads(take, sorted(files.items()), on_bytes))
-            # Blobs are not synced: after a power cut a torn blob is found by its digest and made again.
+            # Blobs are not synced: a blob torn by a power cut is detected by its digest and made again.
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
             return manifest.digest
 
     def _take(self, name: str, file: BinaryIO, give: _Give, on_bytes: OnBytes, known: str | None) -> ManifestFile:
-        """Store one open file as a blob. A digest that was only told is verified by who reads the blob first."""
+        """Store one open file as a blob. A digest that the caller gave is verified by the blob's first reader."""
         entry = describe_file(name, file, known=known, on_bytes=on_bytes)
         digest = entry.digest
         blob = self.blob_path(digest)
@@ -249,7 +249,7 @@ class LocalStore:
         return entry
 
     def _verify(self, file: ManifestFile, artifact: str, on_bytes: OnBytes) -> None:
-        """Compare a blob with its digest; once per process while its size, time and inode stay."""
+        """Compare a blob with its digest, once per process while its size, time and inode stay the same."""
         blob = self.blob_path(file.digest)
         try:
             with open_unlinked(blob) as opened:
@@ -258,7 +258,7 @@ class LocalStore:
                 found = digest_file(opened, on_bytes=on_bytes)
         except FileNotFoundError as error:
             raise not_found(artifact) from error
-        except ArtifactError as error:  # a link, a folder or a pipe, which the store has not put there
+        except ArtifactError as error:  # a link, a folder or a pipe, which the store has not written
             if error.reason != "ARTIFACT_INVALID":
                 raise
             found = ""
@@ -268,7 +268,7 @@ class LocalStore:
         self._remember(file.digest)
 
     def drop_blob(self, digest: str) -> None:
-        """Remove a blob that is not what its name says."""
+        """Remove a blob that does not have its digest."""
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             self.blob_path(digest).unlink()
 
@@ -276,11 +276,11 @@ class LocalStore:
         self._verified[digest] = _stat(self.blob_path(digest).lstat())
 
     def _touch(self, digest: str) -> None:
-        with contextlib.suppress(OSError):  # a read-only store still serves
+        with contextlib.suppress(OSError):  # the store may be read-only
             os.utime(self.manifest_path(digest))
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Write a small file so that others see all of it or nothing."""
+        """Write a small file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         arriving = self.root / "uploads" / uuid.uuid4().hex
         try:
@@ -293,16 +293,16 @@ class LocalStore:
             arriving.unlink(missing_ok=True)
 
     def blob_path(self, digest: str) -> Path:
-        """Where a blob lies, or would."""
+        """Return the path of a blob, whether or not it exists."""
         return self.root / blob_name(digest)
 
     def manifest_path(self, digest: str) -> Path:
-        """Where the manifest of an artifact lies, or would."""
+        """Return the path of an artifact's manifest, whether or not it exists."""
         return self.root / manifest_name(digest)
 
     @contextlib.contextmanager
     def lock(self, kind: int) -> Iterator[None]:
-        """Hold the store's lock, shared or exclusive. Locks belong to the open file, so threads do not disturb each other."""
+        """Hold the store's lock, shared or exclusive. A lock belongs to its open file, so threads do not share one."""
         with (self.root / "lock").open("ab") as file:
             fcntl.flock(file, kind)
             yield
@@ -319,7 +319,7 @@ def _recorded(path: Path) -> ActionResult | None:
     try:
         with open_unlinked(path) as file:
             return ActionResult.from_bytes(_limited(file))
-    except (FileNotFoundError, ArtifactError):  # or something that the store has not put there
+    except (FileNotFoundError, ArtifactError):  # missing, or something that the store has not written
         return None
 
 
@@ -328,7 +328,7 @@ def _stat(found: os.stat_result) -> _Stat:
 
 
 def _size(path: Path) -> int:
-    """Size of a regular file, or -1 if there is none."""
+    """Return the size of a regular file, or -1 if there is none."""
     try:
         found = path.lstat()
     except FileNotFoundError:

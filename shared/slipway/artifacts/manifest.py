@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 _SHOWN = 100
 _LARGEST_SIZE = (1 << 63) - 1
 _MOST_VALUES = 1 << 23
-"""Of a manifest's JSON: of more files than any artifact has."""
+"""Limit of values in a manifest's JSON; no artifact has that many files."""
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MEDIA_TYPES = {
     ".safetensors": "application/vnd.safetensors",
@@ -69,11 +69,11 @@ class Manifest:
 
     @classmethod
     def of(cls, files: Iterable[ManifestFile]) -> Manifest:
-        """A manifest of files in any order.
+        """Make a manifest of files in any order.
 
         Raises:
-            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe or stands twice, also in other letters, or content has two
-                sizes.
+            ArtifactError: reason ``ARTIFACT_INVALID`` if a path is unsafe, if two paths are equal (also when compared without case),
+                or if one digest has two sizes.
         """
         ordered = tuple(sorted(files))
         sizes = {file.digest: file.size_bytes for file in ordered}
@@ -91,7 +91,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest that :meth:`to_bytes` wrote, checked.
+        """Read and check the manifest that :meth:`to_bytes` wrote.
 
         Raises:
             ArtifactError: reason ``ARTIFACT_INVALID`` if it is not a manifest, or one that could write outside its folder.
@@ -116,13 +116,13 @@ def _entry(file: Any) -> ManifestFile:
 def describe_file(
     name: str, file: BinaryIO, *, known: str | None = None, on_bytes: Callable[[int], None] | None = None
 ) -> ManifestFile:
-    """The entry of an open file under a name.
+    """Return the manifest entry of an open file.
 
     Args:
         name: Path inside the artifact.
         file: The file, unbuffered.
-        known: Its digest, when it need not be read for that.
-        on_bytes: Gets the number of bytes of each chunk.
+        known: Its digest if known; the file is not read then.
+        on_bytes: Gets the size of each chunk read.
 
     Raises:
         ArtifactError: reason ``FILE_ERROR``, also when the file changes while it is read.
@@ -147,13 +147,13 @@ def _media_types() -> dict[str, str]:
 
 
 def media_type(path: str) -> str:
-    """Media type of a file by its name."""
+    """Return the media type of a file by its name."""
     suffix = PurePosixPath(path).suffix.lower()
     return _media_types().get(suffix) or mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that is not a plain relative one.
+    """Refuse a path that is not a plain relative path.
 
     Raises:
         ArtifactError: reason ``ARTIFACT_INVALID``.
@@ -171,11 +171,11 @@ def check_path(path: str) -> None:
     if len(parts) > MAX_DEPTH:
         raise _invalid(f"{path[:_SHOWN]!r}… is nested more than {MAX_DEPTH} folders deep", path)
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise _invalid(f"{path[:_SHOWN]!r}… is longer than file systems take", path)
+        raise _invalid(f"{path[:_SHOWN]!r}… is too long for a file system", path)
 
 
 def _check_apart(paths: Iterable[str]) -> None:
-    """Refuse paths that would be one file on some machine, in the same letters or not, or a file and a folder at once."""
+    """Refuse paths that some file system takes for the same file, and paths that are a file and a folder at once."""
     seen: dict[str, str] = {}
     folders: dict[str, str] = {}
     for path in paths:
@@ -184,7 +184,7 @@ def _check_apart(paths: Iterable[str]) -> None:
             raise _invalid(f"the path {path!r} {_meets(seen[plain], path)}", path)
         seen[plain] = path
         folder = path.rpartition("/")[0]
-        while folder and folders.get(plain := _plain(folder)) != folder:  # what is above one that was seen was seen too
+        while folder and folders.get(plain := _plain(folder)) != folder:  # parents of a known folder are known
             if plain in folders:
                 raise _invalid(f"the folder {folder!r} {_meets(folders[plain], folder)}", path)
             folders[plain] = folder
@@ -194,14 +194,14 @@ def _check_apart(paths: Iterable[str]) -> None:
 
 
 def _plain(path: str) -> str:
-    """The same text for all paths that some file system takes for one (Unicode's canonical caseless matching)."""
+    """Return a text that is equal for all paths that some file system takes for one (Unicode's canonical caseless matching)."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
 
 
 def _meets(first: str, second: str) -> str:
     if first == second:
-        return "stands twice in a manifest"
-    return f"stands in a manifest beside {first!r}, which is the same name on some file systems"
+        return "appears twice in a manifest"
+    return f"appears in a manifest beside {first!r}, which is the same name on some file systems"
 
 
 def _encodable(path: str) -> bool:

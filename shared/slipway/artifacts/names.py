@@ -1,4 +1,4 @@
-"""Names of everything in a store, a folder and a bucket alike.
+"""Names of everything in a store, the same in a folder and in a bucket.
 
 ::
 
@@ -22,32 +22,32 @@ _GIVEN = re.compile(
 
 
 def is_name(name: str) -> bool:
-    """Whether a store gives such a name. What lies in it under another name is somebody else's, and is left alone."""
+    """Return whether a name is one that a store gives. Files with other names are not the store's and are never touched."""
     return _GIVEN.fullmatch(name) is not None
 
 
 def blob_name(digest: str) -> str:
-    """Name of a blob."""
+    """Return the name of a blob."""
     return _name(BLOBS, parse_digest(digest))
 
 
 def manifest_name(digest: str) -> str:
-    """Name of an artifact's manifest."""
+    """Return the name of an artifact's manifest."""
     return _name(MANIFESTS, parse_digest(digest))
 
 
 def action_name(key: str) -> str:
-    """Name of an action's result."""
+    """Return the name of an action's result."""
     return f"{_name(ACTIONS, parse_digest(f'sha256:{key}'))}.json"
 
 
 def digest_of(name: str) -> str:
-    """Digest that a blob or a manifest is named by."""
+    """Return the digest in the name of a blob or manifest."""
     return f"sha256:{name.rpartition('/')[2]}"
 
 
 def key_of(name: str) -> str:
-    """Action key that a result is named by."""
+    """Return the action key in the name of a result."""
     return name.rpartition("/")[2].removesuffix(".json")
 
 

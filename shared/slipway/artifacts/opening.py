@@ -1,4 +1,4 @@
-"""The store that the settings name, and a store as its single files."""
+"""Open the store that the settings name, and get file-by-file access to a store."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from slipway.settings.s3 import SCHEME, parse_s3_url
 
 
 def open_store(settings: Settings) -> ArtifactStore:
-    """The artifact store of this process: a local folder, or a bucket behind a cache on this machine.
+    """Open the artifact store of this process: a local folder, or a bucket behind a cache on this machine.
 
     Raises:
-        ArtifactError: ``STORE_INVALID`` or ``STORE_DENIED``; that a bucket does not answer shows when it is used.
+        ArtifactError: ``STORE_INVALID`` or ``STORE_DENIED``; an unavailable bucket fails only at its first use.
     """
     if not settings.store.startswith(SCHEME):
         return LocalStore(Path(settings.store) if settings.store else settings.store_path)
@@ -38,7 +38,7 @@ def open_store(settings: Settings) -> ArtifactStore:
 
 
 def blobs_of(store: ArtifactStore) -> Blobs:
-    """A store as its single files; of one behind a cache, the remote one alone."""
+    """Return file-by-file access to a store; for one behind a cache, to the remote store alone."""
     if isinstance(store, LocalStore):
         return LocalBlobs(store)
     from slipway.artifacts.cached import CachedStore
@@ -49,6 +49,6 @@ def blobs_of(store: ArtifactStore) -> Blobs:
 
 
 def cache_size(settings: Settings) -> Iterator[metrics.Sample]:
-    """For :func:`slipway.observability.metrics.reading`: the size of this node's cache, if the store is behind one."""
+    """Yield the size of this node's cache if the store has one, for :func:`slipway.observability.metrics.reading`."""
     if settings.store.startswith(SCHEME):
         yield metrics.NODE_CACHE_BYTES, {}, LocalStore(settings.cache_path).size_bytes()

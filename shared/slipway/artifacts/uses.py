@@ -1,8 +1,8 @@
-"""Marks of work that is under way over a store in a folder, so that a collection keeps what the work is about to name.
+"""Marks of running work on a store in a folder, so that a collection keeps artifacts that the work will still need.
 
-Nothing names an export's sources before its state is made, nor a task's results before its end is reported. A mark is made
-before the first of them: a folder that its process locks, and whose time is when the work began. Whatever was used since then may
-belong to it. The kernel gives a dead process's lock back, and the next look removes its mark.
+An export's sources have no reference before its state exists, and a task's results have none before its end is reported. So work
+sets a mark before it begins: a folder that its process locks, and whose time is the beginning of the work. Every artifact used since
+then may belong to it. The kernel releases the lock of a dead process, and the next check removes its mark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slipway.folders.folder_locks import lock_folder, unheld
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[None]:
-    """Hold a mark in a folder while the context lasts."""
+    """Hold a mark in a folder while the block runs."""
     lock, mark = None, folder
     while lock is None:
         mark = folder / uuid.uuid4().hex
@@ -26,17 +26,17 @@ def marked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a look just took it for one that nobody holds, or the store is gone
+        with contextlib.suppress(OSError):  # a check removed it just now, or the store is gone
             mark.rmdir()
         os.close(lock)
 
 
 def oldest(folder: Path) -> float | None:
-    """When the oldest work under way began, in seconds since the epoch; None when there is none. Marks of the dead go."""
+    """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes."""
     free = set()
     for mark in unheld(folder, "*"):
         free.add(mark)
-        with contextlib.suppress(OSError):  # somebody else's folder, with something in it
+        with contextlib.suppress(OSError):  # not a mark: a folder with something in it
             mark.rmdir()
     began = []
     for mark in set(folder.iterdir()) - free:

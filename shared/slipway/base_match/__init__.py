@@ -1,4 +1,4 @@
-"""Whether the base model in use is the one the adapter was trained on: from files before the export, from validation after it."""
+"""Decide whether the base model in use is the one the adapter was trained on: by files before the export, by validation after it."""
 
 from slipway.base_match.match import BaseMatch, BaseMatchStatus
 from slipway.base_match.measurement import joined

@@ -1,6 +1,6 @@
-"""What a checkpoint itself tells of its base model: shapes of plain LoRA factors, the library's class, the tokenizer.
+"""Compare a checkpoint with a base model: shapes of plain LoRA factors, the library's class, the tokenizer.
 
-Only forms that are understood are judged. Anything else gets no verdict here: the merge checks every tensor exactly.
+Only known forms are judged. Others get no verdict here; the merge checks every tensor exactly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
+from slipway.models.dtypes import FLOATS
 from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.models.safetensors_file import TensorInfo, read_safetensors, read_weights
 
@@ -23,13 +24,12 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight
 _WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weight")
 _LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
 _NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
-"""Options of LoRA with which factors have other shapes than those of the layer they are named after."""
-_DENSE = ("F64", "F32", "F16", "BF16")
+"""LoRA options that give the factors other shapes than those of their layer."""
 _OTHER_TOKENIZER = 0.5
 
 
 def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
-    """Why the adapter's tensors cannot belong to a base, by headers alone; empty when nothing shows that."""
+    """Return why the adapter's tensors cannot belong to a base, judged by headers alone; empty if nothing contradicts."""
     if (
         config.get("peft_type") != "LORA"
         or any(config.get(option) for option in _NOT_PLAIN)
@@ -38,7 +38,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         return ""
     try:
         adapter, weights = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors, read_weights(base)
-    except (CheckpointValidationError, OSError):  # reported where they are used
+    except (CheckpointValidationError, OSError):  # reported later, where the files are used
         return ""
     settings = read_known_json(base / CONFIG)
     vocabulary = vocabulary_size(settings) if isinstance(settings, dict) else 0
@@ -53,7 +53,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
         if weight is None:
             found = _too_deep(module, depths) or _too_deep(bare, depths) if factor else ""
-        elif weight.dtype not in _DENSE or len(weight.shape) != 2:
+        elif weight.dtype not in FLOATS or len(weight.shape) != 2:
             continue
         elif factor:
             found = _other_factors(tensor, adapter, weight, vocabulary=vocabulary)
@@ -65,7 +65,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
 
 
 def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: TensorInfo, *, vocabulary: int) -> str:
-    """A pair whose product has another shape than the weight, whichever way round that is stored. a: (r, d_in), b: (d_out, r)."""
+    """Return why a pair does not fit a weight, stored transposed or not; else empty. a: (r, d_in), b: (d_out, r)."""
     b = adapter.get(a.name.replace(".lora_A.", ".lora_B."))
     if b is None or b is a or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         return ""
@@ -79,7 +79,7 @@ def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: Ten
 
 
 def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> str:
-    """A whole weight of another shape; more or fewer rows are those of a resized vocabulary."""
+    """Return why a whole weight does not fit; else empty. Other rows are allowed for a resized vocabulary."""
     resized = vocabulary in (0, weight.shape[0]) and tensor.shape[1] == weight.shape[1]
     if tensor.shape == weight.shape or resized:
         return ""
@@ -87,7 +87,7 @@ def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> s
 
 
 def _depths(weights: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Largest layer number by the name before it."""
+    """Return the largest layer number for each name prefix."""
     found: dict[str, int] = {}
     for match in filter(None, map(_LAYER.match, weights)):
         found[match["prefix"]] = max(found.get(match["prefix"], 0), int(match["number"]))
@@ -95,7 +95,7 @@ def _depths(weights: Mapping[str, TensorInfo]) -> dict[str, int]:
 
 
 def _too_deep(module: str, depths: Mapping[str, int]) -> str:
-    """Why a layer is none of the base's: its number is beyond the last one under the same name."""
+    """Return the contradiction if a layer's number is beyond the base's last one under the same name; else empty."""
     match = _LAYER.match(module)
     last = depths.get(match["prefix"]) if match else None
     if match is None or last is None or int(match["number"]) <= last:
@@ -104,7 +104,7 @@ def _too_deep(module: str, depths: Mapping[str, int]) -> str:
 
 
 def other_library(config: Mapping[str, Any], base: Path) -> str:
-    """Why the class that was trained (``auto_mapping``) is not the base's; empty when nothing shows that."""
+    """Return why the trained class (``auto_mapping``) is not the base's; empty if nothing contradicts."""
     mapping = config.get("auto_mapping")
     library = mapping.get("parent_library") if isinstance(mapping, dict) else None
     found = _LIBRARY.fullmatch(library) if isinstance(library, str) else None
@@ -125,9 +125,9 @@ def _letters(name: str) -> str:
 
 
 def other_tokenizer(checkpoint: Path, base: Path) -> str:
-    """Why the tokenizer beside the adapter is not the base's; empty when it is, is absent, or its rows were trained too.
+    """Return why the tokenizer beside the adapter is not the base's; empty if it is, if it is absent, or if the adapter has embeddings.
 
-    Added tokens do not count. Half of the vocabulary under other numbers makes another tokenizer.
+    Added tokens do not count. Tokenizers differ if fewer than half of the tokens have the same numbers.
     """
     ours = read_known_json(checkpoint / "tokenizer.json", largest=LARGEST_LIST)
     if ours is None or _saves_embeddings(checkpoint):
@@ -145,7 +145,7 @@ def other_tokenizer(checkpoint: Path, base: Path) -> str:
 
 
 def _saves_embeddings(checkpoint: Path) -> bool:
-    """Whether the adapter brings rows of its own for the vocabulary, so that another tokenizer may be meant."""
+    """Return whether the adapter has its own embedding rows, so that another tokenizer may be intended."""
     try:
         tensors = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors
     except (CheckpointValidationError, OSError):
@@ -154,7 +154,7 @@ def _saves_embeddings(checkpoint: Path) -> bool:
 
 
 def _vocabulary(tokenizer: Any) -> dict[str, int]:
-    """Token → number of a ``tokenizer.json``; empty for kinds that are not known."""
+    """Return token → number of a ``tokenizer.json``; empty for unknown kinds."""
     model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
     found = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""What files tell of a base model, before anything runs: it is the adapter's, it is another one, or nothing can be said."""
+"""Judge a base model by files, before anything runs: it is the adapter's, it is another one, or files cannot tell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.models.checkpoints import read_adapter_config
 MISFIT, MISMATCH = "ADAPTER_BASE_MISMATCH", "BASE_MODEL_MISMATCH"
 _REMEDY = (
     "set base_model.name (--base-model, EXPORT_BASE_MODEL) to the model the adapter was trained on; if you know that this base "
-    "is right, set base_model.trust: true"
+    "is the right one, set base_model.trust: true"
 )
 _WORST = (BaseMatchStatus.CONFIRMED, BaseMatchStatus.UNPROVEN, BaseMatchStatus.TRUSTED)
 
@@ -26,12 +26,12 @@ class UsedBase:
     """The base model of an export.
 
     Attributes:
-        folder: Where it is.
+        folder: Its folder.
         label: Its name for people, never a path of this machine.
-        contents: Whether its files can be read; of a bucket, only headers and configurations are here.
-        repository: Repository of the hub that it was just read from; empty for any other base.
-        revisions: Names of the revision that was read: the commit, and the one that was asked for.
-        look: Whether the model that the adapter names is looked for on this machine.
+        contents: Whether its files can be read; for a bucket, the folder has only headers and configurations.
+        repository: Hub repository that it was just read from; empty for any other base.
+        revisions: Names of the revision that was read: the commit, and the requested one.
+        look: Whether to search this machine for the model that the adapter names.
     """
 
     folder: Path
@@ -43,15 +43,15 @@ class UsedBase:
 
 
 def match_base(base: UsedBase, checkpoints: Sequence[Path], *, trust: bool) -> BaseMatch:
-    """Compare the base in use with the one that the adapters were trained on; of several adapters, the least certain counts.
+    """Compare the base in use with the one the adapters were trained on; for several adapters, return the least certain verdict.
 
     Args:
         base: The base in use.
         checkpoints: Folders with the adapters.
-        trust: Take a base that files speak against.
+        trust: Accept a base that files contradict.
 
     Raises:
-        CheckpointValidationError: ``ADAPTER_BASE_MISMATCH`` when an adapter's shapes do not fit; ``BASE_MODEL_MISMATCH`` when the
+        CheckpointValidationError: ``ADAPTER_BASE_MISMATCH`` if an adapter's shapes do not fit; ``BASE_MODEL_MISMATCH`` if the
             base is another model than an adapter names.
     """
     found = [_match(base, checkpoint, trust=trust) for checkpoint in checkpoints]
@@ -83,9 +83,9 @@ def _match(base: UsedBase, checkpoint: Path, *, trust: bool) -> BaseMatch:
 
 
 def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
-    """The base in use against the recorded one; None when that is not here, or is the same folder and so says nothing.
+    """Compare the base in use with the recorded one; return None if that is not on this machine, or is the same folder.
 
-    A folder can hold another model than it did when the adapter was trained. A snapshot of a repository cannot.
+    The same folder proves nothing: it can hold another model by now. A snapshot of a repository cannot change.
     """
     if recorded.folder is None:
         return None
@@ -114,7 +114,7 @@ def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
 
 
 def _from_hub(base: UsedBase, recorded: Recorded) -> Comparison | None:
-    """That the base was just read from the repository and revision that the adapter names."""
+    """Return SAME if the base was just read from the repository and revision that the adapter names."""
     if not base.repository or base.repository != recorded.name or (recorded.revision or "main") not in base.revisions:
         return None
     return Comparison(Outcome.SAME, f"it is {base.repository} from the hub, which the adapter names")
@@ -128,13 +128,13 @@ def _same_place(one: Path, other: Path) -> bool:
 
 
 def _unproven(base: UsedBase, recorded: Recorded, compared: Comparison | None) -> str:
-    """Why files cannot tell."""
+    """Return why files cannot tell."""
     if not recorded.name:
         return "the adapter does not name its base model"
     if compared is not None:
         return f"the base could not be compared with {recorded.label}, which the adapter names: {compared.what}"
     if recorded.folder is not None:
-        return f"the base lies where the adapter says ({recorded.label}), and only that name speaks for it"
+        return f"the base is in the folder that the adapter names ({recorded.label}), and only that name speaks for it"
     absent = "which is not on this machine to compare with"
     if last_part(recorded.name) == last_part(base.label):
         return f"only its name speaks for the base: the adapter names {recorded.label}, {absent}"

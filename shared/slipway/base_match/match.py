@@ -1,4 +1,4 @@
-"""The verdict on a base model: one status with the reason for it, that travels from the command to the report."""
+"""The verdict on a base model: a status with its reason, passed on from the command to the report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, computed_field
 from slipway.texts import one_line
 
 STATUS_LABEL, REASON_LABEL = "base_match", "base_match_reason"
-"""Labels of an export that carry what the files tell."""
+"""Labels of an export that carry the verdict of the files."""
 
-_REASON_BYTES = 1500  # a coordinator takes labels of 2,048 bytes
+_REASON_BYTES = 1500  # a coordinator accepts labels of up to 2,048 bytes
 
 
 class BaseMatchStatus(StrEnum):
-    """What speaks for the base model in use."""
+    """Evidence for the base model in use."""
 
     CONFIRMED = "confirmed"
     """Files: it is the model that the adapter names, or has its weights."""
@@ -26,7 +26,7 @@ class BaseMatchStatus(StrEnum):
     UNPROVEN = "unproven"
     """Neither files nor validation can tell."""
     TRUSTED = "trusted"
-    """Files speak against it, and the user said ``base_model.trust: true``."""
+    """Files contradict it, and the user set ``base_model.trust: true``."""
 
 
 _HEADLINES = {
@@ -38,11 +38,11 @@ _HEADLINES = {
 
 
 class BaseMatch(BaseModel):
-    """Whether the base model in use is the one the adapter was trained on. A base that is not is refused, and has none of these.
+    """Verdict on whether the base model in use is the one the adapter was trained on; a proven mismatch is refused instead.
 
     Attributes:
-        status: What speaks for it.
-        reason: Why, in one sentence.
+        status: The evidence for it.
+        reason: The evidence, in one sentence.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -53,7 +53,7 @@ class BaseMatch(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # mypy has no rule for decorators above property
     @property
     def verdict(self) -> Literal["green", "amber"]:
-        """Green when files or validation speak for the base, otherwise amber."""
+        """Green if files or validation confirm the base, otherwise amber."""
         proven = (BaseMatchStatus.CONFIRMED, BaseMatchStatus.MEASURED)
         return "green" if self.status in proven else "amber"
 
@@ -63,16 +63,16 @@ class BaseMatch(BaseModel):
         return _HEADLINES[self.status]
 
     def labels(self) -> dict[str, str]:
-        """This verdict as labels of an export."""
+        """Return this verdict as labels of an export."""
         reason = one_line(self.reason).encode()[:_REASON_BYTES].decode(errors="ignore")
         return {STATUS_LABEL: self.status.value, REASON_LABEL: reason}
 
     @classmethod
     def of_labels(cls, labels: Mapping[str, str]) -> BaseMatch:
-        """The verdict of the files that an export's labels carry; unproven where a client gave none."""
+        """Return the verdict in an export's labels; unproven if the client gave none."""
         try:
             status = BaseMatchStatus(labels.get(STATUS_LABEL, ""))
-        except ValueError:  # of no client of ours, or of a newer one
+        except ValueError:  # set by another program, or by a newer client
             status = BaseMatchStatus.UNPROVEN
         reason = labels.get(REASON_LABEL) or "the base model was not compared with the one the adapter names"
         return cls(status=status, reason=reason)

@@ -1,9 +1,9 @@
-"""What validation's figures tell of the base model: an adapter helps the model it was trained on, and hardly any other.
+"""Judge the base model by validation's figures: an adapter helps the model it was trained on, and hardly any other.
 
 Measured on the sample (10 windows of 128 tokens): the right base gains 0.80 ± 0.08 nats per token on held-out text and
 1.09 ± 0.20 on the built-in text; 11 models of equal shapes with other weights gain between -0.03 and 0.10 with a standard
-error of about the same size, and none more than 1.8 standard errors. A close relative of the right base gains nearly as much as
-the right one, and is told from it by files alone.
+error of about the same size, and none more than 1.8 standard errors. A close relative of the right base gains nearly as much, so
+only files can tell them apart.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from slipway.base_match.match import BaseMatch, BaseMatchStatus
 from slipway.validation.findings import ValidationReport
 
 LEAST_GAIN = 0.02
-"""Nats per token that the adapter has to save on held-out text, whatever the scatter: 2 % of the perplexity."""
+"""Nats per token that the adapter must gain on held-out text, however small the error: 2 % of the perplexity."""
 LEAST_GAIN_BUILT_IN = 0.1
-"""The same on the built-in text, which every model may have seen and no adapter was trained for."""
+"""The same on the built-in text, which any model may have seen and no adapter was trained for."""
 LEAST_WINDOWS = 3
 
 _STUDENT_T = (6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
@@ -28,18 +28,18 @@ _HELDOUT = "set validation.heldout to text of the kind the adapter was trained f
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Whether the adapter clearly helps the base model in use, and why this can be said or not."""
+    """Whether the adapter clearly helps the base model in use, with the reason."""
 
     helps: bool
     reason: str
 
 
 def joined(files: BaseMatch, report: ValidationReport | None) -> BaseMatch:
-    """The verdict of the files and of validation together; files that tell need no measurement.
+    """Combine the verdicts of files and validation; validation counts only if files cannot tell.
 
     Args:
-        files: What the files tell.
-        report: What validation found; None when nothing was validated.
+        files: The verdict of the files.
+        report: The validation report; None if nothing was validated.
     """
     if files.status is not BaseMatchStatus.UNPROVEN:
         return files
@@ -50,10 +50,10 @@ def joined(files: BaseMatch, report: ValidationReport | None) -> BaseMatch:
 
 
 def measure(report: ValidationReport | None) -> Measured:
-    """Whether base + adapter predict the text clearly better than the base alone, by the gain in each window.
+    """Return whether base + adapter predict the text clearly better than the base alone, by the gain in each window.
 
-    The mean gain has to exceed both its sampling error (Student's t, 99 %) and :data:`LEAST_GAIN`, and the base alone has to
-    predict better than guessing: changing a model that knows nothing shows nothing.
+    The mean gain must exceed both its sampling error (Student's t, 99 %) and :data:`LEAST_GAIN`, and the base alone must predict
+    better than guessing: an improvement of a model that knows nothing proves nothing.
     """
     if report is None:
         return Measured(False, f"nothing was validated: enable validation, and {_HELDOUT}")

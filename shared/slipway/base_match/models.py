@@ -1,4 +1,4 @@
-"""Two model folders compared: kind of model and sizes from their configurations, shapes from headers, then sampled weights."""
+"""Compare two model folders: kind and sizes by their configurations, shapes by headers, then sampled weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = (
     "num_experts",
     "num_local_experts",
 )
-"""Settings that no copy, conversion or quantization of a model changes. The vocabulary's size is not among them."""
+"""Settings that no copy, conversion or quantization of a model changes. (The vocabulary's size can change.)"""
 
 _BUFFER = re.compile(r".*\.(?:rotary_emb\.inv_freq|masked_bias|position_ids)")
 _CAUSAL_MASK = re.compile(r".*\.(?:attn|attention)\.bias")
@@ -36,7 +36,7 @@ _SHOWN = 200
 
 
 class Outcome(Enum):
-    """How a comparison came out."""
+    """Outcome of a comparison."""
 
     SAME = "same"
     OTHER = "other"
@@ -45,7 +45,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome, and what shows it: a part of a sentence about the model in use."""
+    """The outcome and its evidence, as part of a sentence about the model in use."""
 
     outcome: Outcome
     what: str
@@ -54,13 +54,13 @@ class Comparison:
 def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
     """Compare the model in use with the one that the adapter names.
 
-    Another stored type of the same weights, other shards, a tied head that is stored or not, and a vocabulary with more rows
-    make no other model. What is quantized or a pickle is compared by its configuration only.
+    The same weights in another type, other shards, a tied head that is stored or not, and a vocabulary with more rows do not make
+    another model. Quantized and pickled models are compared by their configuration only.
 
     Args:
         used: The model in use.
-        recorded: The one the adapter names.
-        contents: Whether the weights of ``used`` can be read, and not only their headers.
+        recorded: The model that the adapter names.
+        contents: Whether the weights of ``used`` can be read, not only their headers.
     """
     ours, theirs = read_known_json(used / CONFIG), read_known_json(recorded / CONFIG)
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
@@ -107,13 +107,13 @@ def _compare_tensors(
 
 
 def _is_buffer(info: TensorInfo) -> bool:
-    """Whether a tensor is one that some versions of a model's code save and others compute: it tells nothing of the weights."""
+    """Return whether a tensor is a buffer that some versions of the model's code save and others compute."""
     return bool(_BUFFER.fullmatch(info.name)) or (len(info.shape) == 4 and bool(_CAUSAL_MASK.fullmatch(info.name)))
 
 
 def _incomparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Why the weights of two related models cannot be compared; empty when they can."""
-    if _type_of(ours) != _type_of(theirs):  # the text part of a model of several kinds
+    """Return why the weights of two related models cannot be compared; empty when they can."""
+    if _type_of(ours) != _type_of(theirs):  # one is the text part of a composite model
         return f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}"
     if quantization_of(ours) or quantization_of(theirs):
         return "one of them is quantized, so that their weights cannot be compared"
@@ -127,7 +127,7 @@ def _pickled(used: Path, recorded: Path) -> str:
 
 
 def _other_kind(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """What makes a configuration that of another model; empty when nothing does."""
+    """Return the difference that makes a configuration another model's; empty if there is none."""
     one, other = _type_of(ours), _type_of(theirs)
     if one != other and one and other and one not in _parts(theirs) and other not in _parts(ours):
         return f"model_type is {one!r} ({_classes(ours)}) and not {other!r} ({_classes(theirs)})"
@@ -145,7 +145,7 @@ def _type_of(config: Mapping[str, Any]) -> str:
 
 
 def _parts(config: Mapping[str, Any]) -> set[str]:
-    """Kinds of the models that a model of several kinds is made of."""
+    """Return the model types of the parts of a composite model."""
     return {_type_of(part) for part in config.values() if isinstance(part, dict)}
 
 
@@ -160,17 +160,17 @@ def _classes(config: Mapping[str, Any]) -> str:
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int:
-    """Rows of a model's embedding by its configuration; 0 if that does not say."""
+    """Return the number of embedding rows by the configuration; 0 if it does not say."""
     size = _text(config).get("vocab_size")
     return size if isinstance(size, int) else 0
 
 
 def _in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:
-    """Whether a tensor has a row per token, as embedding and head have."""
+    """Return whether a tensor has one row per token, like the embedding and the head."""
     return bool(info.shape) and info.shape[0] in vocabularies
 
 
 def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:
-    """Whether two tensors differ in the rows of a vocabulary only; where its size is not known (0), any rows may be its."""
+    """Return whether two tensors differ only in the number of vocabulary rows; an unknown size (0) allows any number."""
     rows = {info.shape[0] for info in (one, other) if info.shape}
     return one.shape[1:] == other.shape[1:] and len(rows) == 2 and (0 in vocabularies or bool(rows & vocabularies))

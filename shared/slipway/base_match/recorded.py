@@ -1,4 +1,4 @@
-"""The base model that an adapter names, and where it is: in the Hugging Face cache, or in a folder near the run."""
+"""Find the base model that an adapter names: in the Hugging Face cache, or in a folder near the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway.files.user_paths import has_unknown_home, user_path
 from slipway.models.model_files import CONFIG, cached_snapshot
 
 TRAINING_FOLDERS = 3
-"""Folders above a checkpoint in which a base model named by a relative path is looked for."""
+"""Number of parent folders of a checkpoint to search for a base model named by a relative path."""
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 _SNAPSHOT = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]{40}$")
@@ -26,13 +26,13 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A base model by the adapter's own record.
+    """The base model that an adapter names.
 
     Attributes:
-        name: ``base_model_name_or_path``; empty when the adapter names none.
-        revision: The repository's revision, if the adapter says.
-        folder: Where it is; None when it is not on this machine.
-        guessed: Whether it was found in the current folder only, where another model may well have that name.
+        name: ``base_model_name_or_path``; empty if the adapter names none.
+        revision: The repository's revision, if the adapter names one.
+        folder: Its folder; None if it is not on this machine.
+        guessed: Whether it was found only in the current folder, where another model may have the same name.
     """
 
     name: str
@@ -49,12 +49,11 @@ class Recorded:
 
 
 def recorded_base(checkpoint: Path, adapter_config: dict[str, Any], *, look: bool = True) -> Recorded:
-    """The base model that ``adapter_config.json`` names, found if it is here. Nothing is downloaded.
+    """Return the base model that ``adapter_config.json`` names, with its folder if it is on this machine. Download nothing.
 
-    Without ``look``, no folder is looked for: a worker's own have nothing to do with somebody's adapter.
-
-    The first place that has a model counts: the absolute path; the Hugging Face cache; the folders above the checkpoint, nearest
-    first, where relative paths of a training most often start; the current folder.
+    The first place with a model counts: the absolute path; the Hugging Face cache; the folders above the checkpoint, nearest first,
+    where relative paths of a training usually start; the current folder. Without ``look`` no folder is searched: a worker's own
+    folders have nothing to do with a user's adapter.
     """
     name, revision = adapter_config.get("base_model_name_or_path"), adapter_config.get("revision")
     if not isinstance(name, str) or not name:
@@ -80,7 +79,7 @@ def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
 
 
 def _here(name: str) -> Path | None:
-    """Where a relative name leads from the current folder."""
+    """Return the path of a relative name in the current folder."""
     path = Path(name)
     return None if path.is_absolute() or name.startswith("~") else path.absolute()
 
@@ -95,25 +94,25 @@ def _cached(name: str, revision: str) -> list[Path]:
 def _is_model(folder: Path) -> bool:
     try:
         return file_in(folder, CONFIG) is not None
-    except (ArtifactError, OSError, ValueError):  # a name that no file system takes
+    except (ArtifactError, OSError, ValueError):  # for example a name that no file system allows
         return False
 
 
 def repository_of(folder: Path) -> str:
-    """Repository whose snapshot in the Hugging Face cache a folder is; empty for any other folder."""
+    """Return the repository if a folder is its snapshot in the Hugging Face cache; empty for any other folder."""
     cached = _SNAPSHOT.search(folder.as_posix())
     return f"{cached['owner']}/{cached['name']}" if cached else ""
 
 
 def last_part(name: str) -> str:
-    """What is left of a path or repository without owners and folders; comparable."""
+    """Return the last part of a path or repository name, in lower case for comparison."""
     cached = _CACHED.search(name)
     parts = [part for part in _SEPARATORS.split(name) if part not in ("", ".")]
     return (cached["name"] if cached else (parts or [""])[-1]).casefold()
 
 
 def read_known_json(path: Path, *, largest: int = LARGEST) -> Any:
-    """JSON of a regular file of limited size in its folder; None for what is not there, too large, or not JSON."""
+    """Read JSON from a regular file in its folder; return None if it is missing, too large or not JSON."""
     try:
         real = file_in(path.parent, path.name)
         return None if real is None else read_json(real, largest=largest, lenient=True)

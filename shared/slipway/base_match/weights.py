@@ -1,7 +1,7 @@
-"""Weights of two models compared by samples: the same places of each tensor, few enough for a model of any size.
+"""Compare the weights of two models by samples at the same places of each tensor, few enough for a model of any size.
 
-A file that is the same on disk needs no reading. Otherwise some hundred bytes are read at a few places per tensor, the first
-difference ends the comparison, and a copy in another float type is compared after rounding to the coarser one.
+The same file on disk is not read. Otherwise some hundred bytes are read at a few places per tensor and the first difference ends
+the comparison. A copy in another float type is compared after rounding to the coarser type.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.errors import CheckpointValidationError
+from slipway.models.dtypes import DTYPES
 from slipway.models.model_files import MODEL_WEIGHTS, has_safetensors, model_files, pickle_files
-from slipway.models.safetensors_file import DTYPE_BITS, TensorInfo
+from slipway.models.safetensors_file import TensorInfo
 
 MOST_TENSORS = 4096
-"""Tensors sampled at most, spread evenly over all of them."""
+"""Most tensors to sample, spread evenly over all."""
 _COARSEST, _SMALLEST = 2.0**-7, 2.0**-24
-"""A step of bfloat16, and the smallest of float16."""
+"""Relative rounding step of bfloat16, and the smallest float16 value."""
 
 _PLACES = 4
 _SAMPLE_BYTES = 1024
@@ -32,7 +33,7 @@ _MOST_OPEN = 64
 
 
 class WeightsOutcome(Enum):
-    """How the weights compare. ``UNKNOWN``: some types are not comparable, or only the vocabulary's rows differ."""
+    """Outcome for the weights. ``UNKNOWN``: some types are not comparable, or only vocabulary rows differ."""
 
     SAME = "same"
     OTHER = "other"
@@ -41,7 +42,7 @@ class WeightsOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedWeights:
-    """The outcome, how many tensors were sampled, and the first that differs."""
+    """The outcome, the number of sampled tensors, and the first that differs."""
 
     outcome: WeightsOutcome
     tensors: int = 0
@@ -49,7 +50,7 @@ class ComparedWeights:
 
 
 def same_files(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same weight files: links to one file, or one blob of the Hugging Face cache."""
+    """Return whether two folders hold the same weight files: links to one file, or one blob of the Hugging Face cache."""
     try:
         names, theirs = _weight_files(one), _weight_files(other)
         return bool(names) and names == theirs and all((one / name).samefile(other / name) for name in names)
@@ -71,9 +72,9 @@ def compare_weights(
     """Compare tensors of two models at a bounded number of places.
 
     Args:
-        pairs: Tensors of the same name, of equal shapes but for the number of rows.
-        in_vocabulary: Whether a tensor has a row per token. Tools repair and extend those rows, so that a difference in
-            them alone tells nothing.
+        pairs: Tensors of the same name, with equal shapes except for the number of rows.
+        in_vocabulary: Returns whether a tensor has one row per token. Tools repair and extend those rows, so a difference in
+            them alone proves nothing.
     """
     ordered = sorted(pairs, key=lambda pair: pair[0].name)
     step = -(-len(ordered) // MOST_TENSORS) or 1
@@ -98,12 +99,12 @@ def compare_weights(
 
 
 def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | None:
-    """Whether the samples agree; None for types that are not converted here, and where another rounding explains the rest."""
-    count = min(one.numel, other.numel)  # a resized vocabulary has its rows at the end
+    """Return whether the samples agree; None for types not converted here, or if rounding explains the differences."""
+    count = min(one.numel, other.numel)  # a resized vocabulary has its extra rows at the end
     if not count:
         return True
     mixed = one.dtype != other.dtype
-    bits, their_bits = DTYPE_BITS[one.dtype], DTYPE_BITS[other.dtype]
+    bits, their_bits = DTYPES[one.dtype].bits, DTYPES[other.dtype].bits
     if bits % 8 or (mixed and not {one.dtype, other.dtype} <= set(_FLOATS)):
         return None
     width, their_width = bits // 8, their_bits // 8
@@ -125,7 +126,7 @@ def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | No
 
 
 def _rounded_twice(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
-    """Whether both may be copies of one original through other 16-bit types; close fine-tunes look like that too."""
+    """Return whether both may be copies of one original through different 16-bit types; close fine-tunes look like that too."""
     mine, found = _as_float32(dtype, ours), _as_float32(other, theirs)
     if dtype == other and not any(all(_is_bfloat16(value) for value in values) for values in (mine, found)):
         return False
@@ -137,7 +138,7 @@ def _is_bfloat16(value: float) -> bool:
 
 
 def _rounded_alike(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
-    """Whether one of two float types holds the other's values, rounded to nearest or cut off, in all samples alike."""
+    """Return whether all values of one float type are the other's, rounded to nearest or truncated alike."""
     if (dtype, other) in {("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")}:
         dtype, other, ours, theirs = other, dtype, theirs, ours
     exact = _as_float32(dtype, ours)
@@ -148,7 +149,7 @@ def _rounded_alike(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
     nearest = [(word + 0x7FFF + (word >> 16 & 1)) >> 16 & 0xFFFF for word in words]
     if list(stored) == nearest or list(stored) == [word >> 16 for word in words]:
         return True
-    # F16 made from BF16: it has more digits, so that only its small range loses some.
+    # F16 made from BF16: F16 has more digits, so only values outside its range change.
     return dtype == "F16" and _as_float16(_as_float32("BF16", theirs)) == ours
 
 
@@ -163,7 +164,7 @@ def _as_float32(dtype: str, data: bytes) -> tuple[float, ...]:
 
 
 def _as_float16(values: Sequence[float]) -> bytes:
-    """Values as little-endian float16, rounded to nearest; out of range is infinite."""
+    """Return values as little-endian float16, rounded to nearest; values out of range become infinite."""
     packed = []
     for value in values:
         try:
@@ -174,7 +175,7 @@ def _as_float16(values: Sequence[float]) -> bytes:
 
 
 class _Files:
-    """Files held open while their tensors are sampled; unbuffered, because every read is at another place."""
+    """Files kept open while their tensors are sampled; unbuffered, because every read is at another place."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -187,11 +188,11 @@ class _Files:
         self._stack.close()
 
     def read(self, tensor: TensorInfo, offset: int, count: int) -> bytes:
-        """Bytes of a tensor.
+        """Return some bytes of a tensor.
 
         Raises:
             OSError: The file cannot be read.
-            EOFError: It ends before.
+            EOFError: The file ends before them.
         """
         if tensor.file not in self._open:
             if len(self._open) >= _MOST_OPEN:

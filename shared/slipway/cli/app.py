@@ -8,6 +8,8 @@ import typer
 
 from slipway.cli import services, tokens
 from slipway.cli.artifacts import commands as artifacts
+from slipway.cli.asked import Commands
+from slipway.cli.connection import ConnectedCommand
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
 from slipway.cli.options import examples
@@ -17,6 +19,7 @@ from slipway.cli.stages.help import StageCommand
 
 app = typer.Typer(
     name="slipway",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -27,19 +30,19 @@ app = typer.Typer(
 _EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
 _HERE, _ARTIFACTS, _SERVICES = "This machine", "Artifacts", "Services"
 
-app.command(rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
+app.command(cls=ConnectedCommand, rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
 for name, (command, lines) in remote.COMMANDS.items():
-    app.command(name, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
+    app.command(name, cls=ConnectedCommand, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
 for name, service in services.COMMANDS.items():
     app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
 app.command(rich_help_panel=_SERVICES, epilog=tokens.EXAMPLES)(tokens.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
-app.command(rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
+app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
-app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
-app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
-app.command(rich_help_panel=_ARTIFACTS, epilog=artifacts.PULL_EXAMPLES)(artifacts.pull)
+app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
+app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
+app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.PULL_EXAMPLES)(artifacts.pull)
 app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
 
 

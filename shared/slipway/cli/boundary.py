@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from slipway.cli.asked import Asked
+
 EXIT_USAGE, EXIT_RESOURCE, EXIT_INTERRUPTED = 2, 5, 130
 IMPATIENT_SECONDS = 1.0
 
@@ -21,65 +23,67 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
     from slipway.cli.completion import join_words
-    from slipway.cli.terminal.encoding import write_any_encoding
+    from slipway.cli.terminal.encoding import forget_odd_sizes, write_any_encoding
     from slipway.cli.terminal.unread import flush
 
     join_words(os.environ)
+    forget_odd_sizes(os.environ)
     write_any_encoding()
-    words = list(sys.argv[1:] if arguments is None else arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
 
-    def call() -> None:
+    def call(asked: Asked) -> None:
         from slipway.cli.app import app
 
-        app(args=words, prog_name="slipway")
+        app(args=arguments, prog_name="slipway", obj=asked)
 
-    sys.exit(flush(outcome(call, words)))
+    sys.exit(flush(outcome(call)))
 
 
-def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
-    """The exit code of a call; what went wrong is said on standard error, and in JSON on standard output if asked for."""
+def outcome(call: Callable[[Asked], Any]) -> int:
+    """The exit code of a call, which fills in how it is to be answered.
+
+    What went wrong is said on standard error, and in JSON on standard output if asked for.
+    """
     from slipway.errors import ModelExportError
 
-    as_json = "--json" in words
+    asked = Asked()
     try:
-        call()
+        call(asked)
     except SystemExit as error:
-        return _left(error, words)
+        return _left(error, asked)
     except KeyboardInterrupt:
-        return _say_failure(_interrupted(words), as_json=as_json, words=words)
+        return _say_failure(_interrupted(asked), asked)
     except ModelExportError as error:
-        return _say_failure(error, as_json=as_json, words=words)
+        return _say_failure(error, asked)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
-        if "--debug" in words:
+        if asked.debug:
             sys.stderr.write(_traceback(error))
-        return _say_unexpected(error, as_json=as_json, words=words)
+        return _say_unexpected(error, asked)
     return 0
 
 
-def _say_unexpected(error: Exception, *, as_json: bool, words: Sequence[str]) -> int:
+def _say_unexpected(error: Exception, asked: Asked) -> int:
     try:
-        return _say_failure(_unexpected(error), as_json=as_json, words=words)
+        return _say_failure(_unexpected(error), asked)
     except (MemoryError, ImportError):  # there is not even enough to say so nicely
         os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
         return EXIT_RESOURCE
 
 
-def _left(error: SystemExit, words: Sequence[str]) -> int:
+def _left(error: SystemExit, asked: Asked) -> int:
     """The exit code of a command that typer, or the command itself, has ended."""
     from slipway.cli.terminal.unread import EXIT_UNREAD, left_unread
 
-    as_json = "--json" in words
     if left_unread(error):
         return EXIT_UNREAD
     if isinstance(error.__context__, BrokenPipeError):  # of some connection; typer takes it for the output's
-        return _say_failure(_unexpected(error.__context__), as_json=as_json, words=words)
+        return _say_failure(_unexpected(error.__context__), asked)
     code = error.code if isinstance(error.code, int) else int(bool(error.code))
     # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
     if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
-        return _say_failure(_interrupted(words), as_json=as_json, words=words)
-    if code == EXIT_USAGE and as_json:
+        return _say_failure(_interrupted(asked), asked)
+    if code == EXIT_USAGE and asked.as_json:
         message = f"{_misused(error)}; see slipway --help"
         _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
     return code
@@ -104,11 +108,10 @@ def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal h
     raise KeyboardInterrupt
 
 
-def _interrupted(words: Sequence[str]) -> Any:
+def _interrupted(asked: Asked) -> Any:
     from slipway.errors import StageError
 
-    resumes = next((word for word in words if not word.startswith("-")), "") == "export"
-    remedy = "the same command again goes on from here" if resumes else ""
+    remedy = "the same command again goes on from here" if asked.command == "export" else ""
     return StageError("interrupted", reason="CANCELLED", remedy=remedy)
 
 
@@ -173,16 +176,16 @@ def _traceback(error: Exception) -> str:
     return printable(redact("".join(traceback.format_exception(error))))
 
 
-def _say_failure(error: Any, *, as_json: bool, words: Sequence[str]) -> int:
-    from slipway.cli.progress.forms import error_line, progress_is_json
+def _say_failure(error: Any, asked: Asked) -> int:
+    from slipway.cli.progress.forms import ProgressForm, error_line
 
     failure = error.failure()
     with contextlib.suppress(BrokenPipeError, SystemExit):  # that nobody hears of it makes it no other failure
-        if progress_is_json(words, os.environ):
+        if asked.progress == ProgressForm.JSON:
             sys.stderr.write(error_line(failure) + "\n")
         else:
             _show_failure(failure)
-    if as_json:
+    if asked.as_json:
         with contextlib.suppress(BrokenPipeError):
             _print_json(_document(failure))
     return int(failure.exit_code)

@@ -1,17 +1,16 @@
-"""Options of every command that can talk to a coordinator, added in one place."""
+"""The options of every command that can talk to a coordinator."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from slipway.artifacts import Artifacts
@@ -19,41 +18,7 @@ if TYPE_CHECKING:
     from slipway.settings import Settings
 
 _PANEL = "Connection"
-
-
-def _file(name: str, meaning: str) -> Any:
-    option = typer.Option(
-        f"--{name}", metavar="FILE", help=meaning, envvar=f"SLIPWAY_{_variable(name)}", rich_help_panel=_PANEL
-    )
-    return Annotated[Path | None, option]
-
-
-def _variable(name: str) -> str:
-    return name.upper().replace("-", "_")
-
-
-_OPTIONS: dict[str, Any] = {
-    "coordinator": Annotated[
-        str | None,
-        typer.Option(
-            "--coordinator",
-            metavar="HOST:PORT",
-            help="Coordinator to use.",
-            envvar="SLIPWAY_COORDINATOR",
-            rich_help_panel=_PANEL,
-        ),
-    ],
-    "project": Annotated[
-        str | None,
-        typer.Option(
-            "--project", help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL
-        ),
-    ],
-    "token_file": _file("token-file", "File with the token to show."),
-    "tls_ca_file": _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on."),
-    "tls_cert_file": _file("tls-cert-file", "Certificate to show."),
-    "tls_key_file": _file("tls-key-file", "Key of that certificate."),
-}
+_META = "slipway.connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +89,60 @@ def artifacts_at(coordinator: str, settings: Settings) -> Iterator[Artifacts]:
             yield store
 
 
-def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of a connection in place of its parameter ``connection``."""
+def _file(name: str, meaning: str) -> Any:
+    variable = f"SLIPWAY_{name.upper().replace('-', '_')}"
+    return typer.Option(f"--{name}", metavar="FILE", help=meaning, envvar=variable, rich_help_panel=_PANEL)
 
-    @functools.wraps(command)
-    def call(**given: Any) -> None:
-        said = {name: given.pop(name) for name in _OPTIONS}
-        coordinator, project = said.pop("coordinator") or "", said.pop("project") or ""
-        command(connection=Connection(coordinator, project, said), **given)
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "connection"]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    merged = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *added]
-    call.__signature__ = signature.replace(parameters=merged)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in merged} | {"return": None}
-    return call
+_options = typer.Typer(add_completion=False)
+
+
+@_options.command()
+def _connection(
+    *,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Coordinator to use.", envvar="SLIPWAY_COORDINATOR", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
+    ] = None,
+    token_file: Annotated[Path | None, _file("token-file", "File with the token to show.")] = None,
+    tls_ca_file: Annotated[
+        Path | None, _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on.")
+    ] = None,
+    tls_cert_file: Annotated[Path | None, _file("tls-cert-file", "Certificate to show.")] = None,
+    tls_key_file: Annotated[Path | None, _file("tls-key-file", "Key of that certificate.")] = None,
+) -> Connection:
+    """The options of a connection; no command of its own."""
+    files = {
+        "token_file": token_file,
+        "tls_ca_file": tls_ca_file,
+        "tls_cert_file": tls_cert_file,
+        "tls_key_file": tls_key_file,
+    }
+    return Connection(coordinator or "", project or "", files)
+
+
+class ConnectedCommand(TyperCommand):
+    """A command with the options of a connection below its own; :func:`connection_of` tells it what they said."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._connection = typer.main.get_command(_options)
+        self.params += self._connection.params
+
+    def invoke(self, ctx: Any) -> Any:
+        """Take the connection's options out of the command's parameters, and run it."""
+        said = {option.name: ctx.params.pop(option.name) for option in self._connection.params}
+        ctx.meta[_META] = ctx.invoke(self._connection.callback, **said)
+        return super().invoke(ctx)
+
+
+def connection_of(ctx: typer.Context) -> Connection:
+    """Return what the options of a :class:`ConnectedCommand` said."""
+    found: Connection = ctx.meta[_META]
+    return found

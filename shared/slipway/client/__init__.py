@@ -1,4 +1,4 @@
-"""Clients of a coordinator: typed messages, and :class:`ModelExportError` for whatever goes wrong.
+"""Clients of a coordinator: typed messages, and :class:`ModelExportError` for every failure.
 
 :class:`Client` blocks, :class:`AsyncClient` is for asyncio; both have the same methods.
 """

@@ -1,4 +1,4 @@
-"""A project's artifacts at a coordinator, which passes their content on: no credentials of the artifact store are needed."""
+"""A project's artifacts through a coordinator, without credentials for the artifact store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
-from slipway.errors import REASONS, ArtifactError, Category, Failure
+from slipway.errors import ArtifactError, Failure
 from slipway.files.links import open_real, open_unlinked
-from slipway.rpc.wire import MAX_FILES, RETRY_AFTER, sendable
+from slipway.reasons import REASONS, Category
+from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.structs import MAX_FILES, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
@@ -34,13 +36,13 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class ProjectArtifacts:
-    """:class:`~slipway.artifacts.store.Artifacts` of one project. What it fetches was compared with its digests.
+    """:class:`~slipway.artifacts.store.Artifacts` of one project. Fetched content is compared with its digests.
 
-    A transfer goes on by itself when the coordinator is away for up to two minutes.
+    A transfer resumes by itself if the coordinator is unavailable for up to two minutes.
 
     Args:
-        calls: To the coordinator.
-        project: Whose artifacts.
+        calls: The connection to the coordinator.
+        project: Owner of the artifacts.
     """
 
     def __init__(self, calls: BlockingCalls, project: str) -> None:
@@ -53,26 +55,27 @@ class ProjectArtifacts:
         return f"{self._calls.address}, project {self._project}"
 
     def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
-        """Bring a folder; answers the artifact's digest."""
+        """Upload a folder; return the artifact's digest."""
         return self._put(dict(regular_files(folder)), open_unlinked, known, on_bytes)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
-        """Bring files, given as real paths by their path inside the artifact; answers the artifact's digest. Only what the
-        project lacks is sent.
+        """Upload files, given as real paths by path inside the artifact; return the artifact's digest.
+
+        Only content that the project lacks is sent.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID``, ``LINK_OUTSIDE`` for a path that has a link in it, ``LIMIT_EXCEEDED`` for more files
-                than a message lists, or ``FILE_ERROR`` when one cannot be read or changes meanwhile.
-            ModelExportError: What the coordinator answers.
+            ArtifactError: ``ARTIFACT_INVALID``, ``LINK_OUTSIDE`` for a path with a link in it, ``LIMIT_EXCEEDED`` for more files
+                than a message can list, or ``FILE_ERROR`` if a file cannot be read or changes meanwhile.
+            ModelExportError: An error from the coordinator.
         """
         return self._put(files, open_real, NOTHING_KNOWN, on_bytes)
 
     def _put(self, files: Mapping[str, Path], opened: _Opened, known: Known, on_bytes: OnBytes | None) -> str:
-        if len(files) > MAX_FILES:  # before hours of hashing
+        if len(files) > MAX_FILES:  # fail before hours of hashing
             raise ArtifactError(
                 f"{len(files)} files are too many for one artifact of {self.where}: {MAX_FILES} are allowed",
                 reason="LIMIT_EXCEEDED",
-                remedy="bring the folder of one checkpoint, or write to the artifact store itself",
+                remedy="upload the folder of one checkpoint, or write to the artifact store itself",
             )
         tell = on_bytes or _ignore
 
@@ -84,7 +87,7 @@ class ProjectArtifacts:
         paths = {file.digest: files[file.path] for file in manifest.files}
         contents = {file.digest: file for file in manifest.files}
         sent: set[str] = set()
-        answer = self.create(manifest)  # what never answered is not waited for
+        answer = self.create(manifest)  # raises at once if the first call never succeeds
         for _ in range(_ROUNDS):
             for digest in sorted(set(contents) - set(answer.missing) - sent):
                 tell(contents[digest].size_bytes)
@@ -94,19 +97,19 @@ class ProjectArtifacts:
             in_threads(
                 lambda digest, count: self._send(contents[digest], paths[digest], opened, count), answer.missing, tell
             )
-            answer = self._patiently(
+            answer = self._retry(
                 lambda _: self._calls.send(self._calls.artifacts.CreateArtifact, self._request(manifest))
             )
         if not answer.missing:
             return answer.digest
         raise ArtifactError(
-            f"what was brought to {self.where} was taken away again, first {answer.missing[0]}",
+            f"content uploaded to {self.where} was removed again, first {answer.missing[0]}",
             reason="STORE_UNAVAILABLE",
             remedy="try again when no garbage collection runs",
         )
 
     def create(self, manifest: Manifest) -> pb.CreateArtifactResponse:
-        """Make an artifact of content that was brought, or learn what is missing; :meth:`put_files` does all of it."""
+        """Make an artifact of uploaded content, or get the digests that are missing; :meth:`put_files` does the whole upload."""
         return self._calls.call(self._calls.artifacts.CreateArtifact, self._request(manifest))
 
     def _request(self, manifest: Manifest) -> pb.CreateArtifactRequest:
@@ -118,7 +121,7 @@ class ProjectArtifacts:
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT`` or ``DISK_FULL``.
-            ModelExportError: What the coordinator answers.
+            ModelExportError: An error from the coordinator.
         """
         manifest = self.manifest(digest)
         first = {file.digest: file for file in reversed(manifest.files)}
@@ -136,10 +139,10 @@ class ProjectArtifacts:
         return target
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact.
+        """Return the manifest of an artifact.
 
         Raises:
-            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` or ``ARTIFACT_INVALID`` for an answer that is not this artifact.
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` or ``ARTIFACT_INVALID`` for a response that is not this artifact.
         """
         if digest not in self._manifests:
             request = pb.GetArtifactRequest(name=artifact_name(digest, project=self._project))
@@ -151,7 +154,7 @@ class ProjectArtifacts:
         return self._manifests[digest]
 
     def exists(self, digest: str) -> bool:
-        """Whether the project has an artifact."""
+        """Return whether the project has an artifact."""
         try:
             self.manifest(digest)
         except ArtifactError as error:
@@ -161,15 +164,15 @@ class ProjectArtifacts:
         return True
 
     def digests(self) -> list[str]:
-        """Digests of the project's artifacts, sorted."""
+        """Return the digests of the project's artifacts, sorted."""
         return list(list_artifacts(self._calls, self._project))
 
     def action(self, key: str) -> ActionResult | None:  # noqa: ARG002 - the protocol's
-        """None: recorded results are the workers' business."""
+        """Return None: clients have no access to recorded results."""
         return None
 
     def record_action(self, key: str, result: ActionResult) -> None:
-        """Does nothing, for the same reason."""
+        """Do nothing, for the same reason."""
 
     def _send(self, file: ManifestFile, path: Path, opened: _Opened, tell: OnBytes) -> None:
         def attempt(progress: Callable[[], None]) -> None:
@@ -188,10 +191,10 @@ class ProjectArtifacts:
                         raise requests.error from None
                     raise
 
-        self._patiently(attempt)
+        self._retry(attempt)
 
     def _receive(self, file: ManifestFile, artifact: str, path: Path, tell: OnBytes) -> None:
-        """Write one verified file; content that is wrong after it came in several pieces is fetched once more."""
+        """Write one verified file; if content that was resumed has the wrong digest, fetch it once more."""
         name = artifact_name(artifact, project=self._project)
         with path.open("x+b", buffering=0) as target:
             for _ in range(2):
@@ -214,18 +217,18 @@ class ProjectArtifacts:
                     finally:
                         call.cancel()
 
-                self._patiently(attempt, also=frozenset({"TRANSFER_SLOW"}))  # it goes on where it was ended
+                self._retry(attempt, also=frozenset({"TRANSFER_SLOW"}))  # it resumes where it ended
                 if f"sha256:{sha.hexdigest()}" == file.digest:
                     return
                 if not resumed:
                     break
         raise corrupt(artifact, file.path)
 
-    def _patiently(self, attempt: Callable[[Callable[[], None]], T], *, also: Collection[str] = ()) -> T:
-        """Try again while the coordinator is away, or for other reasons that pass; an attempt says whenever it gets on.
+    def _retry(self, attempt: Callable[[Callable[[], None]], T], *, also: Collection[str] = ()) -> T:
+        """Retry while the coordinator is unavailable or the failure is temporary. An attempt calls ``progress`` as it advances.
 
         Raises:
-            ModelExportError: The failure, when another attempt cannot help, or patience is over.
+            ModelExportError: The failure, if another attempt cannot help or there was no progress for too long.
         """
         last, pause = time.monotonic(), 0.1
 
@@ -242,12 +245,12 @@ class ProjectArtifacts:
                 if not passes or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error
             pause = max(pause, float(failure.about.get(RETRY_AFTER, 0)))
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not come back all at once
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not return all at once
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def list_artifacts(calls: BlockingCalls, project: str, *, page_size: int = 0) -> Iterator[str]:
-    """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+    """Yield the digests of a project's artifacts (``-``: of all projects), sorted, fetched page by page."""
     request = pb.ListArtifactsRequest(parent=sendable(f"projects/{project}"), page_size=page_size)
     while True:
         response = calls.call(calls.artifacts.ListArtifacts, request)
@@ -258,7 +261,7 @@ def list_artifacts(calls: BlockingCalls, project: str, *, page_size: int = 0) ->
 
 
 class _Requests:
-    """The messages that bring a file. gRPC reads them in a thread of its own and keeps to itself what goes wrong there."""
+    """The messages of an upload. gRPC reads them in its own thread and hides errors there, so ``error`` keeps them."""
 
     def __init__(self, project: str, file: ManifestFile, source: BinaryIO, tell: OnBytes) -> None:
         self.error: Exception | None = None
@@ -282,7 +285,7 @@ class _Requests:
 
 
 def _passes(failure: Failure) -> bool:
-    # A server that stops cancels its streams; others of the project may have all the uploads there are for a while.
+    # A server that stops cancels its streams; other clients of the project may use all its uploads for a while.
     if failure.reason in {"CANCELLED", "CALL_TIMEOUT", "UPLOADS_FULL"}:
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE

@@ -25,7 +25,8 @@ from slipway.client.requests import (
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
-from slipway.rpc.wire import failure_of_call, sendable
+from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.structs import sendable
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
 from slipway_protos.v1 import artifact_pb2
@@ -43,7 +44,7 @@ class AsyncClient:
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
-        security: Certificates and token; None connects in plain and shows none.
+        security: Certificates and token; None connects without TLS and token.
         project: Project of exports that are named by id alone.
         timeout_seconds: Longest time one call may take; watching has no limit.
 
@@ -105,7 +106,7 @@ class AsyncClient:
         return await self._call(self._stub.CreateExport, request)
 
     async def get_export(self, name: str) -> pb.Export:
-        """One export."""
+        """Return one export."""
         return await self._call(self._stub.GetExport, pb.GetExportRequest(name=self._name(name)))
 
     async def list_exports(
@@ -116,9 +117,9 @@ class AsyncClient:
         filter: str = "",  # noqa: A002 - the field's name everywhere
         summary: bool = False,
     ) -> AsyncIterator[pb.Export]:
-        """Exports of a project that the filter takes, newest first, fetched page by page.
+        """Yield a project's exports that match the filter, newest first, fetched page by page.
 
-        With ``summary``, without their configuration, sources and tasks, which is a tenth of the content.
+        With ``summary`` they come without configuration, sources and tasks, which is a tenth of the size.
         """
         request = list_request(project or self.project, page_size=page_size, filter=filter, summary=summary)
         while True:
@@ -130,7 +131,7 @@ class AsyncClient:
                 return
 
     async def cancel_export(self, name: str, *, etag: str = "") -> pb.Export:
-        """Ask an export to end; with ``etag``, only if it has not changed since."""
+        """Cancel an export; with ``etag``, only if it has not changed since."""
         return await self._call(self._stub.CancelExport, pb.CancelExportRequest(name=self._name(name), etag=etag))
 
     async def retry_export(self, name: str, *, etag: str = "") -> pb.Export:
@@ -144,7 +145,7 @@ class AsyncClient:
     async def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
     ) -> AsyncIterator[pb.ExportEvent]:
-        """What happens until the export ends; see :meth:`slipway.client.Client.watch_export`."""
+        """Yield events until the export ends; see :meth:`slipway.client.Client.watch_export`."""
         watch = Resumption(after_sequence, patience_seconds=patience_seconds)
         while True:
             async for event in self._connected(self._name(name), watch):
@@ -156,7 +157,7 @@ class AsyncClient:
                 return
 
     async def _connected(self, name: str, watch: Resumption) -> AsyncIterator[pb.ExportEvent | Failure]:
-        """New events over one connection; last, why it ended before the export did."""
+        """Yield new events over one connection, and last the failure if it ended before the export did."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
         call: Any = self._stub.WatchExport(request, metadata=self._metadata())
         try:
@@ -167,16 +168,14 @@ class AsyncClient:
         except grpc.aio.AioRpcError as error:
             yield self._failure(error)
         else:
-            watch.ended = (
-                True  # a server that goes away cancels the stream; one that ends it in order has no more to say
-            )
+            watch.ended = True  # the server ended the stream in order; one that goes away would cancel it
         finally:
             call.cancel()
 
     async def push_artifact(
         self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:
-        """Bring files; see :meth:`slipway.client.Client.push_artifact`."""
+        """Upload files; see :meth:`slipway.client.Client.push_artifact`."""
         return await self._in_thread(
             lambda client, tell: client.push_artifact(source, project=project, on_bytes=tell), on_bytes
         )
@@ -184,18 +183,18 @@ class AsyncClient:
     async def pull_artifact(
         self, digest: str, folder: str | Path, *, project: str = "", on_bytes: OnBytes | None = None
     ) -> Path:
-        """Write an artifact's verified files into a new folder, all or none; answers the folder."""
+        """Write an artifact's verified files into a new folder, all or none; return the folder."""
         return await self._in_thread(
             lambda client, tell: client.pull_artifact(digest, folder, project=project, on_bytes=tell), on_bytes
         )
 
     async def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
-        """The files of an artifact."""
+        """Return the files of an artifact."""
         name = artifact_name(digest, project=project or self.project)
         return await self._call(self._artifact_stub.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
 
     async def list_artifacts(self, *, project: str = "", page_size: int = 0) -> AsyncIterator[str]:
-        """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+        """Yield the digests of a project's artifacts (``-``: of all projects), sorted, fetched page by page."""
         parent = sendable(f"projects/{project or self.project}")
         request = artifact_pb2.ListArtifactsRequest(parent=parent, page_size=page_size)
         while True:
@@ -207,7 +206,7 @@ class AsyncClient:
                 return
 
     async def _in_thread(self, transfer: Callable[[Client, OnBytes], T], on_bytes: OnBytes | None) -> T:
-        """Files are read and written by blocking calls, so a transfer is the blocking client's; cancelling it ends it soon."""
+        """Run a transfer with the blocking client in a thread, because file access blocks; cancellation stops it soon."""
         stopped = threading.Event()
 
         def tell(count: int) -> None:
@@ -243,7 +242,7 @@ class AsyncClient:
         return failure_of_call(error, address=self.address, encrypted=self._channel.identity.encrypted)
 
     async def _call(self, method: Callable[..., T], request: object) -> T:
-        # The stubs are typed as those of blocking channels, whose answers need no waiting for.
+        # The stubs are typed like those of blocking channels, whose responses are not awaited.
         call: Any = method(request, timeout=self._timeout, metadata=self._metadata())
         try:
             with self._channel.calling():

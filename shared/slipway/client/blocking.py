@@ -36,12 +36,12 @@ from slipway_protos.v1 import export_pb2 as pb
 class Client:
     """Calls ``slipway.v1.ExportService`` and ``slipway.v1.ArtifactService``. Exports may be named by id or in full. Safe for several threads.
 
-    Every method raises :class:`~slipway.errors.ModelExportError` with the reason the coordinator gave, or
-    ``COORDINATOR_UNAVAILABLE`` when it does not answer.
+    Every method raises :class:`~slipway.errors.ModelExportError` with the coordinator's reason, or ``COORDINATOR_UNAVAILABLE`` if it
+    does not answer.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
-        security: Certificates and token; None connects in plain and shows none.
+        security: Certificates and token; None connects without TLS and token.
         project: Project of artifacts, and of exports that are named by id alone.
         timeout_seconds: Longest time one call may take; watching has no limit.
 
@@ -86,18 +86,18 @@ class Client:
         priority: int = 0,
         source_formats: Mapping[str, str] | None = None,
     ) -> pb.Export:
-        """Create an export; the same request again answers with the export it made before.
+        """Create an export; repeating the same request returns the export it made before.
 
         Args:
-            configuration: What to do.
-            sources: Digests of the artifacts ``base``, ``adapter`` and perhaps ``heldout``.
-            labels: For people.
-            export_id: Last part of the name; chosen by the coordinator when empty.
-            project: Who it belongs to; the client's project when empty.
-            validate_only: Plan and check only.
-            request_id: Makes a repeated request known, even without an ``export_id``.
-            priority: Of several exports that wait, the higher goes first; -100 to 100.
-            source_formats: How sources are stored that are not plain safetensors; :func:`slipway.models.base_format.base_format` of the base.
+            configuration: Settings of the export.
+            sources: Digests of the artifacts ``base``, ``adapter`` and optionally ``heldout``.
+            labels: Labels for people.
+            export_id: Last part of the name; chosen by the coordinator if empty.
+            project: Owner; the client's project if empty.
+            validate_only: Only plan and check.
+            request_id: Identifies a repeated request, even without an ``export_id``.
+            priority: -100 to 100; tasks of a higher priority go first.
+            source_formats: Formats of sources that are not plain safetensors; :func:`slipway.models.base_format.base_format` of the base.
         """
         request = create_request(
             configuration,
@@ -113,7 +113,7 @@ class Client:
         return self._calls.call(self._calls.exports.CreateExport, request)
 
     def get_export(self, name: str) -> pb.Export:
-        """One export."""
+        """Return one export."""
         return self._calls.call(self._calls.exports.GetExport, pb.GetExportRequest(name=self._name(name)))
 
     def list_exports(
@@ -124,9 +124,9 @@ class Client:
         filter: str = "",  # noqa: A002 - the field's name everywhere
         summary: bool = False,
     ) -> Iterator[pb.Export]:
-        """Exports of a project that the filter takes, newest first, fetched page by page.
+        """Yield a project's exports that match the filter, newest first, fetched page by page.
 
-        With ``summary``, without their configuration, sources and tasks, which is a tenth of the content.
+        With ``summary`` they come without configuration, sources and tasks, which is a tenth of the size.
         """
         request = list_request(project or self.project, page_size=page_size, filter=filter, summary=summary)
         while True:
@@ -137,7 +137,7 @@ class Client:
                 return
 
     def cancel_export(self, name: str, *, etag: str = "") -> pb.Export:
-        """Ask an export to end; with ``etag``, only if it has not changed since."""
+        """Cancel an export; with ``etag``, only if it has not changed since."""
         return self._calls.call(
             self._calls.exports.CancelExport, pb.CancelExportRequest(name=self._name(name), etag=etag)
         )
@@ -155,14 +155,14 @@ class Client:
     def watch_export(
         self, name: str, *, after_sequence: int = 0, patience_seconds: float = 120.0
     ) -> Iterator[pb.ExportEvent]:
-        """What happens until the export ends, beginning with its current state.
+        """Yield events until the export ends, beginning with its current state.
 
-        Goes on by itself after a disconnect, without repeating an event. Closing the iterator ends the call.
+        Resumes by itself after a disconnect, without repeating an event. Closing the iterator ends the call.
 
         Args:
-            name: Of the export.
-            after_sequence: Number of the last event that is known already.
-            patience_seconds: How long the coordinator may be away at a time; 0 gives up at once.
+            name: Name of the export.
+            after_sequence: Number of the last event already seen.
+            patience_seconds: How long the coordinator may be unavailable at a time; 0 gives up at once.
         """
         watch = Resumption(after_sequence, patience_seconds=patience_seconds)
         while True:
@@ -175,7 +175,7 @@ class Client:
                 return
 
     def _connected(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
-        """New events over one connection; last, why it ended before the export did."""
+        """Yield new events over one connection, and last the failure if it ended before the export did."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
         with self._calls.calling():
             call = self._calls.exports.WatchExport(request, metadata=self._calls.metadata())
@@ -184,23 +184,21 @@ class Client:
         except grpc.RpcError as error:
             yield self._calls.failure(error)
         else:
-            watch.ended = (
-                True  # a server that goes away cancels the stream; one that ends it in order has no more to say
-            )
+            watch.ended = True  # the server ended the stream in order; one that goes away would cancel it
         finally:
             call.cancel()
 
     def push_artifact(
         self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:
-        """Bring a folder, or files by their path inside the artifact; answers the digest, which an export may start from.
+        """Upload a folder, or files by their path inside the artifact; return the digest, from which an export may start.
 
         Args:
-            source: They stay as they are. What the project has brought before is not sent again.
-            project: Who it belongs to; the client's project when empty.
-            on_bytes: Gets the bytes of each piece once it is brought; what it raises ends the transfer.
+            source: The files, which are not changed. Content that the project has uploaded before is not sent again.
+            project: Owner; the client's project if empty.
+            on_bytes: Gets the size of each piece once it is sent; an exception from it ends the transfer.
         """
-        if isinstance(source, Mapping):  # whoever names a file itself may name it by a link
+        if isinstance(source, Mapping):  # a caller who names single files may name them by links
             files = {name: Path(os.path.realpath(path)) for name, path in source.items()}
         else:
             files = without_checksums(folder_files(Path(source)))
@@ -209,16 +207,16 @@ class Client:
     def pull_artifact(
         self, digest: str, folder: str | Path, *, project: str = "", on_bytes: OnBytes | None = None
     ) -> Path:
-        """Write an artifact's verified files into a new folder, all or none; answers the folder."""
+        """Write an artifact's verified files into a new folder, all or none; return the folder."""
         return pull(self._artifacts(project), digest, Path(folder), on_bytes=on_bytes)
 
     def get_artifact(self, digest: str, *, project: str = "") -> artifact_pb2.Artifact:
-        """The files of an artifact."""
+        """Return the files of an artifact."""
         name = artifact_name(digest, project=project or self.project)
         return self._calls.call(self._calls.artifacts.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
 
     def list_artifacts(self, *, project: str = "", page_size: int = 0) -> Iterator[str]:
-        """Digests of a project's artifacts, sorted, fetched page by page; of all projects when it is ``-``."""
+        """Return the digests of a project's artifacts (``-``: of all projects), sorted, fetched page by page."""
         return list_artifacts(self._calls, project or self.project, page_size=page_size)
 
     def _name(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Blocking calls to a coordinator: the connection, who calls, and errors as they are raised everywhere."""
+"""Blocking calls to a coordinator: the connection, the caller's identity, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 
 from slipway.client.requests import TIMEOUT_SECONDS, Metadata, with_trace
 from slipway.errors import Failure
-from slipway.rpc.wire import failure_of_call
+from slipway.rpc.statuses import failure_of_call
 from slipway.security.channels import BlockingChannel
 from slipway.settings.security import Security
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 class BlockingCalls:
-    """A connection, from its making to :meth:`close`. Safe for several threads.
+    """A connection, open until :meth:`close`. Safe for several threads.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
-        security: Certificates and token; None connects in plain and shows none.
-        timeout_seconds: Longest time one call may take that answers once.
+        security: Certificates and token; None connects without TLS and token.
+        timeout_seconds: Longest time of one call that is not a stream.
 
     Raises:
         ConfigurationError: A file of ``security`` cannot be used.
@@ -53,36 +53,36 @@ class BlockingCalls:
 
     @property
     def exports(self) -> ExportServiceStub:
-        """Over the channel of now."""
+        """Stub over the current channel."""
         return self._channel.stub(ExportServiceStub)
 
     @property
     def artifacts(self) -> ArtifactServiceStub:
-        """Over the channel of now."""
+        """Stub over the current channel."""
         return self._channel.stub(ArtifactServiceStub)
 
     def metadata(self) -> Metadata:
-        """What every call carries."""
+        """Return the metadata of every call."""
         return with_trace(self._channel.identity.metadata())
 
     def calling(self) -> AbstractContextManager[None]:
-        """Around every call."""
+        """Return the context that every call must be made in."""
         return self._channel.calling()
 
     def failure(self, error: grpc.RpcError) -> Failure:
-        """What a call ended with."""
+        """Return the failure of a call."""
         return failure_of_call(error, address=self.address, encrypted=self._channel.identity.encrypted)
 
     def send(self, method: Callable[..., T], request: object) -> T:
-        """The answer of a method, or gRPC's own error."""
+        """Call a method; raise gRPC's own errors."""
         with self.calling():
             return method(request, timeout=self._timeout, metadata=self.metadata())
 
     def call(self, method: Callable[..., T], request: object) -> T:
-        """The answer of a method.
+        """Call a method.
 
         Raises:
-            ModelExportError: With the reason the coordinator gave.
+            ModelExportError: With the coordinator's reason.
         """
         try:
             return self.send(method, request)

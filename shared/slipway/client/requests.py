@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from slipway.configuration import ExportConfiguration
 from slipway.observability.telemetry import current_traceparent
-from slipway.rpc.wire import configuration_message, sendable
+from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.structs import sendable
 from slipway_protos.v1 import export_pb2 as pb
 
 DEFAULT_PROJECT = "default"
@@ -16,12 +17,12 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
-    """The full name ``projects/{project}/exports/{export}`` of an export given by id; a full name stays as it is."""
+    """Return the full name ``projects/{project}/exports/{export}`` of an export given by id; a full name stays as it is."""
     return sendable(export if export.startswith("projects/") else f"projects/{project}/exports/{export}")
 
 
 def artifact_name(digest: str, *, project: str) -> str:
-    """The full name of a project's artifact."""
+    """Return the full name of a project's artifact."""
     return sendable(f"projects/{project}/artifacts/{digest}")
 
 
@@ -37,7 +38,7 @@ def create_request(
     priority: int,
     source_formats: Mapping[str, str] | None,
 ) -> pb.CreateExportRequest:
-    """The request of ``create_export``."""
+    """Return the request of ``create_export``."""
     return pb.CreateExportRequest(
         parent=sendable(f"projects/{project}"),
         export_id=sendable(export_id),
@@ -58,7 +59,7 @@ def list_request(
     filter: str,  # noqa: A002 - the field's name everywhere
     summary: bool,
 ) -> pb.ListExportsRequest:
-    """The request of ``list_exports`` for the first page."""
+    """Return the request of ``list_exports`` for the first page."""
     view = pb.EXPORT_VIEW_SUMMARY if summary else pb.EXPORT_VIEW_FULL
     parent = sendable(f"projects/{project}")
     return pb.ListExportsRequest(parent=parent, page_size=page_size, filter=sendable(filter), view=view)
@@ -69,6 +70,6 @@ def _texts(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_trace(metadata: Metadata) -> Metadata:
-    """Metadata of a call, with the trace it belongs to."""
+    """Return a call's metadata with the trace it belongs to."""
     traceparent = current_traceparent()
     return (*metadata, ("traceparent", traceparent)) if traceparent else metadata

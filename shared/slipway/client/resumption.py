@@ -1,11 +1,12 @@
-"""Watching over disconnects: which events were seen, whether to connect again, and when."""
+"""Resume a watch after disconnects: which events were seen, whether to connect again, and when."""
 
 from __future__ import annotations
 
 import random
 import time
 
-from slipway.errors import REASONS, Category, Failure
+from slipway.errors import Failure
+from slipway.reasons import REASONS, Category
 from slipway_protos.v1 import export_pb2 as pb
 
 ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
@@ -18,8 +19,8 @@ class Resumption:
     """The state of one watch.
 
     Args:
-        after_sequence: Number of the last event that is known already.
-        patience_seconds: How long the coordinator may be away at a time.
+        after_sequence: Number of the last event already seen.
+        patience_seconds: How long the coordinator may be unavailable at a time.
     """
 
     def __init__(self, after_sequence: int, *, patience_seconds: float) -> None:
@@ -31,7 +32,7 @@ class Resumption:
         self._failures = 0
 
     def is_new(self, event: pb.ExportEvent) -> bool:
-        """Note an event; False for one that was seen before the connection was lost."""
+        """Record an event; return False for one seen before the connection was lost."""
         self._was_connected, self._gone_since, self._failures = True, None, 0
         if event.sequence <= self.sequence:
             return False
@@ -40,10 +41,10 @@ class Resumption:
         return True
 
     def pause_seconds(self, failure: Failure) -> float:
-        """How long to wait before connecting again; what never answered is not waited for.
+        """Return how long to wait before connecting again; raise at once if the first connection never succeeded.
 
         Raises:
-            ModelExportError: The failure, when another connection cannot help, or patience is over.
+            ModelExportError: The failure, if another connection cannot help or patience is over.
         """
         now = time.monotonic()
         self._gone_since = self._gone_since or now
@@ -52,11 +53,11 @@ class Resumption:
             raise failure.error()
         self._failures += 1
         longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10), _LONGEST_PAUSE_SECONDS)
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that many watchers do not come back all at once
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that many watchers do not return all at once
 
 
 def _is_disconnect(failure: Failure) -> bool:
-    # A server that stops cancels its streams, and one that is not read for a while ends them.
+    # A server that stops cancels its streams; a server also ends streams whose client reads too slowly.
     if failure.reason in {"CANCELLED", "TRANSFER_SLOW"}:
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE

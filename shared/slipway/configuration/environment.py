@@ -10,6 +10,7 @@ from slipway.configuration.schema import from_text, keys
 from slipway.errors import ConfigurationError
 from slipway.formats.registry import formats
 from slipway.settings.problems import Problem
+from slipway.texts import MalformedText
 
 PREFIX = "EXPORT_"
 
@@ -76,9 +77,8 @@ def read_environment(environment: Mapping[str, str]) -> Layer:
         key = ENVIRONMENT[name]
         try:
             layer.settings[key] = Setting(from_text(key, text), name)
-        except ValueError as error:
-            message, _, remedy = str(error).partition("|")
-            layer.problems.append(Problem(key, message, remedy, name))
+        except MalformedText as error:
+            layer.problems.append(Problem(key, error.message, error.remedy, name))
             layer.broken.add(key)
     return layer
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from slipway.configuration.layers import Layer, Setting, put
 from slipway.configuration.schema import from_text, is_table, keys
 from slipway.settings.problems import Problem, did_you_mean
+from slipway.texts import MalformedText
 
 FLAGS: Mapping[str, str] = {
     "--base-model": "base_model.name",
@@ -49,7 +50,6 @@ def _read(layer: Layer, key: str, text: str, source: str) -> None:
         return
     try:
         put(layer.settings, key, Setting(from_text(key, text), source))
-    except ValueError as error:
-        message, _, remedy = str(error).partition("|")
-        layer.problems.append(Problem(key, message, remedy, source))
+    except MalformedText as error:
+        layer.problems.append(Problem(key, error.message, error.remedy, source))
         layer.broken.add(key)

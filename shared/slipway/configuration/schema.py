@@ -14,7 +14,7 @@ from slipway.configuration.model import ExportConfiguration
 from slipway.formats.registry import formats, levels
 from slipway.settings.sections import Level, Listed
 from slipway.sizes import parse_size
-from slipway.texts import quoted, shortened
+from slipway.texts import MalformedText, quoted, shortened
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -69,7 +69,7 @@ def from_text(key: str, text: str) -> Any:
     """The value that the text of a variable or flag stands for.
 
     Raises:
-        ValueError: The text is not of the setting's type; the message is ``what|remedy``.
+        MalformedText: The text is not of the setting's type.
     """
     kind = _plain(keys()[key])
     if kind is int and key.endswith("_bytes"):
@@ -142,15 +142,14 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not equals:
             example = "name=60,other=90" if columns is None else "row.name=0.1,row.other=0.2"
-            raise ValueError(f"{quoted(entry)} has no value|write it like {example}")
+            raise MalformedText(f"{quoted(entry)} has no value", remedy=f"write it like {example}")
         if columns is None:
             found[name] = _scalar(_plain(kind), value)
             continue
         row, point, column = name.partition(".")
         if not point:
-            raise ValueError(
-                f"{quoted(name)} is a row, not a value|write it like {shortened(name)}.{next(iter(columns))}=0.1"
-            )
+            example = f"{shortened(name)}.{next(iter(columns))}=0.1"
+            raise MalformedText(f"{quoted(name)} is a row, not a value", remedy=f"write it like {example}")
         # An unknown name is refused where the whole setting is checked.
         known = _plain(columns[column].annotation) if column in columns else str
         found.setdefault(row, {})[column] = _scalar(known, value)
@@ -163,18 +162,18 @@ def _boolean(text: str) -> bool:
         return True
     if lowered in FALSE:
         return False
-    raise ValueError(f"{quoted(text)} is neither true nor false|use true or false")
+    raise MalformedText(f"{quoted(text)} is neither true nor false", remedy="use true or false")
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{quoted(text)} is not a number|use digits and a point") from None
+        raise MalformedText(f"{quoted(text)} is not a number", remedy="use digits and a point") from None
 
 
 def _integer(text: str) -> int:
     try:
         return int(text.strip().replace("_", ""))
     except ValueError:
-        raise ValueError(f"{quoted(text)} is not a whole number|use digits only") from None
+        raise MalformedText(f"{quoted(text)} is not a whole number", remedy="use digits only") from None

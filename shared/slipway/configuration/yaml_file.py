@@ -11,6 +11,7 @@ from slipway.configuration.schema import keys, sections
 from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.sizes import parse_size
+from slipway.texts import MalformedText
 
 TOP = "export"
 
@@ -120,9 +121,8 @@ class _Reader:
     def _size(self, key: str, value: str, node: yaml.Node) -> int | None:
         try:
             return parse_size(value)
-        except ValueError as error:
-            message, _, remedy = str(error).partition("|")
-            self._problem(key, message, remedy, node)
+        except MalformedText as error:
+            self._problem(key, error.message, error.remedy, node)
             self.layer.broken.add(key)
             return None
 

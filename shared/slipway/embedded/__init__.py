@@ -1,1 +1,1 @@
-"""The embedded mode: a coordinator and a worker inside the command, and the exports that ran so on this machine."""
+"""The embedded mode: a coordinator and a worker inside the command, and the embedded exports of this machine."""

@@ -1,7 +1,7 @@
-"""The coordinator and one worker inside this process: what ``slipway export`` runs when no coordinator is named.
+"""A coordinator and one worker inside this process, used by ``slipway export`` when no coordinator is named.
 
-It is the same coordinator and the same worker as on a cluster, over a private unix socket. Each export has a state file and
-lock of its own, so the same command again goes on where it stopped, and different exports run side by side over one store.
+They are the same coordinator and worker as on a cluster, over a private unix socket. Each export has its own state file and lock,
+so the same command resumes where it stopped, and different exports run side by side over one store.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipway.embedded")
 
-_LONGEST_SOCKET_PATH = 100  # of 107 bytes that the kernel takes
+_LONGEST_SOCKET_PATH = 100  # the kernel allows 107 bytes
 _STOP_SECONDS = 10.0
 
 
 class Embedded:
-    """A coordinator and a worker for one export, from entering to leaving the context.
+    """A coordinator and a worker for one export, as a context manager.
 
-    Leaving ends whatever still runs, within a few seconds; entering again goes on with it.
+    Leaving ends all running work within a few seconds; entering again resumes it.
 
     Args:
-        settings: Where state, store and scratch lie.
+        settings: Places of state, store and scratch.
         export_id: Names the state; the same id is the same export.
-        stages: Stages the worker takes; all that are installed by default.
+        stages: Stages the worker takes; by default all installed ones.
 
     Raises:
         ServiceError: On entering; reason ``COORDINATOR_LOCKED`` while another process runs the same export, ``STATE_SCHEMA``
-            when its state is damaged.
-        StageError: ``OUT_OF_MEMORY`` when it does not fit into the address space of this process.
+            if its state is damaged.
+        StageError: ``OUT_OF_MEMORY`` if it does not fit into the address space of this process.
     """
 
     def __init__(self, settings: Settings, export_id: str, *, stages: tuple[str, ...] | None = None) -> None:
@@ -67,7 +67,7 @@ class Embedded:
 
         from slipway_coordinator.leadership.file_lock import FileLock, holding
 
-        # Whoever may enter the folder may command the coordinator in it.
+        # Access to this folder is access to the coordinator in it.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_address_space()
         with ExitStack() as stack:
@@ -80,7 +80,7 @@ class Embedded:
             try:
                 started.result()
             except sa.exc.DatabaseError as error:
-                if type(error) is not sa.exc.DatabaseError:  # of those that are about the file's content
+                if type(error) is not sa.exc.DatabaseError:  # only the base class itself means damaged content
                     raise
                 raise self._damaged(error) from error
             self.client = stack.enter_context(Client(address))
@@ -151,12 +151,12 @@ class Embedded:
         return ServiceError(
             f"the state of this export is damaged: {getattr(error, 'orig', error)}",
             reason="STATE_SCHEMA",
-            remedy=f"remove {self._folder} and run it again: finished stages are in the store, and are not repeated",
+            remedy=f"remove {self._folder} and run the export again: finished stages are in the store and are not repeated",
             about={"folder": self._folder},
         )
 
     def _end(self, thread: threading.Thread) -> None:
         if hasattr(self, "_stop"):
-            with contextlib.suppress(RuntimeError):  # the loop is closed already: it ended by an error of its own
+            with contextlib.suppress(RuntimeError):  # the loop is closed already, after an error
                 self._loop.call_soon_threadsafe(self._stop.set)
         thread.join(_STOP_SECONDS)

@@ -15,10 +15,10 @@ from slipway.stage import installed_version
 
 
 def export_identity(configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch) -> str:
-    """Twenty characters for the export of these sources with this configuration by the software installed here.
+    """Return a 20-character id for these sources, this configuration and the installed software.
 
-    What files tell of the base model is part of the answer: once it changes, the export is another one, made of the same
-    stored results. How much is logged makes no other export; another version of a library does, since it may give other results.
+    The verdict of the files on the base model is part of it: if that changes, the export is another one, with the same stored
+    results. Log settings are not part of it. Library versions are, because another version may give other results.
     """
     document = {
         "configuration": configuration.model_dump(mode="json", exclude={"log"}),
@@ -35,7 +35,7 @@ def _stages() -> dict[str, Any]:
     for name in stage_names():
         try:
             stage = load_stage(name)
-        except ConfigurationError:  # its extra is not installed; an export that needs it says so
+        except ConfigurationError:  # its extra is not installed; an export that needs it reports that
             continue
         found[name] = [stage.version, stage.library_versions(), [str(provider) for provider in stage.providers()]]
     return found

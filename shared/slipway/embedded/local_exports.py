@@ -1,4 +1,4 @@
-"""The exports that ran inside the command on this machine, read from their states without touching them."""
+"""Read the embedded exports of this machine from their state files, without changing them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class LocalExport:
 
     Attributes:
         id: Last part of its name.
-        folder: Of its state.
-        state: As of any export; ``interrupted`` when nothing runs it now, ``starting``, or ``unreadable``.
-        message: The export; None when it cannot be read, or is not there yet.
+        folder: Folder of its state.
+        state: The export's state; ``interrupted`` if no process runs it now, ``starting``, or ``unreadable``.
+        message: The export; None if it cannot be read or is not stored yet.
         problem: Why it cannot be read; empty otherwise.
     """
 
@@ -38,7 +38,7 @@ class LocalExport:
 
 
 def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:  # noqa: A002 - the field's name everywhere
-    """Return them, newest first; those that cannot be read come last.
+    """Return the embedded exports of this machine, newest first; unreadable ones come last.
 
     Raises:
         ServiceError: ``REQUEST_INVALID`` for a filter that is not understood.
@@ -50,10 +50,10 @@ def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:
 
 
 def local_export(settings: Settings, name: str) -> LocalExport:
-    """Return the export of a name, or of its last part.
+    """Return the export with this name or id.
 
     Raises:
-        ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` when it cannot be read.
+        ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` if it cannot be read.
     """
     wanted = name.rpartition("/")[2]
     found = next((each for each in local_exports(settings) if each.id == wanted), None)
@@ -61,7 +61,7 @@ def local_export(settings: Settings, name: str) -> LocalExport:
         raise ServiceError(
             f"no export {wanted!r} on this machine",
             reason="EXPORT_NOT_FOUND",
-            remedy="slipway list shows those there are; for an export of a coordinator, give --coordinator HOST:PORT",
+            remedy="slipway list shows the existing exports; for an export of a coordinator, give --coordinator HOST:PORT",
             about={"export": wanted},
         )
     if found.message is None:

@@ -1,48 +1,41 @@
-"""Which artifacts the unfinished exports of this machine use."""
+"""Find the artifacts that unfinished embedded exports of this machine use."""
 
 from __future__ import annotations
 
 import fcntl
-import json
-import re
 from pathlib import Path
 
 from slipway.errors import ServiceError
 from slipway.settings import Settings
-from slipway_coordinator.storage.reading import read_documents
-from slipway_coordinator.storage.schema import exports
-
-_DIGESTS = re.compile(r"sha256:[0-9a-f]{64}")
+from slipway_coordinator.storage.reading import digests_named
 
 
 def digests_in_use(settings: Settings) -> frozenset[str]:
-    """Artifacts that the states of exports name which have not ended, or are delivered by a living process just now.
+    """Return the artifacts named by exports that have not ended, or whose process is still running.
 
-    A killed export goes on with what it has. What a living one is about to name is the store's to know
+    A killed export will resume with its artifacts. Artifacts that a running export has not named yet are known to the store
     (:meth:`slipway.artifacts.store.ArtifactStore.under_way`).
 
     Raises:
-        ServiceError: ``STATE_SCHEMA`` when a state cannot be read, as nobody knows then what its export uses.
+        ServiceError: ``STATE_SCHEMA`` if a state cannot be read, because the artifacts of its export are unknown then.
         OSError: A folder cannot be read.
     """
     found: set[str] = set()
     for state in _states(settings.exports_path):
         lock = state.with_name("state.db.lock")
-        running = is_locked(lock)
-        unended = () if running else (exports.c.ended.is_(False),)
         try:
-            documents = read_documents(state, *unended, whole=not running)
+            named = digests_named(state, running=is_locked(lock))
         except ServiceError as error:
             raise _unknown(state, error.message, error.remedy) from error
-        if documents is None and not is_locked(lock):
-            remedy = f"remove {state.parent}: no export can go on with it"
-            raise _unknown(state, f"{state} holds no tables: it is damaged, or its export ended as it began", remedy)
-        found.update(_DIGESTS.findall(json.dumps(documents)))
+        if named is None and not is_locked(lock):
+            remedy = f"remove {state.parent}: no export can resume from it"
+            raise _unknown(state, f"{state} has no tables: it is damaged, or its process ended at its start", remedy)
+        found |= named or frozenset()
     return frozenset(found)
 
 
 def _states(folder: Path) -> list[Path]:
-    """State files of all exports; unlike ``glob`` this does not leave out what is in folders that cannot be read."""
+    """Return the state files of all exports; unlike ``glob``, fail for folders that cannot be read."""
     try:
         entries = sorted(folder.iterdir())
     except FileNotFoundError:
@@ -60,7 +53,7 @@ def _is_there(path: Path) -> bool:
 
 def _unknown(state: Path, why: str, remedy: str) -> ServiceError:
     return ServiceError(
-        f"nothing was removed, as what an export uses is not known: {why}",
+        f"nothing was removed, because the artifacts of an export are unknown: {why}",
         reason="STATE_SCHEMA",
         remedy=remedy,
         about={"file": state},
@@ -68,10 +61,10 @@ def _unknown(state: Path, why: str, remedy: str) -> ServiceError:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock.
+    """Return whether a living process holds a lock.
 
     Raises:
-        OSError: It cannot be opened, so that nobody knows.
+        OSError: The lock file cannot be opened.
     """
     try:
         with path.open("rb") as file:

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import Failure, StageError
+from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
 from slipway.execution.memory import own_peak
 from slipway.execution.spans import Spans
 from slipway.execution.surroundings import with_surroundings
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
+from slipway.stage_call import StageCall
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
 
@@ -74,30 +76,31 @@ def main() -> int:
     cancelled = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    execution = json.loads(sys.stdin.buffer.readline())
+    given = json.loads(sys.stdin.buffer.readline())
+    execution = Execution.from_json(given)
     _guard()
     _yield_memory_first()
     logger = logging.getLogger("slipway.stage")
     logger.addHandler(EventHandler(events))
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    spans = Spans(events.send, execution["stage"], traceparent=execution["traceparent"], started=execution["started"])
+    spans = Spans(events.send, execution.call.stage, traceparent=execution.traceparent, started=given["started"])
 
     def on_progress(progress: Progress) -> None:
         spans.phase(progress.phase)
         events.progress(progress)
 
     ctx = Context(
-        workdir=Path(execution["workdir"]),
-        kept=None if execution["kept"] is None else Path(execution["kept"]),
+        workdir=execution.workdir,
+        kept=execution.kept,
         log=logger,
-        max_memory_bytes=execution["max_memory_bytes"],
-        threads=execution["threads"],
+        max_memory_bytes=execution.limits.max_memory_bytes,
+        threads=execution.limits.threads,
         on_progress=on_progress,
         cancelled=cancelled,
     )
     spans.phase("prepare")
-    failure = _run(execution, ctx, events)
+    failure = _run(execution.call, ctx, events)
     spans.end(failure)
     events.send("peak", memory_bytes=own_peak())  # between two looks of the parent, there may have been more
     if failure is not None:
@@ -108,14 +111,13 @@ def main() -> int:
     os._exit(0)
 
 
-def _run(execution: dict[str, Any], ctx: Context, events: Events) -> Failure | None:
+def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
     """Run the stage; the boundary where every exception becomes a failure."""
-    name = execution["stage"]
+    name = call.stage
     try:
         stage = load_stage(name)
-        params = stage.params.model_validate_json(json.dumps(execution["params"]))
-        inputs = {key: Path(value) for key, value in execution["inputs"].items()}
-        outputs = stage.run(inputs, params, ctx)
+        inputs = {key: Path(folder) for key, folder in call.inputs.items()}
+        outputs = stage.run(inputs, call.params_of(stage), ctx)
         ctx.check_cancelled()
         _check_outputs(stage.name, stage.outputs, outputs, ctx.workdir)
         events.send(

@@ -11,6 +11,7 @@ import pydantic
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.folders.disk_full import is_disk_full
 from slipway.machine.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory
+from slipway.sizes import format_size
 
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
@@ -61,7 +62,7 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
     if ended_by in _CRASHES:
         limit = address_space_limit()
         if limit is not None:  # libraries that get no memory crash; what else crashes, crashes without a limit too
-            detail = f"{ended_by.name}, with its address space limited to {limit / 1e9:.2f} GB by ulimit -v{tail}"
+            detail = f"{ended_by.name}, with its address space limited to {format_size(limit)} by ulimit -v{tail}"
             return out_of_memory(stage, detail=detail)
         message = f"native code ended the process of {stage} by {ended_by.name}{tail}"
         return StageError(message, reason="STAGE_CRASHED", about={"signal": ended_by.name}).failure()

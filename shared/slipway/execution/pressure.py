@@ -11,6 +11,7 @@ import psutil
 from slipway.execution.memory import TreeMemory
 from slipway.machine.cgroup import ControlGroup
 from slipway.observability import metrics
+from slipway.sizes import format_size
 
 MEMORY_SHARE = 0.9
 """Of a limit. What is left is enough for a second or two of what stages usually add, so the warning arrives first."""
@@ -58,22 +59,22 @@ class Pressure:
     def _own_limit(self, memory: TreeMemory) -> None:
         limit = self._max_memory_bytes
         if memory.anonymous >= limit * MEMORY_SHARE:
-            share = f"{100 * memory.anonymous // limit} % of the {size_text(limit)} it should stay below"
-            self._say("memory", f"holds {size_text(memory.anonymous)} of memory, {share}")
+            share = f"{100 * memory.anonymous // limit} % of the {format_size(limit)} it should stay below"
+            self._say("memory", f"holds {format_size(memory.anonymous)} of memory, {share}")
 
     def _surroundings(self, memory: TreeMemory) -> None:
         group = self._group
         if group is not None:
             used = group.used_bytes()
             if used >= group.limit_bytes * MEMORY_SHARE:
-                what = f"{size_text(used)} of the {size_text(group.limit_bytes)} of its container are used"
+                what = f"{format_size(used)} of the {format_size(group.limit_bytes)} of its container are used"
                 self._say(
-                    "container_memory", f"may be ended for memory: {what}, {size_text(memory.anonymous)} by itself"
+                    "container_memory", f"may be ended for memory: {what}, {format_size(memory.anonymous)} by itself"
                 )
         machine = psutil.virtual_memory()
         if machine.available <= machine.total * MACHINE_SHARE:
-            what = f"{size_text(machine.available)} of the machine's {size_text(machine.total)} are left"
-            self._say("machine_memory", f"may be ended for memory: {what}, {size_text(memory.anonymous)} are its own")
+            what = f"{format_size(machine.available)} of the machine's {format_size(machine.total)} are left"
+            self._say("machine_memory", f"may be ended for memory: {what}, {format_size(memory.anonymous)} are its own")
 
     def _disk(self) -> None:
         try:
@@ -81,7 +82,7 @@ class Pressure:
         except OSError:  # the folder goes with the attempt
             return
         if nearly_full(disk.free, total=disk.total):
-            what = f"{size_text(disk.free)} of {size_text(disk.total)} are left for its work folder"
+            what = f"{format_size(disk.free)} of {format_size(disk.total)} are left for its work folder"
             self._say("disk", f"runs out of space: {what}; free some, or work on a larger disk")
 
     def _say(self, kind: str, what: str) -> None:
@@ -95,8 +96,3 @@ class Pressure:
 def nearly_full(free: int, *, total: int) -> bool:
     """Whether so little is left of a file system, in bytes, that a stage may find no space before anybody looks again."""
     return free <= min(total * DISK_SHARE, DISK_BYTES)
-
-
-def size_text(count: float) -> str:
-    """A number of bytes for people."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"

@@ -9,12 +9,13 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import Failure, StageError
+from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of_exit
 from slipway.execution.memory import tree_memory
 from slipway.execution.pressure import Pressure
@@ -32,35 +33,6 @@ _POLL_SECONDS = 0.02
 
 OnProgress = Callable[[Progress, int], None]
 OnLog = Callable[[str, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """One attempt of one stage.
-
-    Attributes:
-        stage: Installed name, or ``module:ATTRIBUTE``.
-        params: JSON-ready parameters.
-        inputs: Input folders by name.
-        workdir: Empty folder for the outputs; the child's current folder.
-        threads: Threads of numeric libraries.
-        max_memory_bytes: Memory the stage should stay below.
-        timeout_seconds: Longest run, or None.
-        kept: Folder that outlasts the attempt, or None.
-        traceparent: Span that the child's spans belong to; empty without a trace.
-        environment: What the child gets instead of a stage's environment, which has neither secrets nor the network.
-    """
-
-    stage: str
-    params: Mapping[str, Any]
-    inputs: Mapping[str, Path]
-    workdir: Path
-    threads: int = 1
-    max_memory_bytes: int = 4 << 30
-    timeout_seconds: float | None = None
-    kept: Path | None = None
-    traceparent: str = ""
-    environment: Mapping[str, str] | None = None
 
 
 @dataclass
@@ -132,7 +104,7 @@ class _Child:
         self._memory_bytes = 0
         self._peak_bytes = 0
         self._pressure = Pressure(
-            execution.stage, execution.workdir, max_memory_bytes=execution.max_memory_bytes, warn=self._warn
+            execution.call.stage, execution.workdir, max_memory_bytes=execution.limits.max_memory_bytes, warn=self._warn
         )
         self._result: Outcome | None = None
         self._output: deque[str] = deque(maxlen=40)
@@ -143,7 +115,7 @@ class _Child:
         failure: Failure | None = None
         try:
             self._start()
-            async with asyncio.timeout(self._execution.timeout_seconds):
+            async with asyncio.timeout(self._execution.limits.timeout_seconds or None):
                 await self._exit()
         except TimeoutError:
             failure = with_surroundings(_timeout(self._execution), scratch=self._execution.workdir)
@@ -157,7 +129,7 @@ class _Child:
         elif self._result is None:
             returncode = self._process.returncode or 0
             output = "\n".join(self._output)
-            stage = self._execution.stage
+            stage = self._execution.call.stage
             failure = failure_of_exit(returncode, stage=stage, oom_killed=oom_killed(), output=output)
             outcome = Outcome(failure=with_surroundings(failure, scratch=self._execution.workdir))
         outcome.peak_memory_bytes = self._peak_bytes
@@ -165,18 +137,7 @@ class _Child:
 
     def _start(self) -> None:
         """Hand the execution over; standard input stays open as the child's lifeline."""
-        execution = self._execution
-        document = {
-            "stage": execution.stage,
-            "params": dict(execution.params),
-            "inputs": {name: str(path.absolute()) for name, path in execution.inputs.items()},
-            "workdir": str(execution.workdir.absolute()),
-            "kept": None if execution.kept is None else str(execution.kept.absolute()),
-            "threads": execution.threads,
-            "max_memory_bytes": execution.max_memory_bytes,
-            "traceparent": execution.traceparent,
-            "started": self._started,
-        }
+        document = {**self._execution.to_json(), "started": self._started}
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already; its exit says why
             self._process.stdin.write(json.dumps(document).encode() + b"\n")
@@ -259,7 +220,7 @@ def _environment(execution: Execution) -> dict[str, str]:
     if execution.environment is not None:
         return {**execution.environment, "PYTHONUNBUFFERED": "1"}
     environment = stage_environment(os.environ)
-    environment |= thread_variables(execution.threads, environment=environment)
+    environment |= thread_variables(execution.limits.threads, environment=environment)
     environment |= {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -285,7 +246,7 @@ def _oom_kills() -> int:
 
 def _timeout(execution: Execution) -> Failure:
     return StageError(
-        f"{execution.stage} took longer than {execution.timeout_seconds:g} s",
+        f"{execution.call.stage} took longer than {execution.limits.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",
         remedy="give it more time, or run nothing beside it",
     ).failure()

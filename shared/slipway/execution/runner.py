@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import pydantic
-
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
-from slipway.errors import ConfigurationError, Failure, ModelExportError, StageError
+from slipway.errors import Failure, ModelExportError, StageError
+from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
-from slipway.execution.process import Execution, OnLog, OnProgress, execute
+from slipway.execution.process import OnLog, OnProgress, execute
 from slipway.execution.surroundings import with_surroundings
 from slipway.files.user_paths import user_path
 from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
@@ -29,25 +27,11 @@ from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
 from slipway.registry import IMPORT, load_stage
 from slipway.settings.stage_environment import without_current_folder
-from slipway.stage import Progress, Stage, StageParams
-from slipway.texts import quoted
+from slipway.stage import Progress
+from slipway.stage_call import StageCall
 
 _T = TypeVar("_T")
-_MOST_PROBLEMS = 20
 _DOING = {"fetched": "fetching", "stored": "storing"}
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSpec:
-    """What to run: a stage, its parameters, and the digest of each input by name; ``project`` is that of the export."""
-
-    stage: str
-    params: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    timeout_seconds: float | None = None
-    max_memory_bytes: int = 4 << 30
-    threads: int = 1
-    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +68,49 @@ class TaskRunner:
 
     async def run(
         self,
-        spec: TaskSpec,
+        call: StageCall,
         *,
+        project: str = "",
         on_progress: OnProgress = lambda progress, memory: None,  # noqa: ARG005
         on_log: OnLog = lambda level, message: None,  # noqa: ARG005
     ) -> TaskResult:
-        """Run one task; never raises for what the task does. Cancelling ends its processes and removes its work folder."""
+        """Run one task; never raises for what the task does. Cancelling ends its processes and removes its work folder.
+
+        Args:
+            call: What to run, on artifacts by their digests.
+            project: Of the export; sources are imported for it.
+            on_progress: As of :func:`~slipway.execution.process.execute`.
+            on_log: The same.
+        """
         try:
-            stage = load_stage(spec.stage)
-            params = check_call(stage, spec.params, spec.inputs)
-            if spec.stage == IMPORT:
-                return await self._import(spec, on_progress=on_progress, on_log=on_log)
-            key = action_key(stage, spec.inputs, params, gpu_architecture=self._gpu_architecture)
+            stage = load_stage(call.stage)
+            params = call.check(stage)
+            if call.stage == IMPORT:
+                return await self._import(call, project, on_progress=on_progress, on_log=on_log)
+            key = action_key(stage, call.inputs, params, gpu_architecture=self._gpu_architecture)
             found = await asyncio.to_thread(self._store.action, key)
-            metrics.CACHE.add(stage=spec.stage, result="miss" if found is None else "hit")
+            metrics.CACHE.add(stage=call.stage, result="miss" if found is None else "hit")
             if found is not None:
                 return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
             keeping = kept_folder(self.scratch, stage.name, key) if stage.resumable else nullcontext()
             with keeping as kept, unfinished(self.scratch / stage.name) as folder:
-                result = await self._execute(spec, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
+                result = await self._execute(call, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
                 if kept is not None and not _may_go_on(result.failure):
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
         except (ModelExportError, OSError) as error:
-            return TaskResult(failure=with_surroundings(failure_of(error, stage=spec.stage), **self._folders()))
+            return TaskResult(failure=with_surroundings(failure_of(error, stage=call.stage), **self._folders()))
 
-    async def _import(self, spec: TaskSpec, *, on_progress: OnProgress, on_log: OnLog) -> TaskResult:
+    async def _import(self, call: StageCall, project: str, *, on_progress: OnProgress, on_log: OnLog) -> TaskResult:
         """Bring sources into the store. It knows itself what is there already: addresses do not tell of content."""
         with unfinished(self.scratch / IMPORT) as folder:
+            params = {**call.params, "brought": sorted(call.inputs.values()), "project": project}
+            environment = _own_environment()
             execution = Execution(
-                stage=IMPORT,
-                params={**spec.params, "brought": sorted(spec.inputs.values()), "project": spec.project},
-                inputs={},
-                workdir=folder,
-                threads=spec.threads,
-                max_memory_bytes=spec.max_memory_bytes,
-                timeout_seconds=spec.timeout_seconds,
+                replace(call, params=params, inputs={}),
+                folder,
                 traceparent=current_traceparent(),
-                environment=_own_environment(),
+                environment=environment,
             )
             outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
         peak = outcome.peak_memory_bytes
@@ -138,7 +127,7 @@ class TaskRunner:
 
     async def _execute(
         self,
-        spec: TaskSpec,
+        call: StageCall,
         key: str,
         folder: Path,
         *,
@@ -147,22 +136,12 @@ class TaskRunner:
         on_log: OnLog,
     ) -> TaskResult:
         inputs = {}
-        for name, digest in sorted(spec.inputs.items()):
-            with _Transfer("fetched", name, stage=spec.stage, on_progress=on_progress) as fetching:
+        for name, digest in sorted(call.inputs.items()):
+            with _Transfer("fetched", name, stage=call.stage, on_progress=on_progress) as fetching:
                 inputs[name] = await fetching.run(self._store.fetch, digest, folder / "inputs" / name)
         workdir = folder / "work"
         workdir.mkdir()
-        execution = Execution(
-            stage=spec.stage,
-            params=spec.params,
-            inputs=inputs,
-            workdir=workdir,
-            threads=spec.threads,
-            max_memory_bytes=spec.max_memory_bytes,
-            timeout_seconds=spec.timeout_seconds,
-            kept=kept,
-            traceparent=current_traceparent(),
-        )
+        execution = Execution(call.on_folders(inputs), workdir, kept=kept, traceparent=current_traceparent())
         # Until the stage reports by itself, a while after its libraries are imported.
         on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
@@ -171,7 +150,7 @@ class TaskRunner:
             return TaskResult(failure=failure, peak_memory_bytes=outcome.peak_memory_bytes)
         outputs = {}
         for name, path in sorted(outcome.outputs.items()):
-            with _Transfer("stored", name, stage=spec.stage, on_progress=on_progress) as storing:
+            with _Transfer("stored", name, stage=call.stage, on_progress=on_progress) as storing:
                 outputs[name] = await storing.run(partial(self._store.put, known=outcome.digests), path)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
@@ -245,32 +224,3 @@ class _Transfer:
     def _report(self, done: int) -> None:
         if not self._cancelled.is_set():
             self._on_progress(Progress(phase=self._phase, done=done, total=0, unit="bytes"), 0)
-
-
-def check_call(stage: Stage[Any], params: Mapping[str, Any], inputs: Mapping[str, object]) -> StageParams:
-    """Check parameters and input names against a stage before any work.
-
-    Raises:
-        ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.
-    """
-    missing = sorted(set(stage.inputs) - set(inputs))
-    unknown = [] if stage.more_inputs else sorted(set(inputs) - set(stage.inputs))
-    if missing or unknown:
-        problem = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(unknown)}"
-        raise ConfigurationError(
-            f"the stage {stage.name} {problem}",
-            reason="INPUT_MISSING",
-            remedy=f"its inputs are {', '.join(stage.inputs)}",
-            about={"stage": stage.name},
-        )
-    try:
-        return stage.params.model_validate_json(json.dumps(dict(params)))
-    except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)[:_MOST_PROBLEMS]
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {quoted(e['input'])})" for e in found)
-        raise ConfigurationError(
-            f"parameters of {stage.name} are not valid: {problems}",
-            reason="PARAMS_INVALID",
-            remedy=f"it takes {', '.join(stage.params.model_fields)}",
-            about={"stage": stage.name},
-        ) from error

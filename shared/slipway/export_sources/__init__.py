@@ -1,1 +1,1 @@
-"""The sources of an export: what its configuration names, found and looked at together, brought or left to a worker."""
+"""The sources of an export: find them, check them together, then upload them or let a worker import them."""

@@ -1,4 +1,4 @@
-"""What a client brings to an export whose other sources are only named: looked at by itself, as the rest is not here."""
+"""Sources that a client uploads when a worker imports the others; they are checked alone, because the others are not here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway.sources.folders import SourceFolders
 
 @dataclass(frozen=True)
 class Brought:
-    """Files that travel, by source and path inside the artifact; names for people; and what was odd."""
+    """Files to upload, by source and path inside the artifact; labels for people; warnings."""
 
     files: Mapping[str, Mapping[str, Path]]
     labels: Mapping[str, str]
@@ -25,7 +25,7 @@ class Brought:
 
 
 def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Brought:
-    """Find the sources that are not imported. Whether base and adapter belong together is seen where both are.
+    """Find the sources that are not imported. The importing worker checks whether base and adapter belong together.
 
     Raises:
         ModelExportError: As :func:`slipway.export_sources.found.find_sources`.

@@ -1,4 +1,4 @@
-"""What an export starts from: base model, checkpoint and held-out text, found where they are and put into the store."""
+"""Find the sources of an export (base model, checkpoint, held-out text) and put them into the store."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from slipway.files.links import real_file
 from slipway.models.base_format import base_format
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
@@ -31,14 +32,14 @@ class Sources:
 
     Attributes:
         base: Folder of the base model.
-        base_name: As the user or the adapter names it.
-        checkpoint: The checkpoint that was chosen.
-        more: Those whose adapters join it.
+        base_name: Its name as given by the user or the adapter.
+        checkpoint: The chosen checkpoint.
+        more: Further checkpoints whose adapters are combined with it.
         heldout: Folder of held-out text, or None.
-        base_match: Whether the base is the one the adapter was trained on, as far as files tell.
-        formats: How sources are stored that have to be prepared first, by name (``slipway.models.base_format``).
-        warnings: What was odd in finding them.
-        folders: Knows which of them are in a bucket, and what they are called.
+        base_match: The files' verdict on whether the base is the one the adapter was trained on.
+        formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
+        warnings: Warnings from the search.
+        folders: Knows which of them are in a bucket, and their names.
     """
 
     base: Path
@@ -52,10 +53,10 @@ class Sources:
     folders: SourceFolders
 
     def files(self) -> dict[str, dict[str, Path]]:
-        """Real paths of files that travel, by source and path inside the artifact; training leftovers are not among them.
+        """Return the real paths of files to store, by source and path inside the artifact, without training leftovers.
 
         Raises:
-            ArtifactError: A link leads out of its folder, or a file is gone.
+            ArtifactError: A link leads out of its folder, or a file is missing.
         """
         found = {
             "base": files_by_name(self.base, model_files(self.base)),
@@ -74,7 +75,7 @@ class Sources:
 
     @property
     def title(self) -> str:
-        """What is exported, for people: ``checkpoint-40 of h_half onto qwen3-base``."""
+        """Title for people, such as ``checkpoint-40 of h_half onto qwen3-base``."""
         names = {"checkpoint": self.checkpoint.path.name, "model_name": self.model_name, "base_model": self.base_label}
         return title(names, more=[each.path.name for each in self.more])
 
@@ -84,7 +85,7 @@ class Sources:
         return base_label(self.base, self.base_name)
 
     def labels(self) -> dict[str, str]:
-        """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
+        """Return the names of the sources for people, and the base model's size for the choice of a recovery profile."""
         found = {
             "base_model": self.base_label,
             "checkpoint": self.checkpoint.path.name,
@@ -93,7 +94,7 @@ class Sources:
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
             **self.base_match.labels(),
         }
-        # Folders and files may be called anything; what all can see is plain.
+        # Names of folders and files may have any character; labels must not.
         return {name: one_line(value) for name, value in found.items()}
 
 
@@ -104,18 +105,18 @@ def find_sources(
     origins: Mapping[str, str] = MappingProxyType({}),
     here: bool = True,
 ) -> Sources:
-    """Find what the configuration names; it can be used while ``folders`` is open.
+    """Find the sources that the configuration names; they can be used while ``folders`` is open.
 
     Args:
-        configuration: What to export.
-        folders: Knows folders, buckets and digests.
-        origins: Source of each setting, for errors about what it names.
-        here: Whether the base that an adapter names may be a folder of this machine; else it is one of the hub.
+        configuration: Settings of the export.
+        folders: Opens folders, buckets and digests.
+        origins: Where each setting came from, for error messages.
+        here: Whether the base that an adapter names may be a folder of this machine; otherwise it is a hub repository.
 
     Raises:
-        ArtifactError: An address in a bucket, or a digest, under which there is nothing.
+        ArtifactError: Nothing exists under an address in a bucket, or under a digest.
         CheckpointValidationError: No usable checkpoint or base model, or a base that the adapter was not trained on.
-        ConfigurationError: No base model is named anywhere, or the held-out text is not there.
+        ConfigurationError: No base model is named anywhere, or the held-out text is missing.
     """
     try:
         found = _find(configuration, folders, origins, here=here)
@@ -147,11 +148,11 @@ def _find(
     if heldout is not None and not (heldout.is_dir() and _texts(heldout)):
         raise ConfigurationError(
             f"validation.heldout: {heldout} is not a folder with .txt files",
-            remedy="name one, or leave it out to use the built-in text",
+            remedy="name such a folder, or leave the setting out to use the built-in text",
             about={"key": "validation.heldout"},
         )
     by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}"
-    instead = "" if configuration.base_model.name else "--base-model or base_model.name takes its place"
+    instead = "" if configuration.base_model.name else "or name another with --base-model or base_model.name"
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
         base = resolve_base_model(str(folders.find(name)))
     stored_as = base_format(base)
@@ -187,7 +188,7 @@ def _setting(key: str, origins: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def _named_by(where: str, instead: str = "") -> Iterator[None]:
-    """Add to an error about something that is not there who named it, and what can name something else."""
+    """Add to a not-found error the setting that named the missing thing, and a setting that can replace it."""
     try:
         yield
     except ModelExportError as error:
@@ -203,7 +204,7 @@ def _named_by(where: str, instead: str = "") -> Iterator[None]:
 
 
 def base_label(base: Path, name: str) -> str:
-    """A base model's name for people: a repository's id, or its folder's name; never a path of this machine."""
+    """Return a base model's name for people: a repository's id, or its folder's name; never a path of this machine."""
     repository = repository_of(base)
     if repository:
         return repository
@@ -211,7 +212,7 @@ def base_label(base: Path, name: str) -> str:
 
 
 def adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
-    """The base model that the adapter's configuration names, where it is found; empty when it names none."""
+    """Return the base model that the adapter's configuration names, as its folder if found; empty if it names none."""
     recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path), look=here)
     if here:
         return recorded.name if recorded.folder is None else str(recorded.folder)
@@ -227,7 +228,7 @@ def adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
 
 
 def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:
-    """Put the sources into the store; answers their digests by name. As :func:`store_files`."""
+    """Put the sources into the store; return their digests by name. See :func:`store_files`."""
     return store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
 
 
@@ -238,11 +239,11 @@ def store_files(
     *,
     on_bytes: Callable[[str, int, int], None],
 ) -> dict[str, str]:
-    """Put files into the store; answers the digests of the sources by name.
+    """Put files into the store; return the digests of the sources by name.
 
     Args:
         sources: Files by source and path inside the artifact.
-        folders: Where they were found.
+        folders: The folders that found them.
         store: The store.
         on_bytes: Called with a source's name, the bytes read so far and its size.
     """
@@ -255,12 +256,12 @@ def store_files(
 
 
 def reading(name: str, done: int, total: int) -> str:
-    """How far a source is stored, for people."""
-    return f"reading {name}: {done / max(total, 1):.0%} of {total / 1e6:.1f} MB"
+    """Return the progress of storing a source, for people."""
+    return f"reading {name}: {done / max(total, 1):.0%} of {format_size(total)}"
 
 
 class _Counter:
-    """Adds up the bytes of one source; called from several threads, where a lost update only shows a smaller number."""
+    """Adds up the bytes of one source. Several threads call it; a lost update only shows a smaller number."""
 
     def __init__(self, name: str, total: int, report: Callable[[str, int, int], None]) -> None:
         self._name, self._total, self._report = name, total, report
@@ -272,20 +273,20 @@ class _Counter:
 
 
 def model_name(checkpoint: Path) -> str:
-    """Name of a fine-tuned model: the training run's folder, or the repository it was read from."""
+    """Return the name of a fine-tuned model: the training run's folder, or the repository it was read from."""
     path = checkpoint.resolve()
     run = path.parent if path.name.startswith("checkpoint-") else path
     return repository_of(run).rpartition("/")[2] or run.name
 
 
 def files_by_name(folder: Path, files: list[Path]) -> dict[str, Path]:
-    """Files of a folder by their path in it.
+    """Return the files of a folder by their path in it.
 
     Raises:
         ArtifactError: ``FILE_ERROR``: there are none.
     """
     if not files:
-        raise ArtifactError(f"{folder} holds nothing to export", reason="FILE_ERROR", about={"folder": folder})
+        raise ArtifactError(f"{folder} has no files to export", reason="FILE_ERROR", about={"folder": folder})
     names = [path.relative_to(folder) for path in files]
     return {name.as_posix(): real_file(folder, name) for name in names}
 

@@ -1,8 +1,8 @@
-"""``import``: sources that a client only named, brought from a bucket or the hub into the artifact store.
+"""``import``: copy sources that a client only named from a bucket or the hub into the artifact store.
 
-It runs in a child process like a stage, with a stage's progress, limits and failures, but it is the worker's own and no stage that
-a plug-in could be: it alone gets the worker's environment, which holds the credentials, and talks to store and network itself.
-Its result is the fact ``digests``; there are no output folders.
+It runs in a child process with a stage's progress, limits and failures, but it is part of the worker and cannot be a plug-in: it
+alone gets the worker's environment with the credentials, and it uses the store and the network itself. Its result is the fact
+``digests``; it has no output folders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slipway.stage import Context, Stage, StageParams
 
 
 class Pin(BaseModel):
-    """What a source was when it was imported first: the address of that very content, and its digest."""
+    """A source at its first import: the address of exactly that content, and its digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,14 +38,14 @@ class Pin(BaseModel):
 
 
 class ImportParams(StageParams):
-    """What to import, and how the sources belong together.
+    """Parameters of an import.
 
     Attributes:
-        sources: The sections of the configuration that name sources; those that were brought are named by digest.
-        imports: Addresses by source name; an empty one of the base is the adapter's.
-        pinned: What was imported under this task before.
-        brought: Digests of the sources that were brought; the worker sets it, so that no other artifact is looked at.
-        project: Of the export; the worker sets it.
+        sources: The sections of the configuration that name sources; uploaded sources are named by digest.
+        imports: Addresses by source name; an empty base address means the base that the adapter names.
+        pinned: Sources that this task has imported before.
+        brought: Digests of the uploaded sources; the worker sets it, so that no other artifact can be read.
+        project: Project of the export; the worker sets it.
     """
 
     sources: dict[str, Any]
@@ -56,11 +56,11 @@ class ImportParams(StageParams):
 
 
 def run(inputs: Mapping[str, Path], params: ImportParams, ctx: Context) -> dict[str, Path]:  # noqa: ARG001 - named by digest
-    """Import, with the settings of this process.
+    """Import with the settings of this process.
 
     Raises:
-        ArtifactError: ``SOURCE_NOT_ALLOWED``, ``SOURCE_NOT_FOUND``, ``LIMIT_EXCEEDED``, and what store and origins raise.
-        CheckpointValidationError: What is wrong with a source, or with base and adapter together.
+        ArtifactError: ``SOURCE_NOT_ALLOWED``, ``SOURCE_NOT_FOUND``, ``LIMIT_EXCEEDED``, and errors of store and origins.
+        CheckpointValidationError: A source is unusable, or base and adapter do not belong together.
     """
     settings = Settings.from_environment(os.environ).model_copy(update={"scratch": ctx.workdir})
     import_sources(params, settings, open_store(settings), ctx)
@@ -68,7 +68,7 @@ def run(inputs: Mapping[str, Path], params: ImportParams, ctx: Context) -> dict[
 
 
 def import_sources(params: ImportParams, settings: Settings, store: ArtifactStore, ctx: Context) -> None:
-    """Find the sources, look at them together, store those that are to be imported, and record what became of them."""
+    """Find the sources, check them together, store those to be imported, and record their digests and names."""
     allowed = Allowed.parse(settings.import_from)
 
     def permit(source: str) -> None:
@@ -106,7 +106,7 @@ def import_sources(params: ImportParams, settings: Settings, store: ArtifactStor
 
 
 def _configuration(params: ImportParams) -> ExportConfiguration:
-    """The configuration of the sources, each under its pinned address where it was imported before."""
+    """Return the configuration of the sources; those imported before have their pinned address."""
     sections = {name: dict(section) for name, section in params.sources.items()}
     pinned = {name: pin.url for name, pin in params.pinned.items() if pin.url}
     try:
@@ -119,18 +119,18 @@ def _configuration(params: ImportParams) -> ExportConfiguration:
         return ExportConfiguration.model_validate(sections)
     except (KeyError, TypeError, pydantic.ValidationError) as error:
         raise ConfigurationError(
-            f"the import does not say what to import: {str(error).splitlines()[0]}", reason="PARAMS_INVALID"
+            f"the import's parameters name no usable sources: {str(error).splitlines()[0]}", reason="PARAMS_INVALID"
         ) from error
 
 
 def _folder(files: Mapping[str, Path]) -> Path:
-    """The folder that files are named from."""
+    """Return the folder that the files' names are relative to."""
     name, path = next(iter(files.items()))
     return path.parents[name.count("/")]
 
 
 def _counting(ctx: Context, name: str, total: int) -> Callable[[int], None]:
-    """Report the bytes that are done of a source; called from several threads."""
+    """Return a function that adds up and reports a source's bytes. Several threads may call it."""
     lock, done = threading.Lock(), 0
 
     def count(size: int) -> None:

@@ -1,4 +1,4 @@
-"""Which sources a configuration names, and which of them workers can import by themselves."""
+"""List the sources that a configuration names, and those that workers can import themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipway.sources.allowed import is_url
 
 
 def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
-    """What the configuration names for each source, by the source's name; an empty base is the one that the adapter names."""
+    """Return the configured value of each source, by source name; an empty base means the one that the adapter names."""
     combined = {f"adapter-{number:02}": path for number, path in enumerate(configuration.combination.adapters, 2)}
     named = {"base": configuration.base_model.name, "adapter": configuration.checkpoint.path, **combined}
     validation = configuration.validation
@@ -17,13 +17,13 @@ def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
 
 
 def sources_to_import(configuration: ExportConfiguration, given: Collection[str] = ()) -> dict[str, str]:
-    """Addresses of the sources that were not brought and that a worker can import, by the source's name.
+    """Return the addresses of the sources that a worker can import, by source name, without the uploaded ones.
 
-    The address of a base is empty where an adapter that is imported names it.
+    The address of the base is empty if an imported adapter names it.
 
     Args:
-        configuration: What the export shall do.
-        given: Names of the sources that were brought.
+        configuration: Settings of the export.
+        given: Names of the uploaded sources.
     """
     named = source_settings(configuration)
     found = {name: url for name, url in named.items() if name not in given and is_url(url)}

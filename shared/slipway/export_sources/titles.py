@@ -1,4 +1,4 @@
-"""What an export is of, in one line for people."""
+"""The title of an export for people."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from slipway.texts import one_line
 
 
 def title(labels: Mapping[str, str], *, more: Sequence[str] = ()) -> str:
-    """``checkpoint-40 of h_half onto qwen3-base``; empty for an export that does not name its sources.
+    """Return a title such as ``checkpoint-40 of h_half onto qwen3-base``; empty for an export that does not name its sources.
 
     Args:
-        labels: Of the export: ``checkpoint``, ``model_name`` and ``base_model``.
-        more: Names of the adapters that join the checkpoint's.
+        labels: Labels of the export: ``checkpoint``, ``model_name`` and ``base_model``.
+        more: Names of the adapters combined with the checkpoint's.
     """
     checkpoint, run, base = (one_line(labels.get(name, "")) for name in ("checkpoint", "model_name", "base_model"))
     what = f"{checkpoint} of {run}" if checkpoint and run and checkpoint != run else checkpoint or run

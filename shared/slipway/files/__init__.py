@@ -1,1 +1,1 @@
-"""Files of others, read within limits; links, checksums and paths."""
+"""Read files of others within limits; links, checksums and paths."""

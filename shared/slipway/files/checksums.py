@@ -13,7 +13,7 @@ from slipway.files.links import all_files, open_real, real_file
 
 MANIFEST = "MANIFEST.sha256"
 LARGEST = 64 << 20
-"""Bytes of a list of checksums that is read."""
+"""Largest list of checksums that is read, in bytes."""
 _SHOWN = 200
 
 
@@ -22,7 +22,7 @@ def write_checksums(folder: Path, *, known: Mapping[str, str]) -> None:
 
     Args:
         folder: The folder.
-        known: Digests (``sha256:…``) of files that need not be read again, by their path.
+        known: Digests (``sha256:…``) already known, by file path; those files are not read again.
     """
     digests = {
         name: known.get(name, "").removeprefix("sha256:") or _sha256(path) for name, path in sorted(all_files(folder))
@@ -35,7 +35,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     """Read hexadecimal SHA-256 by file name.
 
     Raises:
-        ArtifactError: ``ARTIFACT_INVALID`` when there are none, or one is not of a file below the folder; ``LINK_OUTSIDE``.
+        ArtifactError: ``ARTIFACT_INVALID`` if there are none, or one names a file outside the folder; ``LINK_OUTSIDE``.
     """
     try:
         return _listed(real_file(folder, MANIFEST))
@@ -69,10 +69,10 @@ def verify_directory(folder: Path) -> tuple[int, list[str]]:
     """Compare every file of a folder with its checksums.
 
     Returns:
-        The number of files checked, and what is wrong with them, one line each.
+        The number of checked files, and one line per fault.
 
     Raises:
-        ArtifactError: ``ARTIFACT_INVALID`` when there are no checksums, or for what is no file and no folder; ``LINK_OUTSIDE``.
+        ArtifactError: ``ARTIFACT_INVALID`` if there are no checksums, or for special files; ``LINK_OUTSIDE``.
     """
     expected, present = read_checksums(folder), dict(all_files(folder))
     faults = []
@@ -86,9 +86,9 @@ def verify_directory(folder: Path) -> tuple[int, list[str]]:
 
 
 def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Leave out right checksums of exactly the other files: an artifact has its own, and whoever pulls it gets them anew.
+    """Drop ``MANIFEST.sha256`` if it correctly lists all other files: pulling the artifact writes it anew.
 
-    Checksums that a file does not have travel, because they show the damage.
+    A list with a wrong checksum stays, because it shows the damage.
 
     Args:
         files: Real paths of a folder's files, by their path in it.
@@ -105,7 +105,7 @@ def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
 def _where_they_are(folder: Path) -> str:
     above = Path(os.path.normpath(folder.absolute())).parent
     if (above / MANIFEST).is_file():
-        return f"name {above}, whose checksums are those of this folder too"
+        return f"name {above}, whose checksums cover this folder too"
     return "name the folder that slipway export delivered or slipway pull wrote, or an artifact's digest (sha256:…)"
 
 

@@ -1,8 +1,8 @@
-"""JSON that comes from a user or a peer, read with limits: its size, its values, their nesting, the digits of a number.
+"""Read JSON from a user or peer with limits: bytes, values, nesting, digits of a number.
 
-A small file can take much memory (an empty list is two bytes in a file and 56 in memory), wait for ever (a pipe), or hold what
-later code stumbles over (infinity, half of a surrogate pair, a number of 5,000 digits). All of that ends here, as ``OSError`` or
-``ValueError`` with one line that says what is wrong.
+A small file can take much memory (an empty list has two bytes in a file and 56 in memory), block for ever (a pipe), or contain
+values that break later code (infinity, half of a surrogate pair, a number of 5,000 digits). All of these end here in ``OSError`` or
+``ValueError`` with a one-line message.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from slipway.files.regular_file import read_regular
 
 LARGEST = 4 << 20
-"""Bytes of a document by default."""
+"""Default limit for the bytes of a document."""
 LARGEST_LIST = 64 << 20
-"""Bytes of a document with an entry per tensor, token, or logged step of a training."""
+"""Limit for a document with an entry per tensor, token or logged training step."""
 MOST_NESTED = 64
-"""Lists and objects in each other."""
+"""Deepest nesting of lists and objects."""
 _BYTES_PER_VALUE = 16
 _MOST_DIGITS = 40
-"""Tokenizers write 10³⁰ for "no limit"."""
+"""Enough for the 10³⁰ that tokenizers write for "no limit"."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -37,7 +37,7 @@ def read_json(path: Path, *, largest: int = LARGEST, lenient: bool = False, any_
         any_text: As :func:`parse_json`.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+        OSError: The file cannot be read, is not a regular file, or is larger.
         ValueError: As :func:`parse_json`.
     """
     data = read_regular(path, largest=largest)
@@ -52,10 +52,10 @@ def parse_json(
     Args:
         data: UTF-8.
         most_values: Most values in it.
-        lenient: Take NaN, infinity, and the last of equal names in an object, as Python does. Training and transformers write
+        lenient: Accept NaN, infinity, and the last of equal names in an object, as Python does. Trainers and transformers write
             such files.
-        any_text: Take halves of surrogate pairs, with which Python writes the bytes of a path that is not UTF-8. Such text can be
-            neither shown nor sent, so the caller makes sure of the rest with :func:`check_texts`.
+        any_text: Accept halves of surrogate pairs, which Python writes for paths that are not UTF-8. Such text can be neither shown
+            nor sent, so the caller must check the other parts with :func:`check_texts`.
 
     Raises:
         ValueError: It is not JSON, or beyond a limit; the message is one line.
@@ -100,7 +100,7 @@ def _finite(text: str) -> float:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"it holds {text[:_MOST_DIGITS]}, which is no finite number")
+    raise ValueError(f"it holds {text[:_MOST_DIGITS]}, which is not a finite number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_values(document: Any, *, texts: bool) -> None:
-    """Refuse deep nesting and, where ``texts`` is true, halves of surrogate pairs."""
+    """Refuse deep nesting and, if ``texts`` is true, halves of surrogate pairs."""
     level: list[Any] = [[document]]
     for _ in range(MOST_NESTED + 1):
         below: list[Any] = []

@@ -1,10 +1,10 @@
-"""One rule for links in somebody's folder, wherever it is read, stored, pushed, copied or hashed.
+"""One rule for links in users' folders, wherever they are read, stored, pushed, copied or hashed.
 
-A link may stay inside its folder, or lead from a snapshot of the Hugging Face cache into the ``blobs/`` of the same repository.
-Every other link is refused by name: a checkpoint that somebody else made must not bring files of this machine with it.
+A link may lead to a place inside its folder, or from a snapshot of the Hugging Face cache into the ``blobs/`` of the same repository.
+Every other link is refused by name, because a checkpoint made by someone else must not pull in files of this machine.
 
-What is found here is a real path, without any link in it. :func:`open_real` follows none either, so that a link that takes a
-file's or a folder's place after the check is not followed.
+These functions return real paths without links. :func:`open_real` follows no links either, so a link that replaces a file or folder
+after the check is not followed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from typing import BinaryIO
 from slipway.errors import ArtifactError
 
 _CACHED = ("models--", "datasets--")
-"""Beginnings of the names of repositories in the cache."""
+"""Prefixes of repository folders in the cache."""
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe that nobody writes to would be waited for
+_READ = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)  # without O_NONBLOCK, opening a pipe waits for a writer
 
 
 def file_in(folder: Path, name: str | Path) -> Path | None:
-    """Return the real path of a file in a folder; None where there is none, or where no file system takes its name.
+    """Return the real path of a file in a folder; None if it does not exist or its name is impossible.
 
     Args:
-        folder: The folder; it may be a link itself, as its user named it.
+        folder: The folder; it may itself be a link, because the user named it.
         name: Path of the file, relative to the folder.
 
     Raises:
         ArtifactError: ``LINK_OUTSIDE`` for a link that leads out of the folder, or a path through one; ``ARTIFACT_INVALID`` for
-            what is no regular file.
-        OSError: It cannot be looked at.
+            a special file.
+        OSError: The file cannot be examined.
     """
     path = folder / name
     try:
@@ -57,19 +59,19 @@ def file_in(folder: Path, name: str | Path) -> Path | None:
 
 
 def real_file(folder: Path, name: str | Path) -> Path:
-    """Return the real path of a file that is in a folder.
+    """Return the real path of an existing file in a folder.
 
     Raises:
-        ArtifactError: As :func:`file_in`, and ``FILE_ERROR`` when there is none.
+        ArtifactError: As :func:`file_in`, and ``FILE_ERROR`` if it does not exist.
     """
     found = file_in(folder, name)
     if found is None:
-        raise ArtifactError(f"{folder / name} is not there", reason="FILE_ERROR", about={"file": folder / name})
+        raise ArtifactError(f"{folder / name} does not exist", reason="FILE_ERROR", about={"file": folder / name})
     return found
 
 
 def files_in(folder: Path, names: Iterable[str | Path]) -> list[Path]:
-    """Return those of some files that are in a folder, as paths below it.
+    """Return the named files that exist in a folder, as paths below it.
 
     Raises:
         ArtifactError: As :func:`file_in`.
@@ -78,7 +80,7 @@ def files_in(folder: Path, names: Iterable[str | Path]) -> list[Path]:
 
 
 def all_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the real path of every file below a folder, sorted by its path; nothing is left out silently.
+    """Yield the name and the real path of every file below a folder, sorted by path; fail rather than leave one out.
 
     Raises:
         ArtifactError: As :func:`file_in`; ``ARTIFACT_INVALID`` also for a link to a folder or to nothing; ``FILE_ERROR`` for a folder
@@ -93,12 +95,11 @@ def all_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def open_real(path: Path) -> BinaryIO:
-    """Open a regular file by its real path, unbuffered. No link is followed on the way to it.
+    """Open a regular file by its real path, unbuffered, following no link in the path.
 
     Raises:
-        ArtifactError: ``LINK_OUTSIDE`` when the path has become a link or leads through one; ``ARTIFACT_INVALID`` for what is no
-            regular file.
-        OSError: It cannot be opened.
+        ArtifactError: ``LINK_OUTSIDE`` if the path has become a link or leads through one; ``ARTIFACT_INVALID`` for a special file.
+        OSError: The file cannot be opened.
     """
 
     def opener(name: str, _flags: int) -> int:
@@ -121,17 +122,17 @@ def open_real(path: Path) -> BinaryIO:
         raise ArtifactError(
             f"{path} has become a link, or leads through one",
             reason="LINK_OUTSIDE",
-            remedy="see who changes the folder, and try again when nobody does",
+            remedy="check which program changes the folder, and try again when none does",
             about={"file": path},
         ) from error
 
 
 def open_unlinked(path: Path) -> BinaryIO:
-    """Open a regular file that is no link, unbuffered; of the way to it nothing is asked.
+    """Open a regular file that is not itself a link, unbuffered; folders in its path may be links.
 
     Raises:
-        ArtifactError: ``ARTIFACT_INVALID`` for a link, and for what is no regular file.
-        OSError: It cannot be opened.
+        ArtifactError: ``ARTIFACT_INVALID`` for a link or a special file.
+        OSError: The file cannot be opened.
     """
     try:
         return _regular(path, open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, _READ)))
@@ -142,7 +143,7 @@ def open_unlinked(path: Path) -> BinaryIO:
 
 
 def not_regular(path: Path) -> ArtifactError:
-    """Describe what is no file and no folder, or a link to a folder or to nothing."""
+    """Return the error for a special file, or a link to a folder or to nothing."""
     return ArtifactError(
         f"{path} is a link to a folder or to nothing, or a special file, which artifacts do not hold",
         reason="ARTIFACT_INVALID",
@@ -159,7 +160,7 @@ def _regular(path: Path, file: BinaryIO) -> BinaryIO:
 
 
 def _allowed(folder: Path) -> Iterator[Path]:
-    """Yield the real folders that links of a folder may lead to."""
+    """Yield the real folders that links in a folder may lead to."""
     root = Path(os.path.realpath(folder))
     yield root
     for place in (root, *root.parents):
@@ -178,7 +179,7 @@ def _leads_out(path: Path, folder: Path) -> ArtifactError:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder; unlike ``rglob`` this does not leave out what is in folders that cannot be read."""
+    """Yield everything below a folder; unlike ``rglob``, fail for folders that cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise ArtifactError(

@@ -1,4 +1,4 @@
-"""Folders of this machine. The address of a bucket or a server is none, although every file system takes it for a name."""
+"""Tell local folders from addresses of buckets and servers, which are possible file names too."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from slipway.errors import ConfigurationError
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of the two slashes
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path keeps only one of the two slashes
 
 
 def is_address(text: str | Path) -> bool:
-    """Whether a text is an address such as ``s3://bucket/prefix`` or ``file:///folder``."""
+    """Return whether a text is an address such as ``s3://bucket/prefix`` or ``file:///folder``."""
     return _ADDRESS.match(str(text)) is not None
 
 
 def check_local(folder: str | Path, *, named_by: str) -> None:
-    """Refuse an address where a folder of this machine is needed.
+    """Refuse an address where a local folder is needed.
 
     Args:
-        folder: What was given.
+        folder: The given value.
         named_by: Setting, variable or argument that gave it.
 
     Raises:
@@ -27,7 +27,7 @@ def check_local(folder: str | Path, *, named_by: str) -> None:
     """
     if is_address(folder):
         raise ConfigurationError(
-            f"{named_by} is {str(folder)!r}, which is no folder of this machine",
-            remedy="name a folder here",
+            f"{named_by} is {str(folder)!r}, which is not a folder of this machine",
+            remedy="name a local folder",
             about={"key": named_by},
         )

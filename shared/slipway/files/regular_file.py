@@ -1,4 +1,4 @@
-"""Files that somebody else wrote, opened only where they are regular files and read only up to a limit.
+"""Open files of others only if they are regular files, and read them only up to a limit.
 
 Opening a pipe waits for a writer, and reading a device may never end. A link may lead to either.
 """
@@ -20,14 +20,14 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without waiting for whatever else may be there.
+    """Open a regular file for reading; never block on a pipe or device.
 
-    It is buffered: ``read`` returns all bytes that were asked for also where one call of the system gives fewer, as on FUSE.
+    It is buffered, so ``read`` returns all requested bytes even where one system call returns fewer, as on FUSE.
 
     Raises:
-        OSError: It cannot be opened, or it is no regular file.
+        OSError: The file cannot be opened, or is not a regular file.
     """
-    _require_regular(path, path.stat().st_mode)  # before it is opened: opening some devices does something
+    _require_regular(path, path.stat().st_mode)  # before opening, because opening some devices has effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         _require_regular(path, os.fstat(descriptor).st_mode)
@@ -45,7 +45,7 @@ def read_regular(path: Path, *, largest: int) -> bytes:
         largest: Most bytes it may have; no more are read.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+        OSError: The file cannot be read, is not a regular file, or is larger.
     """
     data = bytearray()
     with open_regular(path) as file:

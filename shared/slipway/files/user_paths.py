@@ -1,4 +1,4 @@
-"""Paths as people type them: ``~`` and ``~name`` stand for somebody's home."""
+"""Paths as people type them: ``~`` and ``~name`` stand for a home folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path with ``~`` replaced; as it is, like a shell, where no account has or can have that name."""
+    """Return a path with ``~`` replaced; unchanged, as in a shell, if there is no such account."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):  # no such account; a NUL or half of a surrogate pair in its name
@@ -14,5 +14,5 @@ def user_path(path: str | Path) -> Path:
 
 
 def has_unknown_home(path: str | Path) -> bool:
-    """Whether a path begins with the home of somebody who has no account here."""
+    """Return whether a path begins with the home of an unknown account."""
     return str(user_path(path)).startswith("~")

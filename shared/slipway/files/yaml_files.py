@@ -1,7 +1,7 @@
-"""YAML files within limits: their size, their depth, and what their aliases and merge keys stand for.
+"""Read YAML files within limits of size and depth, counting aliases and merge keys as if they were written out.
 
-A file of a kilobyte can name a list of lists of lists by aliases that fill any memory. So the document's size is counted as if every
-alias were written out, while it is read, and reading ends where that becomes too large. libyaml parses, at five times the speed of Python.
+A file of one kilobyte can use aliases to describe nested lists that fill any memory. So the expanded size is counted while reading,
+and reading ends when it becomes too large. libyaml parses, five times as fast as Python.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_DEPTH = 32
 
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _MAX_NUMBER = 400
-"""Digits of a number; the largest that a float holds has 309."""
+"""Most digits of a number; the largest float has 309."""
 
 _NO_VALUE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
-"""What the library raises for a scalar that does not fit its tag, such as ``2001-99-99``, ``0x_`` or ``!!int abc``."""
+"""Errors of the library for a scalar that does not fit its tag, such as ``2001-99-99``, ``0x_`` or ``!!int abc``."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Limits:
     """How large a document may be.
 
     Attributes:
-        size_bytes: Of the file, and of all texts in it.
+        size_bytes: Bytes of the file, and characters of all texts in it.
         nodes: Values, names and lists.
     """
 
@@ -42,17 +42,17 @@ class Limits:
 
 
 WRITTEN_BY_HAND = Limits()
-"""Far more than a file that somebody writes needs; read in a fraction of a second."""
+"""Far more than a hand-written file needs; read in a fraction of a second."""
 LISTS = Limits(4 << 20, 50_000)
 """For files that programs write, with thousands of entries; read within a second."""
 
 
 class YamlError(Exception):
-    """Why a file is not YAML that is read.
+    """A file is not usable YAML.
 
     Attributes:
-        problem: What is wrong.
-        line: Where, counted from 1; 0 where that is not known.
+        problem: The fault.
+        line: Its line, counted from 1; 0 if unknown.
     """
 
     def __init__(self, problem: str, *, line: int = 0) -> None:
@@ -62,18 +62,18 @@ class YamlError(Exception):
 
 
 class YamlLimitError(YamlError):
-    """A file is over a limit; the problem repeats nothing of what it says."""
+    """A file exceeds a limit; the problem quotes nothing from it."""
 
 
 def read_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> yaml.Node | None:
     """Return the root of a file's one document; None for an empty file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         YamlError: It is not UTF-8 or not YAML.
         YamlLimitError: It is over a limit.
     """
-    with path.open("rb") as file:  # it may be a pipe; of what has no end, only the beginning is read
+    with path.open("rb") as file:  # it may be a pipe; the read is limited in case it has no end
         data = file.read(limits.size_bytes + 1)
     if len(data) > limits.size_bytes:
         raise YamlLimitError(f"it has more than {limits.size_bytes} bytes")
@@ -89,8 +89,8 @@ def load_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> Any:
     """Return the plain values of a file's one document.
 
     Raises:
-        OSError: It cannot be read.
-        YamlError: It is not UTF-8, not YAML, or holds a value that cannot be.
+        OSError: The file cannot be read.
+        YamlError: It is not UTF-8, not YAML, or holds an impossible value.
         YamlLimitError: It is over a limit.
     """
     root = read_document(path, limits=limits)
@@ -110,10 +110,10 @@ def value_of(node: yaml.Node) -> Any:
 
 
 def flatten(node: yaml.MappingNode) -> None:
-    """Put the entries that a mapping takes by ``<<`` into it.
+    """Insert the entries that a mapping merges by ``<<``.
 
     Raises:
-        YamlError: ``<<`` names something that is no mapping.
+        YamlError: ``<<`` names something that is not a mapping.
     """
     try:
         _Constructor().flatten_mapping(node)
@@ -123,7 +123,7 @@ def flatten(node: yaml.MappingNode) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What a node is, its aliases written out."""
+    """Size of a node with its aliases written out."""
 
     nodes: int
     characters: int
@@ -131,7 +131,7 @@ class _Measure:
 
 
 class _Loader(Composer, CParser, Resolver):
-    """Composes nodes, and stops at the first that is too much."""
+    """Composes nodes, and stops at the first that exceeds a limit."""
 
     def __init__(self, text: str, limits: Limits) -> None:
         CParser.__init__(self, text)
@@ -171,7 +171,7 @@ class _Loader(Composer, CParser, Resolver):
 
 
 class _Constructor(SafeConstructor):
-    """Makes plain values; each that cannot be made is an error with its place."""
+    """Makes plain values; an impossible value is an error with its line."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Make the value of one node."""

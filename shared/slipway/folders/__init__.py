@@ -1,1 +1,1 @@
-"""Folders of work under way: locked, kept for the next attempt, or removed with their process."""
+"""Folders of running work: locked, kept for the next attempt, or removed with their process."""

@@ -1,4 +1,4 @@
-"""A file system without space left, told the same way wherever it shows."""
+"""Report a full file system with the same error everywhere."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ REMEDY = "free space there, or work on another disk"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the operating system refused to write for lack of space or quota."""
+    """Return whether the operating system refused to write for lack of space or quota."""
     return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
 def disk_full_is_typed(kind: type[ModelExportError], doing: str, *, at: Path, remedy: str = REMEDY) -> Iterator[None]:
-    """Turn the operating system's "no space left" into the error that users and recovery rules know.
+    """Translate the operating system's "no space left" into the error that users and recovery rules know.
 
     Args:
         kind: Class of the error.
-        doing: What the space was for, such as ``for the merged model``.
+        doing: Purpose of the space, such as ``for the merged model``.
         at: Folder that was written to.
-        remedy: What helps.
+        remedy: Remedy of the error.
 
     Raises:
         ModelExportError: Of the class ``kind``, reason ``DISK_FULL``.

@@ -1,4 +1,4 @@
-"""Folders that processes lock while they use them, so that what a dead one left is told from what a living one needs."""
+"""Lock folders while a process uses them, to tell leftovers of dead processes from folders in use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Descriptor that locks a folder, which is made if need be; None when another process or task holds it."""
+    """Create and lock a folder; return the lock's descriptor, or None if another process or task holds it."""
     while True:
-        with contextlib.suppress(FileExistsError):  # exist_ok looks a second time, and it may be gone by then
+        with contextlib.suppress(FileExistsError):  # exist_ok would check again, when the folder may be gone
             folder.mkdir()
         try:
             lock = _open(folder)
-        except FileNotFoundError:  # removed meanwhile by who held it
+        except FileNotFoundError:  # removed meanwhile by its holder
             continue
         if not _taken(lock):
             os.close(lock)
@@ -27,11 +27,11 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def unheld(parent: Path, pattern: str) -> Iterator[Path]:
-    """Folders in ``parent`` that nobody holds, sorted; each is locked until the next one is asked for."""
+    """Yield the folders in ``parent`` that no process holds, sorted; each stays locked until the next one."""
     for folder in sorted(parent.glob(pattern)):
         try:
             lock = _open(folder)
-        except OSError:  # gone, or not a folder of one's own
+        except OSError:  # gone, or not a folder we may open
             continue
         try:
             if _taken(lock) and is_at(lock, folder):
@@ -41,7 +41,7 @@ def unheld(parent: Path, pattern: str) -> Iterator[Path]:
 
 
 def is_at(lock: int, path: Path) -> bool:
-    """Whether a descriptor's folder or file is the one that has this name now."""
+    """Return whether a descriptor's folder or file is the one that has this name now."""
     try:
         return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:

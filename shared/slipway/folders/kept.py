@@ -1,8 +1,7 @@
-"""Folders that outlast an attempt: what an interrupted one finished is there for the next attempt of the same action.
+"""Folders that outlast an attempt: the next attempt of the same action reuses what an interrupted one finished.
 
-They lie beside the work folders, named by action key, so whatever is in one belongs to the same inputs, parameters and
-versions. A living attempt holds its folder's lock. The folder goes with the action's result; one that nobody came back to
-goes after a few days.
+They lie beside the work folders and are named by action key, so their content belongs to the same inputs, parameters and versions.
+A running attempt holds its folder's lock. The folder is removed with the action's result, or after a few days without use.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from pathlib import Path
 from slipway.folders.folder_locks import is_at, lock_folder, unheld
 
 UNUSED_SECONDS = 3 * 86_400
-"""After so long, an attempt that was interrupted is not expected to be repeated."""
+"""After this time an interrupted attempt is not expected to be repeated."""
 
 _MARK = ".slipway-kept-"
 
 
 @contextlib.contextmanager
 def kept_folder(scratch: Path, stage: str, key: str) -> Iterator[Path | None]:
-    """The folder of an action, locked while the context lasts; None while another attempt has it.
+    """Lock the folder of an action while the block runs; yield None if another attempt has it.
 
-    An empty one is removed at the end. Others that nobody used for long are removed first.
+    Remove the folder at the end if it is empty. First remove other folders that have not been used for long.
     """
     folder = scratch / f".{stage}{_MARK}{key}"
     lock = lock_folder(folder)
@@ -45,14 +44,14 @@ def kept_folder(scratch: Path, stage: str, key: str) -> Iterator[Path | None]:
 
 
 def remove_unused(scratch: Path, *, seconds: float, dry_run: bool = False) -> dict[str, int]:
-    """Remove the folders that no living process holds and nobody used for ``seconds``; answers the space of each by name.
+    """Remove the folders that no process holds and that were not used for ``seconds``; return the freed bytes of each by name.
 
-    Empty ones go at once: their attempts ended before they had anything to keep.
+    Remove empty ones at once: their attempts ended before they had anything to keep.
 
     Args:
-        scratch: Where they lie.
+        scratch: The folder that holds them.
         seconds: Least time since their last use.
-        dry_run: Only say which.
+        dry_run: Only report them.
     """
     removed = {}
     for folder in unheld(scratch, f".*{_MARK}*"):
@@ -64,6 +63,6 @@ def remove_unused(scratch: Path, *, seconds: float, dry_run: bool = False) -> di
 
 
 def _own_bytes(folder: Path) -> int:
-    """Bytes that removing a folder frees: those of files that have no other name."""
+    """Return the bytes that removing a folder frees: those of files without another hard link."""
     stats = [path.lstat() for path in folder.rglob("*") if not path.is_dir()]
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

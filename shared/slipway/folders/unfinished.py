@@ -1,6 +1,6 @@
-"""Folders that last no longer than the process that works in them.
+"""Folders that last no longer than their process.
 
-Put together beside a target and renamed to it, they make the target be there whole or not at all.
+A result is put together in such a folder and renamed to its target, so the target appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MARK = ".slipway-partial-"
 
 @contextlib.contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
-    """A hidden sibling of ``target``, locked while this process lives; removed at the end unless it was renamed.
+    """Yield a hidden, locked sibling of ``target``; remove it at the end unless it was renamed.
 
-    What a killed process left beside the target is removed first.
+    First remove leftovers of killed processes beside the target.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(target.parent)
@@ -34,7 +34,7 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Rename a finished folder to its target; what was there goes only then."""
+    """Rename a finished folder to its target; remove the old target only afterwards."""
     if not target.exists():
         folder.rename(target)
         return
@@ -49,15 +49,15 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove unfinished folders whose process is gone; a living one holds its folder's lock."""
+    """Remove unfinished folders whose process is gone; a running process holds its folder's lock."""
     for folder in unheld(parent, f".*{_MARK}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _locked(target: Path) -> tuple[Path, int]:
-    """A new sibling and the descriptor that locks it."""
+    """Return a new sibling and the descriptor that locks it."""
     while True:
         folder = target.parent / f".{target.name}{_MARK}{uuid.uuid4().hex[:8]}"
         lock = lock_folder(folder)
-        if lock is not None:  # nobody took it for abandoned before it was locked
+        if lock is not None:  # None: another process took the new folder for an abandoned one
             return folder, lock

@@ -10,6 +10,7 @@ from slipway.formats.settings import FormatSettings
 from slipway.registry import stage_of
 from slipway.requirements import ANY, Requirements
 from slipway.stage import Role
+from slipway.stage_call import StageCall
 
 S = TypeVar("S", bound=FormatSettings)
 
@@ -37,6 +38,11 @@ class PlannedTask:
     partial: bool = False
     requirements: Requirements = ANY
     output: str = ""
+
+    @property
+    def call(self) -> StageCall:
+        """What it runs."""
+        return StageCall(self.stage, self.params, self.inputs)
 
     @property
     def reference(self) -> str:

@@ -1,1 +1,1 @@
-"""This machine: what a container may use of it, its GPUs, how processes start, what can run here."""
+"""This machine: a container's limits, GPUs, how processes start, what can run here."""

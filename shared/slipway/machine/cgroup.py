@@ -1,7 +1,7 @@
-"""What the kernel lets this process's control group use, in a container above all; versions 1 and 2 of control groups.
+"""Limits of this process's control group, above all in a container; control groups of versions 1 and 2.
 
-A limit may be set on the group itself or on any group around it, so all of them are looked at, as far as they can be seen: in
-a container, usually nothing above its own group is.
+A limit may be set on the group itself or on any group around it, so all visible groups are checked. A container usually sees only
+its own group.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class MemoryGroup:
     """A group whose memory is limited.
 
     Attributes:
-        folder: Where the kernel shows it.
-        limit_bytes: What its processes may use in all; the kernel ends one that needs more.
+        folder: Its folder in the control group file system.
+        limit_bytes: Memory limit of all its processes together; the kernel kills one that exceeds it.
     """
 
     folder: Path
     limit_bytes: int
 
     def used_bytes(self) -> int:
-        """What is used and cannot be given back: all but pages of files, which the kernel drops first."""
+        """Return the used bytes that cannot be reclaimed: without file pages, which the kernel drops first."""
         now = _number(self.folder / "memory.current") or _number(self.folder / "memory.usage_in_bytes") or 0
         counts = _counts(self.folder / "memory.stat")
         prefix = "total_" if "total_inactive_file" in counts else ""
@@ -43,8 +43,8 @@ class ControlGroup:
     """The group of this process.
 
     Args:
-        root: Where control groups are mounted.
-        membership: The file that says which groups this process is in.
+        root: Mount point of control groups.
+        membership: The file that lists this process's groups.
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:
@@ -52,7 +52,7 @@ class ControlGroup:
         self._paths = _memberships(membership)
 
     def memory(self) -> MemoryGroup | None:
-        """The group around this process with the least memory; None without a limit."""
+        """Return the group around this process with the lowest memory limit; None without a limit."""
         found = []
         for folder in self._folders("memory"):
             limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
@@ -61,12 +61,12 @@ class ControlGroup:
         return min(found, key=lambda group: group.limit_bytes, default=None)
 
     def cores(self) -> float | None:
-        """How many processors' time this process may use; None without a limit."""
+        """Return the CPU quota in cores; None without a limit."""
         found = [quota for folder in self._folders("cpu") if (quota := _cpu_quota(folder)) is not None]
         return min(found, default=None)
 
     def memory_kills(self) -> int | None:
-        """Processes the kernel has ended for memory in the innermost group that counts them; None where none does."""
+        """Return how many processes the kernel has killed for memory in the innermost group that counts them; None if none does."""
         for folder in self._folders("memory"):
             for name in ("memory.events", "memory.oom_control"):
                 kills = _counts(folder / name).get("oom_kill")
@@ -75,12 +75,12 @@ class ControlGroup:
         return None
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """The group and those around it, innermost first."""
+        """Yield the group and those around it, innermost first."""
         for name, base in ((controller, self._root / controller), ("", self._root)):
             path = self._paths.get(name)
             if path is None:
                 continue
-            # Without a view of its own, a container sees its path on the host, but mounted is only its own group.
+            # Without a cgroup namespace, a container sees its path on the host, but only its own group is mounted.
             folder = base / path.lstrip("/")
             folder = folder if folder.is_dir() else base
             while folder.is_relative_to(base):
@@ -89,19 +89,19 @@ class ControlGroup:
 
 
 def available_memory(group: MemoryGroup | None) -> int:
-    """Memory in bytes that can be had now: what the machine has, and no more than what is left of a group's."""
+    """Return the available memory in bytes: that of the machine, at most what is left of the group's limit."""
     machine = int(psutil.virtual_memory().available)
     return machine if group is None else max(min(machine, group.limit_bytes - group.used_bytes()), 0)
 
 
 def usable_cores(group: ControlGroup | None = None) -> int:
-    """Cores that may be used at the same time, by the affinity mask and the group's quota; of a fraction of one, all of it."""
+    """Return the usable cores by affinity mask and the group's quota, which is rounded up."""
     cores, quota = len(os.sched_getaffinity(0)), (group or ControlGroup()).cores()
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def _memberships(file: Path) -> dict[str, str]:
-    """Path of the group by controller; by an empty name for version 2."""
+    """Return the path of this process's group by controller; version 2 has the empty name."""
     found: dict[str, str] = {}
     for line in _lines(file):
         _, _, rest = line.partition(":")
@@ -119,7 +119,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None when there is another word in it, or no such file."""
+    """Return the number in a file; None if it holds something else or does not exist."""
     text = (_lines(file) or [""])[0]
     return int(text) if text.isdigit() else None
 

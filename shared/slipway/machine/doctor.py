@@ -29,7 +29,7 @@ class StageHealth:
         name: Stage.
         available: Whether it can run.
         providers: Its libraries and devices.
-        missing: What to do about it when it cannot; empty otherwise.
+        missing: How to make it run; empty if it can.
     """
 
     name: str
@@ -40,7 +40,7 @@ class StageHealth:
 
 @dataclass(frozen=True)
 class FormatHealth:
-    """Whether one format can be made here, and otherwise why not."""
+    """Whether one format can be made here, and why not."""
 
     name: str
     available: bool
@@ -67,25 +67,25 @@ class Machine:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All of it."""
+    """The whole report of ``slipway doctor``."""
 
     machine: Machine
     stages: tuple[StageHealth, ...]
     formats: tuple[FormatHealth, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """This report as JSON-ready data."""
+        """Return this report as JSON-ready data."""
         return asdict(self)
 
 
 def examine(settings: Settings) -> DoctorReport:
-    """Look at this machine; imports nothing heavy and changes nothing."""
+    """Examine this machine; import nothing heavy and change nothing."""
     stages = tuple(stage_health(name) for name in stage_names())
     return DoctorReport(machine=_machine(settings), stages=stages, formats=format_health(stages))
 
 
 def stage_health(name: str) -> StageHealth:
-    """Whether one installed stage can run here."""
+    """Return whether one installed stage can run here."""
     try:
         stage = load_stage(name)
     except ModelExportError as error:
@@ -97,7 +97,7 @@ def stage_health(name: str) -> StageHealth:
 
 
 def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
-    """Whether a stage can run with what is there."""
+    """Return whether a stage can run with these providers."""
     if not providers:
         return True
     available = [provider.available for provider in providers]
@@ -105,7 +105,7 @@ def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
 
 
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
-    """The formats that these stages allow."""
+    """Return the formats that these stages allow."""
     by_name = {stage.name: stage for stage in stages}
     found = []
     for name, needed in _stages_of_formats().items():

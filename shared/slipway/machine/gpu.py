@@ -1,4 +1,4 @@
-"""The first NVIDIA GPU that this process may use, as its driver says; no library is loaded for it."""
+"""Find the first NVIDIA GPU that this process may use by asking its driver, without loading a library."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 _PROGRAM = "nvidia-smi"
-_QUERY = (_PROGRAM, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
-_LIST = (_PROGRAM, "--list-gpus")
+_QUERY = ("--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
+_LIST = ("--list-gpus",)
 _GPU = re.compile(r"GPU (\d+): ")
 _SLICE = re.compile(r"\s+MIG (?P<profile>(?:\d+c\.)?\d+g\.(?P<gigabytes>\d+)gb\S*)\s.*\(UUID: (?P<id>MIG-[^)]+)\)")
 _SECONDS = 10
@@ -27,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """A slice that this process may use, and the number of its GPU."""
+    """A MIG slice that this process may use, and the number of its GPU."""
 
     gpu: str
     profile: str
@@ -36,20 +37,20 @@ class _Slice:
 
 
 def first_gpu() -> Gpu | None:
-    """The first GPU; None without one, or with a driver that cannot be asked, which runs nothing either.
+    """Return the first GPU; None without one, or if its driver does not answer.
 
-    Where ``CUDA_VISIBLE_DEVICES`` names GPUs, it is the first of them. Numbers there count as the driver's when
-    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``, which matters on machines with GPUs of several kinds.
+    If ``CUDA_VISIBLE_DEVICES`` names GPUs, return the first of them. Its numbers are the driver's if ``CUDA_DEVICE_ORDER`` is
+    ``PCI_BUS_ID``, which matters on machines with several kinds of GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shutil.which(_PROGRAM) is None or visible in {"", "-1", "NoDevFiles"}:
+    if visible in {"", "-1", "NoDevFiles"}:
         return None
     wanted = "" if visible is None else visible.split(",")[0].strip()
     try:
         found = _slice(wanted)
         which = found.gpu if found is not None else wanted
         name, capability, total = _ask(*_QUERY, *((f"--id={which}",) if which else ())).splitlines()[0].rsplit(",", 2)
-        # Of a GPU in slices, the memory is that of all of it, or not for everybody to know.
+        # For a sliced GPU, the driver gives the whole GPU's memory, or none.
         memory_bytes = int(float(total)) << 20 if found is None else found.memory_bytes
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
@@ -58,20 +59,30 @@ def first_gpu() -> Gpu | None:
 
 
 def _slice(wanted: str) -> _Slice | None:
-    """The slice that CUDA will use: the one that is wanted, or the first of the GPU that is wanted, or of the first GPU."""
+    """Return the slice that CUDA will use: the wanted one, or the first of the wanted GPU, or of the first GPU."""
     slices: list[_Slice] = []
     gpus: list[str] = []
     for line in _ask(*_LIST).splitlines():
         if gpu := _GPU.match(line):
             gpus.append(gpu[1])
         elif gpus and (part := _SLICE.match(line)):
-            size = int(part["gigabytes"]) * 10**9  # its name's, which is a little less than it has
+            size = int(part["gigabytes"]) * 10**9  # by its name, a little less than it really has
             slices.append(_Slice(gpus[-1], part["profile"], size, part["id"]))
     if wanted.startswith("MIG-"):
-        return [one for one in slices if one.id.startswith(wanted)][0]  # noqa: RUF015 - one that is not there is an IndexError
+        return [one for one in slices if one.id.startswith(wanted)][0]  # noqa: RUF015 - a missing one must raise IndexError
     usual = wanted or (gpus[0] if gpus else "")
     return next((one for one in slices if one.gpu == usual), None)
 
 
-def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+def _ask(*arguments: str) -> str:
+    """Ask the driver's program; not one in the current folder, which may be a checkpoint with code.
+
+    Raises:
+        OSError: There is none.
+        subprocess.SubprocessError: It does not answer, or refuses.
+    """
+    folders = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(part).is_absolute()]
+    program = shutil.which(_PROGRAM, path=os.pathsep.join(folders))
+    if program is None:
+        raise FileNotFoundError(_PROGRAM)
+    return subprocess.run((program, *arguments), capture_output=True, text=True, timeout=_SECONDS, check=True).stdout

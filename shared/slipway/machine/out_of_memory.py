@@ -1,4 +1,4 @@
-"""Memory that the system does not give, told the same way wherever it shows."""
+"""Recognise failures for lack of memory, which show in many ways."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import resource
 
 from slipway.errors import StageError
+from slipway.sizes import format_size
 
 REMEDY = "free memory, run it with fewer threads, or use a machine with more"
 _SAID = re.compile(
@@ -19,7 +20,7 @@ _BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or one it was raised from, is about memory; libraries have many words for it."""
+    """Return whether an exception, or one of its causes, is about memory, judged by type and message."""
     link: BaseException | None = error
     seen: list[BaseException] = []
     while link is not None and link not in seen:
@@ -33,20 +34,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether the last words of a process are about memory, or about threads, whose stacks need it."""
+    """Return whether the last output of a process is about memory, or about threads, whose stacks need memory."""
     return _SAID.search(text) is not None
 
 
 def address_space_limit() -> int | None:
-    """Bytes of address space that this process and its children may have (``ulimit -v``); None when that is not limited."""
+    """Return the limit of address space of this process and its children (``ulimit -v``) in bytes; None if unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def check_address_space() -> None:
-    """See that an embedded coordinator fits: where it does not, libraries end the process without a word.
+    """Check that an embedded coordinator fits into the address space: otherwise libraries end the process silently.
 
-    Measured with two cores: 1.3 GB, nearly all of it reserved for threads and never used.
+    It needed 1.3 GB with two cores, nearly all of it reserved for threads and never used.
 
     Raises:
         StageError: ``OUT_OF_MEMORY``.
@@ -55,7 +56,7 @@ def check_address_space() -> None:
     needed = _BASE_BYTES + _CORE_BYTES * min(os.cpu_count() or 1, _MOST_CORES)
     if limit is not None and limit < needed:
         raise StageError(
-            f"address space is limited to {limit / 1e9:.2f} GB, and running an export here needs {needed / 1e9:.2f} GB",
+            f"address space is limited to {format_size(limit)}, and running an export here needs {format_size(needed)}",
             reason="OUT_OF_MEMORY",
             remedy="raise the limit (ulimit -v), or let a coordinator run it: --coordinator HOST:PORT",
         )

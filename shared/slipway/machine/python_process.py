@@ -1,4 +1,4 @@
-"""Starting Python, so that no module comes from the folder that somebody happens to be in: it may be a checkpoint with code."""
+"""Commands that start Python without importing from the current folder, which may be a checkpoint with code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 def python_script(path: Path) -> list[str]:
-    """Return the command that runs a script with this Python and its standard library alone, whatever the environment says."""
+    """Return the command that runs a script with this Python and only its standard library, ignoring the environment."""
     return _python("-I", "-S", str(path))
 
 

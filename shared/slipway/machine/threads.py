@@ -1,8 +1,8 @@
-"""Threads of numeric libraries: how many, and that they sleep while they wait for each other.
+"""Threads of numeric libraries: set their number, and let them sleep while they wait for each other.
 
-By default they spin: a thread that is done burns its core until the others are done too. Where another process has one of the
-cores, or a container's quota is used up, the thread that is waited for gets no time, because the waiting ones have it: training the
-sample beside one busy process was 30 times slower that way. Threads that sleep cost microseconds at each hand-over.
+By default they spin: a finished thread burns its core until the others have finished too. If another process uses one of the cores,
+or a container's quota is used up, the waiting threads take the time that the last one needs: training the sample beside one busy
+process was 30 times slower. Sleeping costs only microseconds at each hand-over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _SLEEPING: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""For every OpenMP runtime (GNU's in torch for Linux, LLVM's elsewhere), which reads it once, when it is loaded."""
+"""Every OpenMP runtime (GNU's in torch for Linux, LLVM's elsewhere) reads this once, when it is loaded."""
 
 
 def thread_variables(threads: int, *, environment: Mapping[str, str]) -> dict[str, str]:
@@ -25,16 +25,16 @@ def thread_variables(threads: int, *, environment: Mapping[str, str]) -> dict[st
 
     Args:
         threads: Threads of each library.
-        environment: What the process gets otherwise; how its threads wait is left as it says.
+        environment: The process's other variables; a wait policy set there is kept.
     """
     return {**dict.fromkeys(_COUNTS, str(threads)), **_absent(environment)}
 
 
 @contextmanager
 def sleeping_threads() -> Iterator[None]:
-    """Let threads sleep of the OpenMP runtime that is loaded within the context; the environment comes back after.
+    """Let the threads of an OpenMP runtime loaded within the block sleep; restore the environment afterwards.
 
-    For a process that computes itself. A runtime that was loaded before keeps its ways.
+    For a process that computes itself. A runtime loaded before is not affected.
     """
     added = _absent(os.environ)
     os.environ.update(added)
@@ -46,7 +46,7 @@ def sleeping_threads() -> Iterator[None]:
 
 
 def session_options(threads: int) -> SessionOptions:
-    """Return options of an ONNX Runtime session with so many threads, which sleep while they wait."""
+    """Return options of an ONNX Runtime session with this many threads, which sleep while they wait."""
     import onnxruntime
 
     options: Any = onnxruntime.SessionOptions()

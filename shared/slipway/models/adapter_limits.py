@@ -1,4 +1,4 @@
-"""Which numbers the configuration of an adapter may hold: layers, ranks and other counts are bounded before anything is built."""
+"""Limits for numbers in an adapter's configuration: layers, ranks and counts are checked before anything is built."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Any
 MOST_LAYERS = 4096
 """Layers that ``layer_replication`` may make."""
 MOST_RANK = 1 << 16
-"""Of a factor; no layer of a known model has as many rows or columns."""
+"""Largest rank of a factor; no layer of a known model has as many rows or columns."""
 MOST_COUNT = 1 << 20
-"""Of any other whole number, such as the vectors that layers share."""
+"""Limit for any other whole number, such as the number of vectors that layers share."""
+MOST_SAVED = 1024
+"""Names in ``modules_to_save``, each of which peft compares with every module as an expression."""
 _NO_COUNTS = ("seed", "key", "step", "tinit", "tfinal", "deltat", "token", "version")
-"""Parts of the names of options whose numbers cost nothing."""
+"""Name parts of options whose numbers cost no memory."""
 _RANKS = ("rank_pattern",)
 
 
 def excess(config: Mapping[str, Any]) -> str:
-    """Say which option of ``adapter_config.json`` is infinite or asks for more than any adapter has; empty if none does."""
+    """Name the option of ``adapter_config.json`` that is infinite or beyond what any adapter has; return empty if none is."""
     layers = _layers(config.get("layer_replication"))
     if layers > MOST_LAYERS:
         return f"layer_replication makes {layers} layers, and at most {MOST_LAYERS} are merged"
+    saved = config.get("modules_to_save")
+    if isinstance(saved, list) and len(saved) > MOST_SAVED:
+        return f"modules_to_save has {len(saved)} names, and at most {MOST_SAVED} are taken"
     for key, option in sorted(config.items()):
         numbers = list(_numbers(option))
         if not all(map(math.isfinite, numbers)):
@@ -36,7 +41,7 @@ def excess(config: Mapping[str, Any]) -> str:
 
 
 def _layers(ranges: Any) -> int:
-    """Layers of well-formed ranges; what is none is refused where it is read."""
+    """Return the number of layers in well-formed ranges; others are refused where they are read."""
     pairs = ranges if isinstance(ranges, list) else []
     return sum(
         max(0, pair[1] - pair[0])

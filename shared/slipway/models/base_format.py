@@ -1,4 +1,4 @@
-"""Whether a base model can be merged into as it is stored, told from its configuration and the headers of its weights."""
+"""Tell from configuration and headers whether a base model must be prepared before an adapter can be merged into it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json
+from slipway.models.config_limits import excess
 from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.models.safetensors_file import read_weights
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
 
-MOST_PARTS = 1 << 16
-"""Layers, heads or experts of a model: its code builds a list of each, even of a model without weights."""
-
-_COUNTED = ("layer", "head", "expert", "depth")
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 def base_format(folder: Path) -> str:
-    """How a model is stored, when it has to be prepared before it is merged into; empty for plain 16- or 32-bit safetensors.
+    """Return the stored format of a model that must be prepared first; empty for plain 16- or 32-bit safetensors.
 
     For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``.
 
@@ -34,7 +31,7 @@ def base_format(folder: Path) -> str:
     method = str(quantization.get("quant_method") or "unnamed") if quantization else ""
     if method and method not in METHODS:
         raise CheckpointValidationError(
-            f"the base model in {folder} is quantized by {method!r}, which is not brought back to 16 bit",
+            f"the base model in {folder} is quantized by {method!r}, which cannot be converted back to 16 bit",
             reason="BASE_QUANTIZATION_UNSUPPORTED",
             remedy=f"use its 16-bit version; {', '.join(METHODS)} are dequantized",
             about={"file": folder / CONFIG, "quant_method": method},
@@ -47,12 +44,12 @@ def base_format(folder: Path) -> str:
 
 
 def is_base_format(text: str) -> bool:
-    """Whether a text is one that :func:`base_format` gives for a model that has to be prepared."""
+    """Return whether a text is a format that :func:`base_format` returns for a model that must be prepared."""
     return text == "pickle" or text.removeprefix("pickle ") in METHODS
 
 
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
-    """Number of weights and bytes of every tensor of a model once it is plain; estimated where it is packed or a pickle.
+    """Return the weights and bytes of every tensor of a model after preparation; estimated for packed tensors and pickles.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``SAFETENSORS_CORRUPT``.
@@ -61,7 +58,7 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
     if not has_safetensors(folder):
         size = sum(path.stat().st_size for path in set(pickle_files(folder).values()))
         rows, columns = config.get("vocab_size"), config.get("hidden_size")
-        # Of a pickle no header is read; the token embedding is the largest tensor of most models.
+        # A pickle's header is not read; the token embedding is the largest tensor of most models.
         first = min(rows * columns, size // 2) if isinstance(rows, int) and isinstance(columns, int) else size // 2
         return [(first, 2 * first), (size // 2 - first, size - 2 * first)]
     quantization = quantization_of(config)
@@ -76,7 +73,7 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
+    """Return the ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         found = part.get("quantization_config") or part.get("compression_config")
@@ -88,7 +85,7 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a model, with no more layers than a machine can build.
+    """Read ``config.json`` of a model that a machine can build.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -102,25 +99,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         what = f"{path} is not JSON ({error})"
     else:
         if isinstance(config, dict):
-            found = _excess(config)
+            found = excess(config)
             if not found:
                 return config
-            what = f"{path} has {found}, and at most {MOST_PARTS} can be built"
+            what = f"{path} has {found}"
         else:
             what = f"{path} is not a JSON object"
     raise CheckpointValidationError(
         what, reason="BASE_MODEL_INVALID", remedy="download or copy the base model again", about={"file": path}
     )
-
-
-def _excess(config: Mapping[str, Any]) -> str:
-    """The first setting that counts more parts than a model has, with its value; empty without one."""
-    for key, value in config.items():
-        if isinstance(value, dict) and (found := _excess(value)):
-            return found
-        counts = value if isinstance(value, list) else [value]
-        if any(part in key.lower() for part in _COUNTED):
-            large = [count for count in counts if isinstance(count, int) and count > MOST_PARTS]
-            if large:
-                return f"{key} {large[0]}"
-    return ""

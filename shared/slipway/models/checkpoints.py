@@ -1,9 +1,9 @@
-"""Checkpoints of a LoRA training run: which there are, which are whole, and which is the newest or best of those.
+"""Find the checkpoints of a LoRA training run: which exist, which are complete, which is the newest or the best.
 
-A run's folder holds ``checkpoint-<step>`` folders as transformers' Trainer writes them; a checkpoint's own folder (or a
-folder that only holds a saved adapter) is taken as well. Steps come from ``trainer_state.json`` and the folder's number,
-never from modification times, which copies and downloads do not keep. Which one is the best is what the run itself
-recorded (``best_model_checkpoint``), as its latest state has it.
+A run's folder holds ``checkpoint-<step>`` folders as written by transformers' Trainer; a checkpoint's own folder, or a folder with
+only a saved adapter, is accepted too. Steps come from ``trainer_state.json`` and the folder's number, never from modification times,
+which copies and downloads do not keep. The best checkpoint is the one recorded in the run's latest state
+(``best_model_checkpoint``).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from slipway.models.sharded_checkpoints import sharded_weights
 TRAINER_STATE = "trainer_state.json"
 _BASE = "base_model_name_or_path"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
-_UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # the name under which Trainer writes before it renames
+_UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # Trainer's name before the final rename
 _REMEDIES = {
     "UNSAFE_PICKLE": "save the adapter as safetensors where you trust it: model.save_pretrained(…)",
-    "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; what was trained as a whole needs no merge, and single stages take it as it is: "
+    "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; a fully trained model needs no merge, and single stages accept it as it is: "
     "slipway stage onnx_export --input pytorch=DIR --out OUT, slipway stage quantize --input model=DIR --param format=pytorch "
     "--param level=int8 --out OUT",
     "ADAPTER_CONFIG_MISSING": "copy adapter_config.json from the run, or name the folder that has it",
@@ -53,7 +53,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a checkpoint cannot be used, and what would make it usable when that is more than its reason tells."""
+    """Why a checkpoint cannot be used, with a remedy if the one of its reason is not enough."""
 
     reason: str
     message: str
@@ -67,14 +67,14 @@ class Checkpoint:
     Attributes:
         path: Its folder.
         step: Optimizer step it was saved at; None for an adapter saved outside a run.
-        problems: Why it cannot be used; empty when it is whole.
+        problems: Why it cannot be used; empty if it is complete.
         loss: Training loss last logged before it was saved, if any.
         eval_loss: Evaluation loss last logged before it was saved, if any.
         rank: ``r`` of the adapter.
         base_model: Name of the base model as the adapter's configuration gives it.
         best: Whether the run recorded it as its best one.
         best_metric: The metric that made it the best one, if any.
-        warnings: What the user should know: skipped newer checkpoints with the reason, contradictory steps.
+        warnings: Warnings for the user, such as skipped newer checkpoints with the reason, or contradictory steps.
     """
 
     path: Path
@@ -90,30 +90,30 @@ class Checkpoint:
 
     @property
     def healthy(self) -> bool:
-        """Whether it can be merged, as far as its files' structure tells."""
+        """Whether it can be merged, judged by the structure of its files."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """This checkpoint as JSON-ready data."""
+        """Return this checkpoint as JSON-ready data."""
         return {**asdict(self), "path": str(self.path), "healthy": self.healthy}
 
 
 def find_checkpoint(
     path: Path | str, *, auto_detect_latest: bool = True, select: Literal["latest", "best"] = "latest"
 ) -> Checkpoint:
-    """The checkpoint to export: the folder itself when it holds an adapter, else one of those below it.
+    """Return the checkpoint to export: the folder itself if it holds an adapter, otherwise one of those below it.
 
     Newer checkpoints that are broken are named, with the reason, in :attr:`Checkpoint.warnings`.
 
     Args:
         path: Folder of a run, or of one checkpoint.
         auto_detect_latest: Whether to look below the folder.
-        select: ``latest`` takes the newest whole one, ``best`` the one that the run recorded as its best.
+        select: ``latest`` takes the newest complete one, ``best`` the one that the run recorded as its best.
 
     Raises:
-        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when there is none; the best or newest one's own reason
-            (``CHECKPOINT_INCOMPLETE``, ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
-            ``UNSAFE_PICKLE``) when it, or none, is usable.
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` if there is none; if the best one, or every one, is unusable, the reason of
+            the best or newest (``CHECKPOINT_INCOMPLETE``, ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``,
+            ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``).
     """
     folder = user_path(path)
     found = list_checkpoints(folder)
@@ -134,16 +134,18 @@ def find_checkpoint(
 
 
 def _best(folder: Path, found: list[Checkpoint]) -> Checkpoint:
-    """The run's best checkpoint.
+    """Return the run's best checkpoint.
 
     Raises:
-        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when the run names none, or it is gone; its own reason when it
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` if the run names none or it is gone; its own reason if it
             cannot be used.
     """
     best = next((checkpoint for checkpoint in found if checkpoint.best), None)
     if best is None:
         name, _ = _recorded_best(folder, found)
-        what = f"its best checkpoint, {name}, is not there any more" if name else f"no {TRAINER_STATE} names a best one"
+        what = (
+            f"its best checkpoint, {name}, does not exist any more" if name else f"no {TRAINER_STATE} names a best one"
+        )
         raise CheckpointValidationError(
             f"cannot take the best checkpoint of {folder}: {what}",
             reason="CHECKPOINT_NOT_FOUND",
@@ -152,7 +154,7 @@ def _best(folder: Path, found: list[Checkpoint]) -> Checkpoint:
             about={"checkpoint": folder, "key": "checkpoint.select"},
         )
     if not best.healthy:
-        raise _unusable(best, "; it is the best one by the run's own record")
+        raise _unusable(best, "; the run recorded it as its best one")
     return best
 
 
@@ -167,10 +169,10 @@ def _unusable(checkpoint: Checkpoint, more: str) -> CheckpointValidationError:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All checkpoints at a folder: itself when it holds an adapter, then those below it, newest step first.
+    """Return all checkpoints of a folder: itself if it holds an adapter, then those below it, newest step first.
 
     Raises:
-        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` when the folder does not exist.
+        CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` if the folder does not exist.
     """
     if not folder.is_dir():
         raise CheckpointValidationError(
@@ -194,25 +196,25 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def _recorded_best(folder: Path, found: list[Checkpoint]) -> tuple[str, float | None]:
-    """Folder name and metric of the best checkpoint by the newest state of the run; an empty name when none tells."""
+    """Return folder name and metric of the best checkpoint by the newest state of the run; an empty name if none is recorded."""
     for place in dict.fromkeys([folder, *(checkpoint.path for checkpoint in found)]):
         state, _ = _trainer_state(place)
         best, metric = state.get("best_model_checkpoint"), state.get("best_metric")
         if isinstance(best, str) and best:
-            name = PureWindowsPath(best).name  # takes both kinds of separators: training may have run anywhere
+            name = PureWindowsPath(best).name  # accepts both kinds of separators: training may have run on Windows
             return name, _figure(metric)
     return "", None
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
-    """What one checkpoint folder holds and whether it is whole. Reads headers and JSON only; raises nothing."""
+    """Examine one checkpoint folder and whether it is complete. Read only headers and JSON; never raise."""
     problems: list[Problem] = []
     config: dict[str, Any] = {}
     link = _link_problem(folder)
     if link is not None:
         return Checkpoint(folder, _number(folder), (link,))
     if is_whole_model(folder):
-        what = "it holds a whole model, as full fine-tuning saves it, and no adapter; this version exports adapters"
+        what = "it holds a whole model, as saved by full fine-tuning, and no adapter; this version exports adapters"
         state, warnings = _trainer_state(folder)
         problem = Problem("ADAPTER_UNSUPPORTED", what, _REMEDIES["ADAPTER_UNSUPPORTED"].replace("DIR", str(folder)))
         return Checkpoint(folder, state.get("global_step", _number(folder)), (problem,), warnings=warnings)
@@ -225,7 +227,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     try:
         problems.extend(_weight_problems(folder))
     except OSError as error:
-        problems.append(Problem("FILE_ERROR", f"its files cannot be looked at ({error.strerror})"))
+        problems.append(Problem("FILE_ERROR", f"its files cannot be read ({error.strerror})"))
     state, warnings = _trainer_state(folder)
     rank = config.get("r")
     base = config.get(_BASE)
@@ -242,9 +244,9 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _inspect_below(run: Path, folder: Path) -> Checkpoint:
-    """As :func:`inspect_checkpoint`; a checkpoint of a run lies in the run's folder."""
+    """As :func:`inspect_checkpoint`, but refuse a folder that is a link out of the run's folder."""
     try:
-        with contextlib.suppress(OSError):  # who reads it next says why it cannot be looked at
+        with contextlib.suppress(OSError):  # reported by the next read
             file_in(run, folder.name)
     except ArtifactError as error:
         return Checkpoint(folder, _number(folder), (Problem(error.reason, error.message, error.remedy),))
@@ -252,19 +254,19 @@ def _inspect_below(run: Path, folder: Path) -> Checkpoint:
 
 
 def _link_problem(folder: Path) -> Problem | None:
-    """What is wrong with a file that would be read or travel, because of where a link leads; nothing is read before that."""
+    """Return the problem of a link that leads out of the folder, before any file is read."""
     try:
         files_in(folder, (TRAINER_STATE, ADAPTER_PICKLE))
         travelling_files(folder)
     except ArtifactError as error:
         return Problem(error.reason, error.message, error.remedy)
     except OSError:
-        return None  # who reads it next says why it cannot be looked at
+        return None  # reported by the next read
     return None
 
 
 def is_whole_model(folder: Path) -> bool:
-    """Whether a folder holds the weights of a model instead of an adapter; False where that cannot be seen."""
+    """Return whether a folder holds a model's weights instead of an adapter; False if it cannot be read."""
     adapter = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE)
     weights = (MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX)
     try:
@@ -276,7 +278,7 @@ def is_whole_model(folder: Path) -> bool:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """``adapter_config.json`` of a checkpoint as plain data.
+    """Read ``adapter_config.json`` of a checkpoint as plain data.
 
     Raises:
         CheckpointValidationError: ``ADAPTER_CONFIG_MISSING`` or ``ADAPTER_CONFIG_INVALID``.
@@ -327,7 +329,7 @@ def _weight_problems(folder: Path) -> list[Problem]:
 
 
 def _trainer_state(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The trainer's state (empty when there is none) and what is odd about it; it never makes an adapter unusable."""
+    """Return the trainer's state (empty if there is none) and warnings about it; it never makes an adapter unusable."""
     try:
         path = file_in(folder, TRAINER_STATE)
         if path is None:
@@ -355,7 +357,7 @@ def _last_logged(state: dict[str, Any], key: str) -> float | None:
 
 
 def _figure(value: object) -> float | None:
-    """A logged figure; None for one that diverged, and for what is none."""
+    """Return a logged figure; None if it is not a finite number."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -369,7 +371,7 @@ def _number(folder: Path) -> int | None:
 
 
 def no_checkpoint(folder: Path, *, searched: bool = True) -> CheckpointValidationError:
-    """The error for a folder with no checkpoint in it nor, where that was ``searched``, below it."""
+    """Return the error for a folder without a checkpoint in it or, if ``searched``, below it."""
     foreign = foreign_adapter(folder) if searched else None
     remedy = "name a run's folder with checkpoint-<step> folders, or a folder with adapter_config.json"
     if not searched:

@@ -1,4 +1,4 @@
-"""Adapters that are not where, or not what, peft saves: another tool's files, and adapters in folders of their own."""
+"""Recognise adapters in another place or form than peft saves: files of other tools, and adapters in subfolders."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from slipway.models.model_files import ADAPTER_CONFIG
 
-#: Files that only one tool writes, the tool, and what makes something of them that can be exported.
+#: Files that only one tool writes, the tool, and how to convert them.
 _TOOLS = (
     (
         "adapters.safetensors",
         "MLX",
-        "convert it to a peft adapter; what mlx_lm.fuse makes of it is a whole model, which single stages take (slipway stage)",
+        "convert it to a peft adapter, or fuse it with mlx_lm.fuse into a whole model, which single stages accept (slipway stage)",
     ),
     (
         "adapter_[0-9]*.pt",
@@ -29,21 +29,21 @@ _TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class ForeignAdapter:
-    """What a folder holds instead of a peft adapter, and what to do about it."""
+    """Description of what a folder holds instead of a peft adapter, and the remedy."""
 
     message: str
     remedy: str
 
 
 def foreign_adapter(folder: Path) -> ForeignAdapter | None:
-    """What a folder without a peft adapter holds instead; None when nothing is recognised.
+    """Return what a folder holds instead of a peft adapter; None if nothing is recognised.
 
-    peft gives every adapter a folder named after it, except the one that is called ``default``.
+    peft saves every adapter in a subfolder with its name, except the one named ``default``.
     """
     named = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
     if named:
         folders = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
-        return ForeignAdapter(f"there are adapters in folders of their own ({folders})", f"name {folder / named[0]}")
+        return ForeignAdapter(f"there are adapters in subfolders ({folders})", f"name {folder / named[0]}")
     for pattern, tool, remedy in _TOOLS:
         found = sorted(path.name for path in folder.glob(pattern))
         if found:

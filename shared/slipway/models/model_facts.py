@@ -1,4 +1,4 @@
-"""What only a model's own code knows, asked of transformers without loading a weight (the model is built on ``meta``)."""
+"""Facts that only a model's own code knows, from transformers without loading weights (the model is built on ``meta``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.models.base_format import read_config
+from slipway.models.safetensors_file import TensorInfo, read_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+_BESIDE_WEIGHTS = 1 << 26
+"""Values of a model that need not be stored, such as the head that it was trained without; 256 MiB in float32."""
+_UNPACKED = ("F64", "F32", "F16", "BF16")
+_SMALLEST_BITS = 2
+"""Of a weight that is stored packed."""
+
+
 class CannotBuildError(Exception):
-    """Transformers cannot build a model: its code is unknown or custom, or its configuration is not right."""
+    """Transformers cannot build a model: its code is unknown or custom, or its configuration is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class ModelFacts:
     model: PreTrainedModel = field(repr=False, compare=False)
 
     def groups(self) -> list[list[str]]:
-        """Names that share one storage, each group sorted with the source first."""
+        """Return names that share one storage, each group sorted with the source first."""
         groups: dict[str, list[str]] = {}
         for target, source in sorted(self.tied.items()):
             groups.setdefault(source, [source]).append(target)
@@ -42,22 +50,22 @@ class ModelFacts:
 
 
 def model_facts(folder: Path) -> ModelFacts:
-    """Facts about the model in a folder. Only its ``config.json`` is read; torch and transformers are imported.
+    """Return facts about the model in a folder. Read only its ``config.json``; import torch and transformers.
 
     Raises:
-        CannotBuildError: What is in the way, in one line.
+        CannotBuildError: With the cause in one line.
     """
     import torch
     import transformers
     from transformers.pytorch_utils import Conv1D
 
     try:
-        read_config(folder)  # transformers would read it without a limit
+        read_config(folder)  # checks limits; transformers reads without any
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = _class_of(config)._from_config(config)
-        tied = dict(model.all_tied_weights_keys)  # what is no model of its own (PreTrainedModel) has none
-    except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
+        tied = dict(model.all_tied_weights_keys)  # fails for a class that is not a PreTrainedModel
+    except Exception as error:  # the model's own code may raise anything
         said = str(error).strip() or type(error).__name__
         raise CannotBuildError(said.splitlines()[0][:300]) from error
     named = model.named_parameters(remove_duplicate=False)
@@ -68,6 +76,44 @@ def model_facts(folder: Path) -> ModelFacts:
         shapes={path: tuple(parameter.shape) for path, parameter in named},
         model=model,
     )
+
+
+def check_loadable(folder: Path, model_class: Any) -> None:
+    """Make sure that a model has about as many values as are stored, before transformers makes room for all of them.
+
+    Whatever ``config.json`` describes and no file has is made at random when the model is loaded.
+
+    Args:
+        folder: The model; a configuration with a few more digits describes one of any size.
+        model_class: Class of transformers that will load it.
+
+    Raises:
+        CannotBuildError: What is in the way, in one line.
+        CheckpointValidationError: As :func:`slipway.models.safetensors_file.read_weights`.
+    """
+    import torch
+    import transformers
+
+    stored = sum(map(_most_values, read_weights(folder).values()))
+    try:
+        read_config(folder)  # transformers would read it without a limit
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        make = getattr(model_class, "from_config", None) or model_class._from_config
+        with torch.device("meta"):
+            model = make(config)
+    except Exception as error:  # as in model_facts
+        said = str(error).strip() or type(error).__name__
+        raise CannotBuildError(said.splitlines()[0][:300]) from error
+    described = sum(value.numel() for values in (model.parameters(), model.buffers()) for value in values)
+    if described > stored + _BESIDE_WEIGHTS:
+        raise CannotBuildError(
+            f"its config.json describes a model of {described} values, and its files have {stored} at most"
+        )
+
+
+def _most_values(tensor: TensorInfo) -> int:
+    """Values that a stored tensor may hold: more than it has elements, where it is packed."""
+    return tensor.numel if tensor.dtype in _UNPACKED else 8 * tensor.nbytes // _SMALLEST_BITS
 
 
 def _class_of(config: PretrainedConfig) -> Any:

@@ -1,7 +1,7 @@
-"""Which files make up a model, a tokenizer or an adapter, and where a base model is found.
+"""List the files of a model, a tokenizer or an adapter, and find a base model.
 
-Everything that leaves a training run goes through these lists, so that optimizer states, random-number states, trainer
-states and pickles never travel.
+Only files on these lists leave a training run, so optimizer states, random-number states, trainer states and pickles are never
+copied.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slipway.texts import printable
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
-#: What a model's processor does with images, sound and video; a tokenizer is saved with or without it.
+#: A model's processing of images, sound and video; a tokenizer is saved with or without it.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-#: Files of a tokenizer (or processor), as transformers' tokenizers of all families save them.
+#: Files of a tokenizer (or processor), as saved by transformers for all families.
 TOKENIZER_FILES = (
     "added_tokens.json",
     "merges.txt",
@@ -53,17 +53,17 @@ MODEL_PICKLE_INDEX = f"{MODEL_PICKLE}.index.json"
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Tokenizer and chat-template files of a folder, sorted.
+    """Return the tokenizer and chat-template files of a folder, sorted.
 
     Raises:
-        ArtifactError: As :func:`slipway.files.links.file_in`, like all of the lists here.
+        ArtifactError: As :func:`slipway.files.links.file_in`, like all lists in this module.
     """
     more = (path.relative_to(folder) for path in (folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja"))
     return sorted(files_in(folder, (*TOKENIZER_FILES, *more)))
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer in a folder has a chat template that applies without naming one."""
+    """Return whether the tokenizer in a folder has a chat template that applies without naming one."""
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
@@ -76,7 +76,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """What lies beside a model's weights: configuration, generation settings, tokenizer and chat templates, sorted."""
+    """Return the files beside a model's weights: configuration, generation settings, tokenizer, chat templates; sorted."""
     return sorted([*files_in(folder, (CONFIG, GENERATION_CONFIG)), *tokenizer_files(folder)])
 
 
@@ -89,19 +89,19 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def travelling_files(folder: Path) -> list[Path]:
-    """What travels of a checkpoint: adapter configuration and weights, tokenizer, chat template, generation settings."""
+    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings."""
     own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
     return sorted([*files_in(folder, own), *tokenizer_files(folder)])
 
 
 def model_files(folder: Path) -> list[Path]:
-    """What travels of a model: configuration, weights (the shards its index names), tokenizer, chat template.
+    """Return a model's files to copy: configuration, weights (the shards its index names), tokenizer, chat template.
 
-    Weights are safetensors; where there are none, the ``pytorch_model.bin`` files that the prepare stage converts.
+    Weights are safetensors or, if there are none, the ``pytorch_model.bin`` files that the prepare stage converts.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the configuration, the weights or a shard is missing.
-        ArtifactError: As :func:`slipway.files.links.file_in`; nothing was read then.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` if the configuration, the weights or a shard is missing.
+        ArtifactError: As :func:`slipway.files.links.file_in`, before anything is read.
     """
     named = files_in(folder, (CONFIG, MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, GENERATION_CONFIG))
     if folder / CONFIG not in named:
@@ -122,7 +122,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether a model's weights are safetensors; also true for a folder without any weights, so that those are asked for."""
+    """Return whether a model's weights are safetensors; true also without any weights, so that errors ask for safetensors."""
     pickles = (folder / MODEL_PICKLE, folder / MODEL_PICKLE_INDEX)
     return any((folder / name).is_file() for name in (MODEL_WEIGHTS, MODEL_INDEX)) or not any(
         map(Path.is_file, pickles)
@@ -130,10 +130,10 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def pickle_files(folder: Path) -> dict[str, Path]:
-    """File of every tensor in a model of ``pytorch_model.bin`` files; a single file, which has no index, is named ``""``.
+    """Return the file of every tensor in a model of ``pytorch_model.bin`` files; a single file has no index and the name ``""``.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` when the index is unreadable, or a shard is missing.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` if the index is unreadable or a shard is missing.
     """
     if (folder / MODEL_PICKLE).is_file():
         return {"": folder / MODEL_PICKLE}
@@ -141,7 +141,7 @@ def pickle_files(folder: Path) -> dict[str, Path]:
 
 
 def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
-    """Folder of a base model: a local folder, or its snapshot in the local Hugging Face cache. Never downloads.
+    """Return the folder of a base model: a local folder, or its snapshot in the local Hugging Face cache. Never download.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` or ``BASE_MODEL_INVALID``.
@@ -149,14 +149,14 @@ def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
     try:
         local = user_path(name)
         folder = local.resolve() if local.is_dir() else cached_snapshot(name, revision)
-    except OSError:  # a name that no file system takes
+    except OSError:  # a name that no file system allows
         folder = cached_snapshot(name, revision)
     model_files(folder)
     return folder
 
 
 def cached_snapshot(name: str, revision: str | None = None) -> Path:
-    """Folder of a repository's snapshot in the local Hugging Face cache.
+    """Return the folder of a repository's snapshot in the local Hugging Face cache.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
@@ -167,14 +167,14 @@ def cached_snapshot(name: str, revision: str | None = None) -> Path:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise CheckpointValidationError(
-            f"base model {name!r} is not a folder, and huggingface_hub, which knows the local cache, is not installed",
+            f"base model {name!r} is not a folder, and huggingface_hub, which reads the local cache, is not installed",
             reason="BASE_MODEL_NOT_FOUND",
             remedy="give the path of its folder, or pip install huggingface_hub",
             about={"base_model": printable(name)},
         ) from error
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except HFValidationError as error:  # neither an existing folder nor possible as a repository's name
+    except HFValidationError as error:  # neither an existing folder nor a possible repository name
         what = f"base model {name!r} does not exist as a folder"
         remedy = "give the path of its folder, or a repository's id that is in the local Hugging Face cache"
         cause: Exception = error

@@ -1,8 +1,9 @@
-"""Regular expressions of an adapter's configuration, tried out before anything relies on them.
+"""Test the regular expressions of a configuration before anything relies on them.
 
-peft matches them with :mod:`re`, and so does the merge, which has to find the very same modules. Matching can take years with an
-expression of a few characters, and nothing can interrupt it. So each is matched first in a process of its own with a limit on its
-time, against the very names it is for: what ends there ends everywhere, after the same steps.
+peft matches an adapter's with :mod:`re`, and so does the merge, which must find the same modules; compressed-tensors does the
+same with those of a quantized base. A short expression can take years to match
+and cannot be interrupted. So a separate process with a time limit first matches each one against the same names: if it ends there, it
+ends everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,27 @@ from slipway.machine.out_of_memory import REMEDY
 from slipway.machine.python_process import python_script
 
 SECONDS = 0.5
-"""Processor time of all expressions of an adapter."""
+"""Base limit of processor time for all expressions of an adapter."""
 SECONDS_PER_MATCH = 20e-6
-"""More of it for each expression and name; usual ones take a tenth."""
+"""Additional time for each expression and name; usual ones take a tenth of it."""
 MOST_SECONDS = 60.0
-"""Most of it, however many expressions and names there are."""
+"""Upper limit, however many expressions and names there are."""
 LONGEST = 1 << 14
-"""Characters of an expression."""
+"""Most characters of an expression."""
 MOST_MATCHES = 50_000_000
-"""Expressions, each in all its forms, times names: a minute's work."""
+"""Most expressions (each in all its forms) times names; they take about a minute."""
+KEPT_COMPILED = 512
+"""Expressions that :mod:`re` keeps; of more, peft compiles each anew for every name."""
+MOST_COMPILED = 200_000
+"""More expressions than those, times names: half a minute's work."""
 _WAIT_SECONDS = 600.0
-"""Most time by the clock."""
+"""Limit of elapsed time."""
 _CAN_REPEAT = frozenset("*+?{(|")
-#: Any other text is valid in every form, and matched in no time; names are full of dots.
+#: Text without these is valid in every form and quick to match; dots do not count, because names are full of them.
 _HAS_MEANING = _CAN_REPEAT | frozenset("^$)[]}\\")
 _TRIAL = Path(__file__).with_name("pattern_trial.py")
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH")
-#: How peft matches the texts of an option: whole names, or within an expression of its own. Source: peft 0.21,
+#: How peft matches the texts of an option: as a whole, or within an expression of peft's own. Source: peft 0.21,
 #: ``match_target_against_key``, ``check_target_module_exists`` and ``get_pattern_key``.
 _WHOLE = ("fullmatch", "{}")
 _END = ("match", r"(.*\.)?({})$")
@@ -43,6 +48,9 @@ _PATTERN = ("match", r".*\.{}$")
 _PART = ("match", r"(^|.*\.){}($|\..*)")
 _LAYER = ("match", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
 _ANYWHERE = ("search", "{}")
+_START = ("match", "{}")
+GROUP_TARGETS = "config_groups.targets"
+IGNORED = "quantization_config.ignore"
 _FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "target_modules": (_WHOLE, _PART),
     "exclude_modules": (_WHOLE,),
@@ -51,42 +59,59 @@ _FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "layers_pattern": (_LAYER,),
     "rank_pattern": (_END,),
     "alpha_pattern": (_END,),
+    # Of a quantized base. Source: compressed-tensors 0.20, ``utils/match.py``.
+    GROUP_TARGETS: (_START,),
+    IGNORED: (_START,),
 }
 _ANY_FORM = (_WHOLE, _END, _PATTERN, _PART, _LAYER, _ANYWHERE)
-#: Options that must be expressions; others are tried in case a later peft takes them as such.
+#: Options that must be valid expressions; others are tested in case a later peft uses them as such.
 _EXPRESSIONS = frozenset(_FORMS)
 
 
-def check_patterns(config: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Make sure that the expressions of ``adapter_config.json`` are valid and can be matched against names in a short time.
+def adapter_refusal(what: str, key: str) -> Exception:
+    """Describe what is wrong with the expressions of an adapter."""
+    return CheckpointValidationError(
+        f"the adapter's patterns cannot be used: {what}",
+        reason="ADAPTER_CONFIG_INVALID",
+        remedy="copy adapter_config.json from the training run again, or name the modules in it as a list",
+        about={"key": key},
+    )
+
+
+def check_patterns(
+    config: Mapping[str, Any], names: Iterable[str], *, refusal: Callable[[str, str], Exception] = adapter_refusal
+) -> None:
+    """Check that the expressions of ``adapter_config.json`` are valid and quick to match against these names.
 
     Args:
-        config: The configuration.
-        names: Of modules or parameters.
+        config: The configuration; of another file, its expressions by option.
+        names: Names of modules or parameters.
+        refusal: Makes the error from what is wrong and the option that is.
 
     Raises:
-        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``.
+        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``, or what ``refusal`` gives.
     """
     tried = [(key, text) for key, text in _texts(config) if not _special(key).isdisjoint(text)]
     if not tried:
         return
     found = sorted(set(names))
-    if sum(len(_forms(key)) for key, _ in tried) * len(found) > MOST_MATCHES:
-        raise _refusal(f"{len(tried)} expressions, for {len(found)} modules, are more than are matched")
+    matches = sum(len(_forms(key)) for key, _ in tried) * len(found)
+    if matches > MOST_MATCHES or (len(tried) > KEPT_COMPILED and len(tried) * len(found) > MOST_COMPILED):
+        raise refusal(f"{len(tried)} expressions for {len(found)} modules are too many to match", "")
     for key, text in tried:
         if len(text) > LONGEST:
-            raise _refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
-    _try(tried, found)
+            raise refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
+    _try(tried, found, refusal)
 
 
 def names_in(model: Any) -> Iterator[str]:
-    """Names in a torch model that peft matches expressions against."""
+    """Yield names in a torch model that peft matches expressions against."""
     yield from (name for name, _ in model.named_modules())
     yield from (name for name, _ in model.named_parameters())
 
 
 def _special(key: str) -> frozenset[str]:
-    """Return the characters that make a text of an option worth a trial."""
+    """Return the characters that make a text of an option need a test."""
     return _HAS_MEANING if key in _EXPRESSIONS else _CAN_REPEAT
 
 
@@ -96,7 +121,7 @@ def _forms(key: str) -> tuple[tuple[str, str], ...]:
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text of the configuration that could be matched, with the option it belongs to; no list of plain names."""
+    """Yield every text of the configuration that could be matched, with its option; skip lists of plain names."""
     for key, option in sorted(config.items()):
         if key == "target_modules" and isinstance(option, list) and not config.get("ensure_weight_tying"):
             continue  # compared as they are
@@ -117,7 +142,7 @@ def _all_texts(value: Any) -> Iterator[str]:
                 yield from _all_texts(part)
 
 
-def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
+def _try(texts: list[tuple[str, str]], names: list[str], refusal: Callable[[str, str], Exception]) -> None:
     expressions = [
         [place, method, form.replace("{}", text), key in _EXPRESSIONS]
         for place, (key, text) in enumerate(texts)
@@ -135,14 +160,14 @@ def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
             timeout=_WAIT_SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired as error:  # not for another try: it may take as long again
-        raise _refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s") from error
+    except subprocess.TimeoutExpired as error:  # not retryable: it may take as long again
+        raise refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s", "") from error
     except OSError as error:
-        raise StageError(f"the adapter's patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
+        raise StageError(f"patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
     said = done.stdout.decode(errors="replace").split("\n")[:-1]
     if not said:  # not even the first expression was reached
         raise StageError(
-            f"the adapter's patterns could not be tried out: the process ended with {done.returncode} before the first of them",
+            f"patterns could not be tried out: the process ended with {done.returncode} before the first of them",
             reason="OUT_OF_MEMORY",
             remedy=REMEDY,
         )
@@ -152,18 +177,9 @@ def _try(texts: list[tuple[str, str]], names: list[str]) -> None:
     key, text = texts[int(place)]
     shown = repr(text[:100]) + ("…" if len(text) > 100 else "")
     if invalid:
-        raise _refusal(f"{key} has {shown}, which is no regular expression ({invalid})", key)
-    raise _refusal(
+        raise refusal(f"{key} has {shown}, which is not a regular expression ({invalid})", key)
+    raise refusal(
         f"{key} has {shown}: to match it against {len(names)} names takes more than {seconds:.1f} s of processor time or too "
         "much memory",
         key,
-    )
-
-
-def _refusal(what: str, key: str = "") -> CheckpointValidationError:
-    return CheckpointValidationError(
-        f"the adapter's patterns cannot be used: {what}",
-        reason="ADAPTER_CONFIG_INVALID",
-        remedy="copy adapter_config.json from the training run again, or name the modules in it as a list",
-        about={"key": key},
     )

@@ -1,7 +1,7 @@
-"""The process in which :mod:`slipway.models.module_patterns` tries expressions out; it imports nothing of Slipway.
+"""The process in which :mod:`slipway.models.module_patterns` tests expressions; it imports nothing of Slipway.
 
-Standard input brings seconds, expressions and names as JSON. Before each expression its place is written to standard output, an
-error after it, and ``done`` at the end.
+Standard input has seconds, expressions and names as JSON. The process writes each expression's number to standard output before it
+matches it, the error if there is one, and ``done`` at the end.
 """
 
 import json
@@ -16,9 +16,9 @@ _MEMORY = 1 << 30
 
 
 def main() -> None:
-    """Match every expression against every name; the kernel ends this process when the time is over."""
+    """Match every expression against every name; the kernel ends this process when its time is over."""
     request = json.load(sys.stdin)
-    warnings.simplefilter("ignore")  # of expressions that a later Python reads in another way
+    warnings.simplefilter("ignore")  # about expressions that a later Python will read differently
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])

@@ -1,8 +1,8 @@
-"""Safetensors headers read and checked without torch: what is in a file, of which type and shape, at which bytes.
+"""Read and check safetensors headers without torch: names, types, shapes and offsets of the tensors in a file.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, then the tensors' bytes without
-gaps). Nothing of the tensors is read, so a 100 GB model is described in milliseconds, and a file cut short anywhere is
-found before any work is done on it.
+gaps). The tensors are not read, so a 100 GB model is described in milliseconds, and a truncated file is detected before any work
+begins.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST, parse_json, read_json
 from slipway.files.links import file_in
 from slipway.files.regular_file import open_regular
+from slipway.models.dtypes import DTYPES
 
-#: Bits per element. https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs, enum Dtype.
-DTYPE_BITS: Mapping[str, int] = {
-    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
-}  # fmt: skip
 MAX_HEADER_BYTES = 64 << 20
-"""Of as many tensors as a file may have, with long names; the reference implementation takes 100 MB."""
+"""Enough for the most tensors a file may have, with long names; the reference implementation allows 100 MB."""
 MOST_TENSORS = 1 << 18
-"""Tensors of one file. An adapter of every expert of the largest known mixture has 138,240: 60 layers × 384 experts × 3 weights × A and B."""
+"""Most tensors of one file. An adapter of every expert of the largest known mixture has 138,240: 60 layers × 384 experts × 3 weights × A and B."""
 MOST_TENSORS_OF_A_MODEL = 1 << 20
 _VALUES_PER_TENSOR = 10
 """Commas and opening brackets of an entry: 8 with two dimensions, one more for each further one."""
@@ -73,7 +68,7 @@ class SafetensorsFile:
 
 
 def corrupt(path: Path, what: str, **about: object) -> CheckpointValidationError:
-    """The error for a file whose bytes cannot be what was written: it names the file and what is wrong with it."""
+    """Return the error for a damaged file; it names the file and the fault."""
     return CheckpointValidationError(
         f"{path} is not a valid safetensors file: {what}",
         reason="SAFETENSORS_CORRUPT",
@@ -83,11 +78,11 @@ def corrupt(path: Path, what: str, **about: object) -> CheckpointValidationError
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
-    """Header of one file, fully checked.
+    """Read and fully check the header of one file.
 
     Raises:
-        CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when lengths, JSON, types, shapes or offsets are not
-            consistent with each other and with the file's size; ``FILE_ERROR`` when it cannot be read.
+        CheckpointValidationError: ``SAFETENSORS_CORRUPT`` if lengths, JSON, types, shapes or offsets are not
+            consistent with each other and with the file's size; ``FILE_ERROR`` if it cannot be read.
     """
     try:
         with open_regular(path) as stream:
@@ -136,7 +131,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise corrupt(path, f"the entry of tensor {name!r} is not {{dtype, shape, data_offsets}}", tensor=name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise corrupt(path, f"tensor {name!r} has the unknown data type {reprlib.repr(dtype)}", tensor=name)
     count = _elements(shape)
     if count is None:
@@ -144,7 +139,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise corrupt(path, f"tensor {name!r} has impossible offsets {reprlib.repr(offsets)}", tensor=name)
     start, end = offsets
-    bits = count * DTYPE_BITS[dtype]
+    bits = count * DTYPES[dtype].bits
     if bits != (end - start) * 8:
         what = f"tensor {name!r} {dtype} {tuple(shape)} takes {-(-bits // 8)} bytes but its offsets {start}…{end} hold "
         raise corrupt(path, what + str(end - start), tensor=name)
@@ -152,9 +147,9 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
 
 
 def _elements(shape: object) -> int | None:
-    """Number of elements of a shape; None for what is no shape, or one that no file has room for.
+    """Return the number of elements of a shape; None for an invalid shape or one too large for any file.
 
-    As in the reference implementation, the factors before a zero count too.
+    As in the reference implementation, factors before a zero count too.
     """
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(_is_size, shape)):
         return None
@@ -181,14 +176,14 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], *, first: int, size
 
 
 def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
-    """Every tensor of a model folder, from ``<stem>.safetensors`` or the shards its index names, in stored order.
+    """Return every tensor of a model folder, from ``<stem>.safetensors`` or the shards its index names, in stored order.
 
-    A single file is preferred to an index, as transformers does. Tensors that a shard holds beyond its index count too.
+    Like transformers, prefer a single file to an index. Tensors of a shard that the index does not name count too.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` when there are no safetensors weights, or the index is not
-            readable, names a shard that is not there, or a tensor that its shard does not hold;
-            ``SAFETENSORS_CORRUPT`` when a file is damaged or two shards hold the same tensor.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` if there are no safetensors weights, or if the index is unreadable, names
+            a missing shard, or names a tensor that its shard does not hold; ``SAFETENSORS_CORRUPT`` if a file is damaged or two
+            shards hold the same tensor.
     """
     single = folder / f"{stem}.safetensors"
     if file_in(folder, single.name) is not None:
@@ -209,7 +204,7 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The ``weight_map`` (tensor → shard) of a sharded model's index; every shard is there, beside the index.
+    """Return the ``weight_map`` (tensor → shard) of a sharded model's index, whose shards all exist beside it.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -246,5 +241,5 @@ def _invalid(folder: Path, what: str, **about: object) -> CheckpointValidationEr
 
 
 def iter_shards(tensors: Mapping[str, TensorInfo]) -> Iterator[Path]:
-    """The files that hold the tensors, each once, sorted."""
+    """Yield the files that hold the tensors, each once, sorted."""
     yield from sorted({tensor.file for tensor in tensors.values()})

@@ -1,4 +1,4 @@
-"""Where every tensor of a model will lie: shards, offsets and headers, known before the first byte is written."""
+"""Plan where every tensor of a model will lie (shards, offsets, headers) before the first byte is written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.models.safetensors_file import DTYPE_BITS, INDEX_SUFFIX, TensorInfo
+from slipway.models.dtypes import DTYPES
+from slipway.models.safetensors_file import INDEX_SUFFIX, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that will be written. ``dtype`` is safetensors' name of its type."""
+    """A tensor to write. ``dtype`` is its type as safetensors names it."""
 
     name: str
     dtype: str
@@ -22,12 +23,12 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+        return math.prod(self.shape) * DTYPES[self.dtype].bits // 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """One file: its header bytes and its tensors in the order of their offsets, which count from the file's begin."""
+    """One file: its header bytes, and its tensors in the order of their offsets from the file's beginning."""
 
     filename: str
     header: bytes
@@ -40,12 +41,12 @@ class PlannedFile:
 
 
 def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) -> list[PlannedFile]:
-    """One ``model.safetensors``, or shards of at most ``max_shard_bytes`` of data (a larger group has one of its own).
+    """Plan one ``model.safetensors``, or shards of at most ``max_shard_bytes`` of data (a larger group gets its own shard).
 
-    There are as few as that takes, and of about the same size: who writes or reads several at once is done with all together.
+    Use as few shards as possible, of about the same size, so that writing or reading several at once ends at the same time.
 
     Args:
-        groups: What to write; the tensors of a group stay in one file. The order is kept, but for wider types coming first.
+        groups: Tensors to write; those of a group stay in one file. The order is kept, except that wider types come first.
         max_shard_bytes: Limit per file.
     """
     sized = [(sum(tensor.nbytes for tensor in group), group) for group in groups]
@@ -67,7 +68,7 @@ def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) 
 
 
 def _filled(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) -> list[list[TensorSpec]]:
-    """Groups file by file, each filled up to the limit."""
+    """Distribute groups over files, each filled up to the limit."""
     shards: list[list[TensorSpec]] = [[]]
     filled = 0
     for size, group in sized:
@@ -80,7 +81,7 @@ def _filled(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) -> li
 
 
 def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str, str] | None:
-    """Name and text of the index of several files; None for a single one, which needs none.
+    """Return name and text of the index of several files; None for a single file.
 
     Args:
         weight_map: Name of the file that holds each tensor.
@@ -94,7 +95,7 @@ def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str,
 
 def _file(filename: str, tensors: Sequence[TensorSpec]) -> PlannedFile:
     # Wider types first, as the reference implementation does: every tensor is then aligned to its type.
-    ordered = sorted(tensors, key=lambda tensor: -DTYPE_BITS[tensor.dtype])
+    ordered = sorted(tensors, key=lambda tensor: -DTYPES[tensor.dtype].bits)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends = [0]
     for tensor in ordered:

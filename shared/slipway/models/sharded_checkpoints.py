@@ -1,9 +1,8 @@
-"""Checkpoints that training left in pieces, one per process, and the command that makes a whole adapter of each.
+"""Recognise checkpoints that training saved in pieces, one per process, and name the command that makes a whole adapter.
 
-FSDP: ``pytorch_model_fsdp_0/`` with torch's distributed checkpoint in it (``accelerate/utils/fsdp_utils.py``,
-``save_fsdp_model``). DeepSpeed ZeRO: a folder ``global_step…`` of pickles. Nothing of either is read here: DeepSpeed's files
-are pickles. The script ``zero_to_fp32.py`` that it puts beside them wants DeepSpeed to be installed, which has it as a module;
-copies of checkpoints often come without the script, and without the file ``latest`` that it looks for.
+FSDP: ``pytorch_model_fsdp_0/`` with torch's distributed checkpoint (``accelerate/utils/fsdp_utils.py``, ``save_fsdp_model``).
+DeepSpeed ZeRO: a folder ``global_step…`` of pickles. Their content is not read here. DeepSpeed's script ``zero_to_fp32.py`` needs an
+installed DeepSpeed, which has it as a module; copies of checkpoints often lack the script and the file ``latest`` that it needs.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from slipway.models.model_files import ADAPTER_WEIGHTS, MODEL_WEIGHTS
 FSDP_FOLDER = "pytorch_model_fsdp_0"
 _DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")
 _CONVERTED = "converted"
-_PICKLES = "; what converts them loads pickles, which can run code: use it only on a checkpoint that you trust"
+_PICKLES = "; converting them loads pickles, which can run code: do so only with a checkpoint that you trust"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedWeights:
-    """What a folder holds instead of an adapter file, and the command that makes one of it."""
+    """Description of a folder's shards, and the command that makes an adapter file of them."""
 
     message: str
     remedy: str
 
 
 def sharded_weights(folder: Path) -> ShardedWeights | None:
-    """What training left in pieces in a checkpoint's folder; None when it did not."""
+    """Return the shards in a checkpoint's folder; None if there are none."""
     if (folder / FSDP_FOLDER).is_dir():
         if not (folder / FSDP_FOLDER / ".metadata").is_file():
             return ShardedWeights(
@@ -49,5 +48,5 @@ def sharded_weights(folder: Path) -> ShardedWeights | None:
 
 
 def _steps(folder: Path, command: str) -> str:
-    """Both tools write a model's file; an adapter's has the same tensors under another name."""
+    """Return the remedy. Both tools write a model file, which has the adapter's tensors and must only be renamed."""
     return f"run: cd {shlex.quote(str(folder))} && {command} && mv {_CONVERTED}/{MODEL_WEIGHTS} {ADAPTER_WEIGHTS}"

@@ -1,1 +1,1 @@
-"""What is seen of Slipway from outside: logs without secrets, OpenTelemetry spans, Prometheus metrics."""
+"""Logs without secrets, OpenTelemetry spans and Prometheus metrics."""

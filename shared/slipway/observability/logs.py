@@ -22,16 +22,16 @@ _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 _STEPS = ("slipway.coordinator", "slipway.worker")
-"""Loggers that say step by step what a display of progress shows already."""
+"""Loggers whose info lines a progress display shows already."""
 
 
 @contextlib.contextmanager
 def command_logs(level: str, handler: logging.Handler) -> Iterator[None]:
-    """Write the ``slipway`` logger's lines with a handler, while the context is entered.
+    """Send the ``slipway`` logger's lines to a handler while the block runs.
 
     Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``. Only ``debug`` includes what progress shows already.
-        handler: Where lines go, in which form.
+        level: ``debug``, ``info``, ``warning`` or ``error``. Only ``debug`` includes lines that repeat the progress display.
+        handler: Receives and formats the lines.
     """
     loggers = [logging.getLogger(name) for name in ("slipway", *_STEPS)]
     before = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
@@ -49,7 +49,7 @@ def command_logs(level: str, handler: logging.Handler) -> Iterator[None]:
 
 
 def terminal_handler(console: Console) -> logging.Handler:
-    """Lines above a live view instead of through it."""
+    """Return a handler that writes lines above a live view."""
     from rich.logging import RichHandler
 
     handler = RichHandler(console=console, show_path=False, show_time=False, rich_tracebacks=False, markup=False)
@@ -58,14 +58,14 @@ def terminal_handler(console: Console) -> logging.Handler:
 
 
 def plain_handler(stream: TextIO) -> logging.Handler:
-    """Lines for people: ``03:14:07 warning: …``."""
+    """Return a handler that writes lines for people: ``03:14:07 warning: …``."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter())
     return handler
 
 
 def json_handler(stream: TextIO) -> logging.Handler:
-    """One JSON object per record, as :class:`JsonFormatter` writes it, with the ``event`` ``log``."""
+    """Return a handler that writes one JSON object per record (:class:`JsonFormatter`) with the ``event`` ``log``."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter(event="log"))
     return handler
@@ -84,11 +84,11 @@ def configure_service_logs(level: str, *, form: str = "") -> None:
     else:
         handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("slipway.audit").setLevel(logging.INFO)  # written whatever else is
+    logging.getLogger("slipway.audit").setLevel(logging.INFO)  # written at every log level
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a service about its logs: ``--log-level`` and ``--log-format``."""
+    """Add a service's log options: ``--log-level`` and ``--log-format``."""
     parser.add_argument(
         "--log-level", type=str.upper, default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="in any case"
     )
@@ -101,10 +101,10 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: time, level, logger, message, whatever ``extra`` gave, and the trace it belongs to.
+    """Formats a record as one JSON object: time, level, logger, message, the fields of ``extra``, and its trace.
 
     Args:
-        event: Kind of record, for who writes several kinds; a record's own comes first.
+        event: Kind of record, for streams with several kinds; a record's own ``event`` takes precedence.
     """
 
     def __init__(self, *, event: str = "") -> None:
@@ -112,7 +112,7 @@ class JsonFormatter(logging.Formatter):
         self._event = {"event": event} if event else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         document: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -130,12 +130,12 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """The time of day, the level where it matters, and the message."""
+    """Formats a record as time of day, level (except info) and message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line; a traceback below it."""
+        """Return the record as one line, with a traceback below it."""
         level = f"{record.levelname.lower()}: " if record.levelno != logging.INFO else ""
-        # local, as clocks show it
+        # local time
         lines = [f"{datetime.fromtimestamp(record.created):%H:%M:%S} {level}{record.getMessage()}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
@@ -148,5 +148,5 @@ class _Redacting(logging.Formatter):
 
 
 def _one_record(text: str) -> str:
-    """A record without secrets; what follows a line's end is set off, so that no message can look like another one."""
+    """Return a record without secrets, with further lines indented, so that no message can imitate another record."""
     return printable(redact(text).replace("\n", "\n  "))

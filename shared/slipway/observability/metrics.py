@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: every one there is, and the page that shows them.
+"""All Prometheus metrics, and the page that serves them.
 
-Declaring and counting is free until :func:`serving` opens the page; only then is the client library imported. Names follow
-Prometheus' conventions: base units in the name, counters end in ``_total``. ``docs/operations.md`` has the table.
+Declaring and counting cost nothing until :func:`serving` opens the page and imports the client library. Names follow Prometheus'
+conventions: base units in the name, counters end in ``_total``. ``docs/operations.md`` has the table.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Metric:
     """One family of time series.
 
     Attributes:
-        name: As Prometheus shows it.
-        help: What it counts or measures.
-        labels: Names of its labels; every combination of their values is a time series, so none of them is an id.
+        name: Name in Prometheus.
+        help: Description.
+        labels: Names of its labels; every combination of values is a time series, so no label is an id.
     """
 
     name: str
@@ -38,29 +38,29 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """Something that only grows."""
+    """A value that only grows."""
 
     def add(self, amount: float = 1.0, **labels: str) -> None:
-        """Count."""
+        """Add to the counter."""
         if _served is not None:
             _labelled(_served.families[self.name], labels).inc(amount)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """How often values fall into which range."""
+    """The distribution of values over ranges."""
 
     buckets: tuple[float, ...] = _SECONDS
 
     def observe(self, value: float, **labels: str) -> None:
-        """Take one value in."""
+        """Record one value."""
         if _served is not None:
             _labelled(_served.families[self.name], labels).observe(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """Something that is looked at when the page is asked for."""
+    """A value that is read when the page is requested."""
 
 
 Sample = tuple[Gauge, Mapping[str, str], float]
@@ -179,7 +179,7 @@ _reads: list[Read] = []
 
 @contextlib.contextmanager
 def reading(read: Read) -> Iterator[None]:
-    """Take gauges from a function while the block runs; it is called from another thread when the page is asked for."""
+    """Read gauges from a function while the block runs; it is called in another thread when the page is requested."""
     _reads.append(read)
     try:
         yield
@@ -189,7 +189,7 @@ def reading(read: Read) -> Iterator[None]:
 
 @contextlib.contextmanager
 def serving(address: str) -> Iterator[int]:
-    """Show the metrics at ``http://ADDRESS/metrics`` while the block runs; nothing for an empty address.
+    """Serve the metrics at ``http://ADDRESS/metrics`` while the block runs; do nothing for an empty address.
 
     Args:
         address: ``HOST:PORT``; port 0 takes a free one.
@@ -227,7 +227,7 @@ def serving(address: str) -> Iterator[int]:
 
 
 def _registry() -> CollectorRegistry:
-    """A registry with this process's own figures and the gauges."""
+    """Return a registry with the figures of this process and the gauges."""
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.core import Metric as Family
@@ -249,7 +249,7 @@ def _registry() -> CollectorRegistry:
 
 
 def _family(metric: Metric, registry: CollectorRegistry) -> Any:
-    """The client library's own object; None for gauges, which are read instead."""
+    """Return the client library's object; None for gauges, which are read on request."""
     import prometheus_client as client
 
     match metric:

@@ -1,11 +1,10 @@
-"""OpenTelemetry spans: off unless ``SLIPWAY_TRACING`` is set, and then nothing but this module knows of it.
+"""OpenTelemetry spans: off unless ``SLIPWAY_TRACING`` is set. Only this module uses OpenTelemetry.
 
-A span's parent is a W3C ``traceparent`` text, so that it travels through plans, leases and processes as plain data. While
-tracing is off every call here is free.
+A span's parent is a W3C ``traceparent`` text, so it passes through plans, leases and processes as plain data. While tracing is off,
+calls cost nothing.
 
-Two kinds of spans: :func:`span` surrounds a block, and is lost if the process dies in it. :func:`record` writes a span that
-is over, from facts; with an id that follows from what it is about (:func:`derived`) it can be written again after a crash and
-is still the same span.
+There are two kinds of spans. :func:`span` surrounds a block and is lost if the process dies in it. :func:`record` writes a finished
+span from facts; with an id derived from its subject (:func:`derived`) it can be written again after a crash as the same span.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
-# What a block belongs to, for its log lines, whether or not this process records spans.
+# The trace of the current block, for its log lines, also while this process records no spans.
 _within: ContextVar[str] = ContextVar("slipway_traceparent", default="")
 
 
 @contextlib.contextmanager
 def tracing(settings: Settings, *, service: str = "slipway") -> Iterator[None]:
-    """Record spans while the block runs, as the settings say; sends what is left at the end, for at most 3 s.
+    """Record spans while the block runs, as configured; at the end send the rest within 3 s.
 
     Args:
         settings: ``tracing`` is ``otlp``, ``console`` or empty (off).
@@ -98,7 +97,7 @@ def span(
     """Record a span around a block; an error that leaves the block marks the span as failed.
 
     Args:
-        name: What is done, such as ``stage merge``.
+        name: Name of the operation, such as ``stage merge``.
         parent: ``traceparent`` of the span this belongs to; empty takes the current one, if any.
         attributes: Facts: texts, numbers, truth values or lists of them.
         links: ``traceparent`` texts of related spans, such as the attempt before a retry.
@@ -134,7 +133,7 @@ class Span:
         self._span = span
 
     def set(self, **attributes: Any) -> None:
-        """Add facts that are known only now."""
+        """Add facts that became known later."""
         if self._span is not None:
             self._span.set_attributes(attributes)
 
@@ -147,7 +146,7 @@ class Span:
             self._span.set_attribute("slipway.reason", reason)
 
     def record_error(self, error: Exception) -> None:
-        """Mark the span as failed by an exception, with its traceback; OpenTelemetry's own way keeps no secret."""
+        """Mark the span as failed by an exception, with its redacted traceback; OpenTelemetry's own method would show secrets."""
         if self._span is not None:
             from opentelemetry.trace import Status, StatusCode
 
@@ -174,17 +173,17 @@ def record(
     links: tuple[str, ...] = (),
     failure: tuple[str, str] | None = None,
 ) -> None:
-    """Write a span that is over.
+    """Write a finished span.
 
     Args:
-        name: What was done.
+        name: Name of the operation.
         identity: ``traceparent`` of the span itself.
         parent: ``traceparent`` of the span it belongs to.
         start: Beginning, in seconds since the epoch.
         end: End, likewise.
         attributes: Facts.
         links: ``traceparent`` texts of related spans.
-        failure: Reason and message, when it failed.
+        failure: Reason and message, if it failed.
     """
     if _recorder is None:
         return
@@ -216,17 +215,17 @@ def record(
 
 
 def new_trace() -> str:
-    """A trace of its own, as a parent for its first span."""
+    """Return a new trace, as the parent of its first span."""
     return f"00-{os.urandom(16).hex()}-{_NO_SPAN}-01"
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a text from outside names a trace."""
+    """Return whether a text from outside names a trace."""
     return _TRACEPARENT.fullmatch(text) is not None
 
 
 def derived(traceparent: str, *about: object) -> str:
-    """A span of the same trace whose id follows from what it is about; empty without a trace."""
+    """Return a span of the same trace with an id derived from its subject; empty without a trace."""
     if not is_traceparent(traceparent):
         return ""
     _, trace_id, _, flags = traceparent.split("-")
@@ -236,7 +235,7 @@ def derived(traceparent: str, *about: object) -> str:
 
 @contextlib.contextmanager
 def within(traceparent: str) -> Iterator[None]:
-    """Say which trace a block belongs to, so that its log lines name it."""
+    """Set the trace of a block, so that its log lines name it."""
     token = _within.set(traceparent)
     try:
         yield
@@ -245,7 +244,7 @@ def within(traceparent: str) -> Iterator[None]:
 
 
 def current_traceparent() -> str:
-    """The current span as a parent for others, or what the block was said to be :func:`within`; empty without either."""
+    """Return the current span as a parent for others, or the trace that the block is :func:`within`; empty without either."""
     if _recorder is None:
         return _within.get()
     from opentelemetry import trace
@@ -255,7 +254,7 @@ def current_traceparent() -> str:
 
 
 def current_trace_id() -> str:
-    """The current trace as 32 hexadecimal digits; empty without one."""
+    """Return the current trace as 32 hexadecimal digits; empty without one."""
     return current_traceparent()[3:35]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from slipway.requirements import ANY, Abilities, Requirements, gib
+from slipway.requirements import ANY, Abilities, Requirements
+from slipway.sizes import format_size
 
 
-class Call(NamedTuple):
+class Placement(NamedTuple):
     """For whom an offer is: its stage, what it asks for, workers that take it only where there are no others, and the
     parameters that a worker has to know.
     """
@@ -57,9 +58,9 @@ class Call(NamedTuple):
         asked = self.requirements.any_of
         parts = [worker.gpu_architecture or "no GPU"]
         if any(needs.gpu_memory_bytes for needs in asked):
-            parts.append(f"{gib(worker.gpu_memory_bytes)} of GPU memory")
+            parts.append(f"{format_size(worker.gpu_memory_bytes)} of GPU memory")
         if any(needs.memory_bytes for needs in asked):
-            parts.append(f"{gib(worker.memory_bytes)} of memory for a task")
+            parts.append(f"{format_size(worker.memory_bytes)} of memory for a task")
         for name in sorted({name for needs in asked for name in needs.libraries}):
             found = worker.libraries.get(name)
             parts.append(f"{name} {found}" if found else f"no {name}")

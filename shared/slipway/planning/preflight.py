@@ -19,8 +19,10 @@ from slipway.formats.registry import asking, format_of_output, split_output
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
-from slipway.models.base_format import prepared_sizes
+from slipway.models.base_format import prepared_sizes, read_config
+from slipway.models.model_files import CONFIG
 from slipway.registry import known_stage, plays
+from slipway.sizes import format_size
 from slipway.stage import Role
 
 _WEIGHTS = {".safetensors", ".bin"}
@@ -103,7 +105,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     memory = memory_bytes(tasks, size)
     findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
     findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
-    findings += [*_advice(tasks), *_disk(tasks, made, base=base, home=home, output=output)]
+    findings += [*_advice(tasks), *_refusals(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -151,6 +153,19 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
     ]
 
 
+def _refusals(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
+    """Stages that do not take a model of this kind: the outputs that they and those after them would make."""
+    config = read_config(base) if (base / CONFIG).is_file() else {}  # weights alone are of no kind
+    found = []
+    for name in sorted({task.stage for task in tasks} if config else ()):
+        stage = known_stage(name)
+        why = stage.refuses(config) if stage else ""
+        if why:
+            remedy = "leave its formats out to have an export that succeeds"
+            found.append(Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED"))
+    return found
+
+
 def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:
     home, output = _existing(home), _existing(output)
     stored = sum(made.values())
@@ -178,7 +193,7 @@ def _writable(name: str, folder: Path) -> Finding:
 
 def _space(check: str, needed: int, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    message = f"at most {_gigabytes(needed)} needed, {_gigabytes(free)} free at {folder}"
+    message = f"at most {format_size(needed)} needed, {format_size(free)} free at {folder}"
     if needed <= free:
         return Finding(check, Verdict.OK, message)
     return Finding(check, Verdict.WARNING, message, "free space, run slipway cache gc, or choose another folder")
@@ -186,7 +201,7 @@ def _space(check: str, needed: int, folder: Path) -> Finding:
 
 def _memory(needed: int) -> Finding:
     available = available_memory(ControlGroup().memory())
-    message = f"about {_gigabytes(needed)} needed, {_gigabytes(available)} available"
+    message = f"about {format_size(needed)} needed, {format_size(available)} available"
     if needed <= available:
         return Finding("memory", Verdict.OK, message)
     remedy = "use a machine with more memory, or set validation.enabled: false"
@@ -206,7 +221,3 @@ def _stage(health: StageHealth) -> Finding:
 
 def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"

@@ -23,9 +23,10 @@ from slipway.files.json_documents import read_json
 from slipway.files.links import open_unlinked
 from slipway.folders.disk_full import is_disk_full
 from slipway.folders.unfinished import publish, unfinished
+from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
-from slipway.rpc.wire import dict_of
+from slipway.rpc.structs import dict_of
 from slipway.stage import installed_version
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -92,8 +93,8 @@ def check_target(target: Path, identity: str) -> None:
 def lineage(export: pb.Export) -> dict[str, Any]:
     """Where an export's outputs come from: sources, every task with its parameters, and the tools' versions."""
     done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
-    outputs = {f"task:{task.id}/{name}": digest for task in done for name, digest in task.outputs.items()}
-    known = outputs | {f"source:{name}": digest for name, digest in export.sources.items()}
+    outputs = {str(Output(task.id, name)): digest for task in done for name, digest in task.outputs.items()}
+    known = outputs | {str(Source(name)): digest for name, digest in export.sources.items()}
     imports = [dict_of(task.facts).get("urls", {}) for task in done if task.stage == IMPORT]
     imported = {name: url for urls in imports for name, url in urls.items()}
     return {

@@ -11,9 +11,11 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
+from slipway.planning.references import producers
 from slipway.registry import plays
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
-from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.structs import dict_of
 from slipway.stage import Role
 from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
@@ -157,9 +159,10 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
             if failed.id != task.id:
                 state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
                 message = f"{failed.id}, which it needs, {'failed' if state == 'failed' else f'was {state}'}"
+            unknown = failure is not None and failure.reason == "FAMILY_UNSUPPORTED"
             found[name] = FailedFormat(
                 task=task.id,
-                state=_NOT_MADE[task.state],
+                state="not_run" if unknown else _NOT_MADE[task.state],
                 reason=failure.reason if failure else "",
                 error_message=message,
             )
@@ -172,8 +175,7 @@ def _failed_task(export: pb.Export, task: pb.Task) -> pb.Task:
     seen: set[str] = set()
     while task.state == pb.TASK_STATE_SKIPPED and task.id not in seen:
         seen.add(task.id)
-        needed = (source.removeprefix("task:").partition("/")[0] for source in task.inputs.values())
-        missing = [tasks[name] for name in needed if name in tasks and tasks[name].state in _NOT_MADE]
+        missing = [tasks[name] for name in producers(task.inputs) if name in tasks and tasks[name].state in _NOT_MADE]
         task = next(iter(missing), task)
     return task
 

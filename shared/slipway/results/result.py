@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from slipway.base_match import BaseMatch
+from slipway.sizes import format_size
 
 
 class _Value(BaseModel):
@@ -52,12 +53,12 @@ class AttemptResult(_Value):
     def machine_left(self) -> str:
         """What the machine had left when the attempt failed, for people; empty when that is not known."""
         free = [
-            f"{count / 1e9:.1f} GB free for {name.removesuffix('_free_bytes')}"
+            f"{format_size(count)} free for {name.removesuffix('_free_bytes')}"
             for name, count in sorted(self.machine.items())
             if name.endswith("_free_bytes")
         ]
-        available, total = (self.machine.get(f"memory_{name}_bytes", 0) / 1e9 for name in ("available", "total"))
-        memory = [f"{available:.1f} of {total:.1f} GB memory available"] if total else []
+        available, total = (self.machine.get(f"memory_{name}_bytes", 0) for name in ("available", "total"))
+        memory = [f"{format_size(available)} of {format_size(total)} memory available"] if total else []
         return f"the machine had {', '.join([*memory, *free])}" if self.machine else ""
 
 
@@ -106,7 +107,7 @@ class FailedFormat(_Value):
 
     Attributes:
         task: Task that should have made it.
-        state: ``failed``, ``skipped`` (something it needs was not made) or ``cancelled``.
+        state: ``failed``, ``not_run`` (the format is not made of models of this kind), ``skipped`` (something it needs was not made) or ``cancelled``.
         reason: Stable reason of the failure, its own or that of the task it waited for; empty when cancelled.
         error_message: What went wrong, with the remedy.
     """

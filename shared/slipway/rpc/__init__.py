@@ -1,1 +1,1 @@
-"""What every gRPC server and client has in common, and how values become messages."""
+"""Common parts of all gRPC servers and clients, and the conversion of values to messages."""

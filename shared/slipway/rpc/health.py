@@ -1,7 +1,7 @@
-"""``grpc.health.v1.Health``: whether a server and its services take calls.
+"""``grpc.health.v1.Health``: report whether a server and its services take calls.
 
-Written here because the asyncio servicer of ``grpcio-health-checking`` has no ``List``, and sends to its watchers while it holds a
-lock: one that does not read would hold up all others, and the server's end.
+We have our own because the asyncio servicer of ``grpcio-health-checking`` has no ``List``, and sends to its watchers while it holds
+a lock: one watcher that does not read would block all others and the server's shutdown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
     def __init__(self) -> None:
         self._states: dict[str, State] = {"": health_pb2.HealthCheckResponse.SERVING}
-        self._changed = asyncio.Event()  # of the state of now; the next change has an event of its own
+        self._changed = asyncio.Event()  # set at the next change, then replaced
         self._is_ending = False
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802 - the RPC's name
@@ -54,12 +54,12 @@ class HealthService(health_pb2_grpc.HealthServicer):
             await changed.wait()
 
     def set_serving(self, *services: str, serving: bool) -> None:
-        """Say whether some services, and the server as a whole, take calls. After :meth:`end`, nothing changes any more."""
+        """Set whether some services, and the server as a whole, take calls. After :meth:`end` this has no effect."""
         if not self._is_ending:
             self._set(("", *services), serving=serving)
 
     def end(self) -> None:
-        """Say that nothing takes calls from now on."""
+        """Report from now on that nothing takes calls."""
         self._is_ending = True
         self._set(tuple(self._states), serving=False)
 

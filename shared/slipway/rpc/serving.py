@@ -1,6 +1,4 @@
-"""What every gRPC server and client here has in common: connection options, health and reflection, and the one place where
-errors become statuses.
-"""
+"""Common parts of all gRPC servers and clients: connection options, health, reflection, and the translation of errors to statuses."""
 
 from __future__ import annotations
 
@@ -17,19 +15,19 @@ from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.rpc.health import HealthService
-from slipway.rpc.wire import STATUS_KEY, call_status
+from slipway.rpc.statuses import STATUS_KEY, call_status
 from slipway.texts import number_of
 
 log = logging.getLogger("slipway.rpc")
 
 LONGEST_POLL_SECONDS = 50.0
-"""Proxies and load balancers cut calls that are silent for a minute."""
+"""Proxies and load balancers end calls that are silent for a minute."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Largest answer a client takes: a page of exports."""
+"""Largest response a client accepts: a page of exports."""
 
 MAX_REQUEST_BYTES = 16 << 20
-"""Largest request a server takes: a worker's report."""
+"""Largest request a server accepts: a worker's report."""
 
 _MAX_STREAMS_PER_CONNECTION = 512
 
@@ -51,6 +49,9 @@ SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+    # Else gRPC lets each stream of a fast client send megabytes that nobody has asked for yet. Of a message that is asked for, it
+    # always lets all come at once.
+    ("grpc.http2.bdp_probe", 0),
 )
 
 S = TypeVar("S")
@@ -62,7 +63,7 @@ Stream = Callable[[S, Request, grpc.aio.ServicerContext], AsyncIterator[Response
 
 
 def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
-    """Let a method raise :class:`ModelExportError`; the caller gets it as a status."""
+    """Decorate a method that may raise :class:`ModelExportError`; the caller gets it as a status."""
 
     @functools.wraps(method)
     async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> Response:
@@ -70,20 +71,20 @@ def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
             return await method(self, request, context)
         except ModelExportError as error:
             await abort(context, error.failure())
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever it is, the caller gets a typed answer
+        except Exception as error:  # noqa: BLE001 - the boundary: the caller always gets a typed error
             await abort(context, _unforeseen(method.__name__, error))
 
     return call
 
 
 def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]:
-    """The same for a method that streams its answers."""
+    """Decorate a streaming method in the same way as :func:`unary`."""
 
     @functools.wraps(method)
     async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
         try:
             answers: Any = method(self, request, context)
-            async with contextlib.aclosing(answers):  # who stops reading ends the method at once
+            async with contextlib.aclosing(answers):  # a caller that stops reading ends the method at once
                 async for response in answers:
                     yield response
         except ModelExportError as error:
@@ -109,7 +110,7 @@ def _unforeseen(method: str, error: Exception) -> Failure:
 
 
 def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> HealthService:
-    """Let a server answer health checks for its services and say what it serves."""
+    """Add health checks and reflection for a server's services."""
     health = HealthService()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((*services, HEALTH, reflection.SERVICE_NAME), server)
@@ -117,10 +118,10 @@ def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> Health
 
 
 def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCredentials | None = None) -> int:
-    """Bind a server to ``HOST:PORT`` or ``unix:PATH``; returns the port (0 asks for a free one).
+    """Bind a server to ``HOST:PORT`` or ``unix:PATH``; return the port (0 binds a free one).
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
+        ServiceError: reason ``REQUEST_INVALID`` if the address cannot be bound.
     """
     check_port(address)
     try:
@@ -132,7 +133,7 @@ def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCre
 
 
 def check_port(address: str) -> None:
-    """Refuse a port that does not exist: libraries would listen on what is left of it.
+    """Refuse a port number above 65535: libraries would cut it and listen on another port.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID``.
@@ -143,10 +144,10 @@ def check_port(address: str) -> None:
 
 
 def cannot_listen(address: str, why: str) -> ServiceError:
-    """The error of an address that cannot be bound."""
+    """Return the error for an address that cannot be bound."""
     return ServiceError(
         f"cannot listen on {address}: {why}",
         reason="REQUEST_INVALID",
-        remedy="choose a free port, or end what uses it",
+        remedy="choose a free port, or end the program that uses it",
         about={"address": address},
     )

@@ -1,4 +1,4 @@
-"""A real, small fine-tuned model to try Slipway with: trained on the spot, from texts that come with Python."""
+"""Train a real, small fine-tuned model to try Slipway with, on texts that come with Python."""
 
 from slipway.sample.making import SampleSummary, make_sample
 from slipway.sample.recipe import Recipe

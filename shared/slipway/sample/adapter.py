@@ -1,4 +1,4 @@
-"""Training of the LoRA adapter with the Hugging Face Trainer, so that its checkpoints are what such a run leaves behind."""
+"""Train the LoRA adapter with the Hugging Face Trainer, so that its checkpoints are those of a real run."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def train_adapter(
     from transformers import Trainer, default_data_collator
 
     torch.manual_seed(seed)
-    # A run that loaded its base by this name would have it here; ours was trained in this process.
+    # Set the name as if the base had been loaded by it; ours was trained in this process.
     model.name_or_path = base_name
     lora = LoraConfig(
         r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
     with warnings.catch_warnings():
-        # peft looks for the base by name to see whether its vocabulary grew. It did not, and the name is no path here.
+        # peft searches the base by name to check whether its vocabulary grew. It did not, and the name is not a path here.
         warnings.filterwarnings("ignore", message="Could not find a config file in")
         warnings.filterwarnings("ignore", message="Unable to fetch remote file")
-        warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers about its own attributes
+        warnings.filterwarnings("ignore", category=FutureWarning)  # transformers warns about its own attributes
         adapted = get_peft_model(model, lora)
         trainer = Trainer(
             model=adapted,
@@ -93,7 +93,7 @@ def _arguments(folder: Path, *, recipe: Recipe, seed: int) -> TrainingArguments:
 
 
 def _samples(stream: Sequence[int], *, sequence: int) -> list[dict[str, list[int]]]:
-    """Training samples: consecutive windows of the stream; the remainder is dropped."""
+    """Cut the stream into training samples of consecutive windows; drop the remainder."""
     starts = range(0, len(stream) - sequence + 1, sequence)
     windows = (list(stream[start : start + sequence]) for start in starts)
     return [{"input_ids": ids, "labels": ids, "attention_mask": [1] * sequence} for ids in windows]
@@ -110,7 +110,7 @@ def _step_reporter(on_step: Callable[[int], None]) -> TrainerCallback:
 
 
 def _silence(trainer: Any) -> None:
-    """The trainer prints its log to stdout, which belongs to the command's own answer."""
+    """Stop the trainer from printing its log to stdout, which is for the command's result."""
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)

@@ -1,4 +1,4 @@
-"""Training of the base model from random weights."""
+"""Train the base model from random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 _WARMUP_STEPS = 15
-# Of the embedding at the start. Tied, it is the output layer too: Qwen's 0.02 is right for thousands of steps, not for hundreds.
+# Initial standard deviation of the embedding, which is tied to the output layer. Qwen's 0.02 suits thousands of steps, not hundreds.
 _EMBEDDING_STD = 0.03
 _CLIP_NORM = 1.0
 
@@ -27,7 +27,7 @@ def train_base(
     seed: int,
     on_step: Callable[[int], None],
 ) -> Qwen3ForCausalLM:
-    """A Qwen3 model trained on random windows of ``stream`` with AdamW; same seed and threads, same weights.
+    """Return a Qwen3 model trained on random windows of ``stream`` with AdamW; same seed and threads, same weights.
 
     Learning rates warm up linearly, then fall linearly to zero. Products are computed in bfloat16 where the processor
     multiplies it natively, which halves the time; weights and optimizer stay in float32 everywhere.
@@ -55,7 +55,7 @@ def train_base(
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, *, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 model of the recipe's shape with random weights and tied embeddings."""
+    """Return a Qwen3 model of the recipe's shape with random weights and tied embeddings."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -89,7 +89,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, recipe: Recipe, seed: int) 
 
 
 def native_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 natively; emulated, it would be slower than float32."""
+    """Return whether this processor multiplies bfloat16 natively; emulated, it would be slower than float32."""
     import torch
 
     capabilities: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
@@ -97,13 +97,13 @@ def native_bfloat16() -> bool:
 
 
 def perplexity(model: Qwen3ForCausalLM, stream: Sequence[int], *, sequence: int, windows: int) -> float:
-    """Exponential of the mean negative log likelihood per token.
+    """Return the exponential of the mean negative log likelihood per token.
 
     Args:
         model: The model, in evaluation mode.
         stream: Token ids of the text.
         sequence: Tokens of one window; the first of each is only context.
-        windows: At most so many windows, spread evenly over the text.
+        windows: Most windows, spread evenly over the text.
     """
     import torch
 

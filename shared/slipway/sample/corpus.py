@@ -1,4 +1,4 @@
-"""The sample's texts, all of which come with Python: its documentation topics and its standard library's sources."""
+"""The sample's texts, which all come with Python: documentation topics and sources of the standard library."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Corpus:
 
 
 def documentation() -> Corpus:
-    """English: the topics that ``help()`` shows, as they come with this Python.
+    """Return English text: the topics of this Python's ``help()``.
 
     Raises:
-        ModelExportError: reason ``FILE_ERROR``; this Python was installed without ``pydoc_data``.
+        ModelExportError: reason ``FILE_ERROR`` if this Python was installed without ``pydoc_data``.
     """
     try:
         from pydoc_data.topics import topics
@@ -75,13 +75,13 @@ def documentation() -> Corpus:
 
 
 def python_sources(folder: Path | None = None) -> Corpus:
-    """Python: sources of standard library modules.
+    """Return Python text: sources of standard library modules.
 
     Args:
-        folder: The standard library's folder; this Python's own when not given.
+        folder: The standard library's folder; this Python's by default.
 
     Raises:
-        ModelExportError: reason ``FILE_ERROR``; a module's source is not there.
+        ModelExportError: reason ``FILE_ERROR`` if a module's source is missing.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
     return Corpus(

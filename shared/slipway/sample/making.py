@@ -1,4 +1,4 @@
-"""The sample as a whole: train, save as a training run does, and describe what was made."""
+"""Make the sample: train, save like a training run, and describe the result."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def export_yaml() -> str:
 
 
 class SampleSummary(BaseModel):
-    """What :func:`make_sample` made. Also written as ``sample.json``, last of all.
+    """Description of a sample, also written as ``sample.json``, last of all.
 
     Attributes:
         seed: Seed of all weights and orders.
         recipe: Sizes, steps and learning rates.
-        libraries: Versions of what trained it.
+        libraries: Versions of the libraries that trained it.
         measured: Size and perplexities.
     """
 
@@ -72,22 +72,22 @@ def make_sample(
     recipe: Recipe | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> SampleSummary:
-    """Train a small Qwen3 base model and a LoRA on another text, and save both as a Hugging Face run does.
+    """Train a small Qwen3 base model and a LoRA on another text, and save both like a Hugging Face run.
 
     ``directory`` receives ``qwen3-base/``, ``qwen3-finetuned/checkpoint-N/``, ``heldout/heldout.txt`` (text of the
-    adapter's domain that was never trained on), ``export.yaml`` and, last, ``sample.json``. A sample that is already
-    there and was made by the same recipe, seed and libraries is kept.
+    adapter's domain that was never trained on), ``export.yaml`` and, last, ``sample.json``. An existing sample of the same
+    recipe, seed and libraries is kept.
 
     Args:
-        directory: Where to write; made if missing. Other files in it are left alone.
-        seed: Same seed and threads on the same machine, same weights.
-        threads: Threads of the training; two (or one, on a single core) when not given.
+        directory: Target folder; created if missing. Other files in it are left alone.
+        seed: The same seed and threads on the same machine give the same weights.
+        threads: Training threads; by default two, or one on a single core.
         recipe: Sizes and steps.
-        on_progress: Told of every training step.
+        on_progress: Called after every training step.
 
     Raises:
-        ModelExportError: reason ``OUTPUT_EXISTS``, something else of these names is in ``directory``;
-            ``FILE_ERROR``, this Python lacks the texts, or ``directory`` cannot be written.
+        ModelExportError: reason ``OUTPUT_EXISTS`` if ``directory`` has other files of these names; ``FILE_ERROR`` if this Python
+            lacks the texts or ``directory`` cannot be written.
     """
     recipe = recipe or Recipe()
     made = _made_before(directory, seed=seed, recipe=recipe)
@@ -122,7 +122,7 @@ def make_sample(
 
 
 def _made_before(directory: Path, *, seed: int, recipe: Recipe) -> SampleSummary | None:
-    """The sample that is there, if it is complete and the same one would be made again."""
+    """Return the existing sample if it is complete and equal to the one that would be made."""
     try:
         summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))
     except (OSError, ValidationError):

@@ -1,4 +1,4 @@
-"""What the sample is made of: sizes, step counts and learning rates, in one place."""
+"""Sizes, step counts and learning rates of the sample, in one place."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Recipe:
         sequence: Tokens of one training sequence.
         base_steps: Optimizer steps of the base model.
         base_learning_rate: Its peak learning rate.
-        embedding_learning_rate: The same for its embedding: most tokens are rare, and their rows have few
-            steps to move. Faster still learns more, but leaves an embedding that 4 bits cannot hold as well.
+        embedding_learning_rate: The same for its embedding: most tokens are rare, so their rows get few
+            steps. A higher rate learns more, but gives an embedding that 4 bits represent less well.
         adapter_steps: Optimizer steps of the adapter.
         adapter_learning_rate: Its peak learning rate.
         save_steps: Steps between two checkpoints of the adapter.

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer with Qwen's special tokens and chat markup, trained on the spot."""
+"""Train a byte-level BPE tokenizer with Qwen's special tokens and chat markup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most ``vocab_size`` tokens; every byte is one, so it can write any text."""
+    """Train a tokenizer of at most ``vocab_size`` tokens; every byte is a token, so it can encode any text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> list[int]:
-    """Token ids of all texts in order, each followed by the end-of-text token."""
+    """Return the token ids of all texts in order, each followed by the end-of-text token."""
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     stream: list[int] = []
     for text in texts:

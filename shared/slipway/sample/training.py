@@ -1,4 +1,4 @@
-"""Both trainings in order, in a process state that makes them repeatable and keeps them off the network."""
+"""Run both trainings in order, repeatably and without network access."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RUN = "qwen3-finetuned"
 
 # Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
 _THREADS = 2
-# Windows a perplexity is measured on, spread over the text; all of it would take a good part of the training's time.
+# Perplexity is measured on this many windows spread over the text; the whole text would take too long.
 _MEASURED_WINDOWS = 64
 
 
 class Measured(BaseModel):
-    """What the trained sample is.
+    """Figures of the trained sample.
 
     Attributes:
         parameters: Weights of the base model, tied ones counted once.
@@ -60,12 +60,12 @@ def train(
 
     Args:
         folder: Receives ``qwen3-base/`` and ``qwen3-finetuned/``.
-        english: What tokenizer and base learn.
-        python: What the adapter learns.
+        english: Text for tokenizer and base.
+        python: Text for the adapter.
         recipe: Sizes and steps.
         seed: Seed of all weights and orders.
-        threads: Threads; two, or one on a single core, when not given.
-        on_progress: Told of every step.
+        threads: Threads; by default two, or one on a single core.
+        on_progress: Called after every step.
     """
     from slipway.sample.tokenizer import train_tokenizer
 
@@ -150,7 +150,7 @@ def _steps(phase: str, total: int, on_progress: Callable[[Progress], None]) -> C
 
 @contextmanager
 def _deterministic(threads: int) -> Iterator[None]:
-    """Fixed number of threads and deterministic kernels; the caller's settings and random state come back after."""
+    """Use a fixed number of threads and deterministic kernels within the block; restore settings and random state afterwards."""
     with sleeping_threads():
         import torch
 
@@ -168,11 +168,11 @@ def _deterministic(threads: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet_and_offline() -> Iterator[None]:
-    """Keep peft from asking the hub for a base model of the sample's name: it reads this variable on every save.
+    """Keep peft, which reads this variable on every save, from asking the hub for a base model of the sample's name.
 
-    Progress bars are off too: the caller is told of the progress.
+    Turn progress bars off too, because the caller gets the progress.
     """
-    from transformers.utils import logging  # also reads its own environment before it changes here
+    from transformers.utils import logging  # imported first, so that it reads its environment before we change it
 
     before, bars = os.environ.get("HF_HUB_OFFLINE"), logging.is_progress_bar_enabled()
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,1 +1,1 @@
-"""Who may call what: certificates, tokens, roles and limits, for servers and clients alike."""
+"""Certificates, tokens, roles and limits of servers and clients."""

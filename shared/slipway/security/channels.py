@@ -1,4 +1,4 @@
-"""A client's side: channels with the certificates and the token of the settings, renewed when their files change."""
+"""Client channels with the configured certificates and token, renewed when their files change."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from slipway.security.reloading import Reloaded
 from slipway.security.server import is_private
 from slipway.security.tls import channel_credentials, load
 from slipway.settings.security import Security
+from slipway.texts import quoted
 
 _OLD_CHANNEL_SECONDS = 60.0
+_USER = re.compile(r"\S*@")
+"""Somebody's name, and perhaps a password, before a host: no address of a coordinator has one, and messages do not repeat it."""
 _ADDRESS = re.compile(r"(?:(?:dns|ipv4|ipv6):(?:///)?)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}|unix:.+")
 
 T = TypeVar("T")
@@ -30,23 +33,24 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Identity:
-    """What a client shows of itself, and whether it may show it there.
+    """A client's certificates and token for one address.
 
     Args:
-        address: Where it connects to; a unix socket is private and takes no TLS.
-        security: Settings; None is a client without any identity.
+        address: Address to connect to; a unix socket is private and uses no TLS.
+        security: Settings; None is a client without an identity.
 
     Raises:
-        ConfigurationError: What is no address, which would be tried again and again; reason ``TLS_INVALID`` or ``ACCESS_INVALID``
-            for files that cannot be used, or a token that would travel unencrypted.
+        ConfigurationError: ``address`` is malformed (gRPC would retry it for ever); reason ``TLS_INVALID`` or ``ACCESS_INVALID``
+            for files that cannot be used, or a token that would be sent unencrypted.
     """
 
     def __init__(self, address: str, security: Security | None) -> None:
         if not _ADDRESS.fullmatch(address):
+            shown = _USER.sub("***@", address)
             raise ConfigurationError(
-                f"{address!r} is not the address of a coordinator",
+                f"{quoted(shown)} is not the address of a coordinator",
                 remedy="write HOST:PORT, such as coordinator:7070 or [fd00::1]:7070",
-                about={"address": address},
+                about={"address": shown},
             )
         security = security or Security()
         files = None if address.startswith("unix:") else security.tls
@@ -57,7 +61,7 @@ class Identity:
             self._options.append(("grpc.ssl_target_name_override", security.tls_server_name))  # type: ignore[arg-type]
         if self._token() and self._material is None and not is_private(address):
             raise ConfigurationError(
-                f"a token would travel to {address} without encryption",
+                f"a token would be sent to {address} without encryption",
                 reason="TLS_INVALID",
                 remedy="give --tls-ca-file, or SLIPWAY_TLS_CA_FILE",
                 about={"address": address},
@@ -70,7 +74,7 @@ class Identity:
 
     @property
     def generation(self) -> int:
-        """Changes when the certificates did."""
+        """Number that changes with the certificates."""
         if self._material is None:
             return 0
         self._material.current()
@@ -82,17 +86,17 @@ class Identity:
         return self._options
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials of a new channel; None for a plain one."""
+        """Return credentials for a new channel; None for one without TLS."""
         return None if self._material is None else channel_credentials(self._material.current())
 
     def metadata(self) -> Metadata:
-        """What every call carries."""
+        """Return the metadata of every call."""
         token = self._token()
         return (("authorization", f"Bearer {token}"),) if token else ()
 
 
 class BlockingChannel:
-    """A channel that is made anew when certificates change. Calls under way go on over the old one. Safe for several threads."""
+    """A channel that is replaced when certificates change. Running calls continue over the old one. Safe for several threads."""
 
     def __init__(self, address: str, security: Security | None = None) -> None:
         self._address = address
@@ -103,7 +107,7 @@ class BlockingChannel:
         self._lock = threading.Lock()
 
     def stub(self, make: Callable[[grpc.Channel], T]) -> T:
-        """The stub of a service, for the next call. One that is made on a closed channel ends the process (gRPC 1.85).
+        """Return the stub of a service for the next call; never on a closed channel, which would end the process (gRPC 1.85).
 
         Raises:
             ServiceError: reason ``CANCELLED`` after :meth:`close`.
@@ -120,11 +124,11 @@ class BlockingChannel:
         """Close the connection; calls under way end."""
         with self._lock:
             self._closed = True
-        self._channel.close()  # waits for what is done when a call ends, and that may ask for a stub
+        self._channel.close()  # outside the lock: it waits for callbacks of calls, which may ask for a stub
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
-        """Around a call: to gRPC it is a wrong value when the channel was closed since the stub was made."""
+        """Translate the ``ValueError`` that gRPC raises for a call on a channel closed meanwhile."""
         try:
             yield
         except ValueError as error:
@@ -141,7 +145,7 @@ class BlockingChannel:
 
 
 class AsyncChannel:
-    """The same for asyncio; use it as a context manager."""
+    """The asyncio version of :class:`BlockingChannel`; use it as a context manager."""
 
     def __init__(self, address: str, security: Security | None = None) -> None:
         self._address = address
@@ -152,7 +156,7 @@ class AsyncChannel:
         self._closing: set[asyncio.Task[None]] = set()
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for the next call.
+        """Return the channel for the next call.
 
         Raises:
             ServiceError: reason ``CANCELLED`` after :meth:`close`.
@@ -171,7 +175,7 @@ class AsyncChannel:
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
-        """Around a call: that it ends when the channel is closed is an error, not the cancellation of who made it."""
+        """Translate the cancellation of a call by closing the channel into an error, because its caller was not cancelled."""
         try:
             yield
         except asyncio.CancelledError as error:
@@ -209,7 +213,7 @@ def _was_closed(address: str) -> ServiceError:
 
 
 def _token_source(security: Security) -> Any:
-    """A function that gives the token as of now."""
+    """Return a function that returns the current token."""
     path = security.token_file
     if path is None:
         token = security.token.get_secret_value().strip()
@@ -235,6 +239,6 @@ def _bad_token(where: str, what: str = "holds no token") -> ConfigurationError:
     return ConfigurationError(
         f"{where} {what}",
         reason="ACCESS_INVALID",
-        remedy="it is one line of 16 to 512 printable characters; slipway token makes one",
+        remedy="a token is one line of 16 to 512 printable characters; slipway token makes one",
         about={"file": where},
     )

@@ -1,4 +1,4 @@
-"""Flags of servers; they take names of files, never secrets, which ``ps`` would show, and numbers within their limits."""
+"""Flags of servers. They take names of files, never secrets, which ``ps`` would show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway.settings.security import Security
 Number = TypeVar("Number", int, float)
 
 _FLAGS = {
-    "tls_ca_file": "authorities of the other ends' certificates; connections without one are refused",
+    "tls_ca_file": "authorities (PEM) of the peers' certificates; peers without a certificate are refused",
     "tls_cert_file": "this process's certificate with its chain (PEM)",
     "tls_key_file": "its key (PEM)",
     "access_file": "who may call: names, roles, projects, hashes of tokens",
@@ -21,7 +21,7 @@ _FLAGS = {
 
 
 def add_flags(parser: argparse.ArgumentParser, *, token: bool = False) -> None:
-    """Add the flags of a server; ``token`` for one that calls others too."""
+    """Add the security flags of a server; with ``token`` also that of its own token."""
     group = parser.add_argument_group("security", "Each is SLIPWAY_… too. Files are read again when they change.")
     for name, meaning in _FLAGS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=Path, metavar="FILE", help=meaning)
@@ -33,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser, *, token: bool = False) -> None:
 
 
 def at_least(least: Number) -> Callable[[str], Number]:
-    """For ``type=`` of a flag: a number of the kind of ``least``, and no smaller."""
+    """Return a parser for ``type=`` of a flag: a number of the type of ``least``, at least as large."""
 
     def read(text: str) -> Number:
         kind = type(least)
@@ -49,10 +49,10 @@ def at_least(least: Number) -> Callable[[str], Number]:
 
 
 def examples(*lines: str) -> str:
-    """For ``epilog=`` of a parser that formats none of its texts."""
+    """Return examples for ``epilog=`` of a parser that does not format its texts."""
     return "\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
 
 
 def given(arguments: argparse.Namespace, security: Security) -> Security:
-    """Settings from the environment, with flags in their place."""
+    """Return the settings of the environment, replaced by given flags."""
     return security.replacing(**{name: getattr(arguments, name, None) for name in (*_FLAGS, "token_file")})

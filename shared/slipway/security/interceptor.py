@@ -1,4 +1,4 @@
-"""The one place where a server decides whether a call is let in."""
+"""The one place where a server admits or refuses calls."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from google.protobuf.message import DecodeError
 
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.observability import metrics
-from slipway.rpc.wire import STATUS_KEY, call_status
+from slipway.rpc.statuses import STATUS_KEY, call_status
 from slipway.security.access.audit import AUDITED, Attempt, audited
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import RULES, Rule
+from slipway.security.incoming import Incoming, Room, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
 
 log = logging.getLogger("slipway.security")
 
 current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
-"""Who makes the call that is being answered."""
+"""The caller of the call being served."""
 
 Context = grpc.aio.ServicerContext
 Parse = Callable[[bytes], Any] | None
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Identifies, authorizes and bounds every call of a server.
+    """Identifies, authorizes and limits every call of a server.
 
     Args:
-        authenticator: Finds out who calls.
-        encrypted_only: Answer only RPCs that are open to everybody on connections without TLS.
-        limits: What one client may use.
-        rules: Terms of each RPC.
-        audits: Write down who changes what; see :mod:`slipway.security.access.audit`.
+        authenticator: Identifies callers.
+        encrypted_only: On connections without TLS, serve only RPCs that are open to everybody.
+        limits: Limits of one client.
+        rules: Rule of each RPC.
+        audits: Whether to write the audit log; see :mod:`slipway.security.access.audit`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._rules = rules
         self._audits = audits
         self._streams = OpenStreams(self._limits)
+        self._incoming = Incoming(self._limits)
 
     async def intercept_service(
         self,
@@ -65,21 +67,30 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
-        make, behaviour = _parts(handler)
-        wrap = self._streaming if handler.response_streaming else self._answering
-        # Requests are read by the checks, so that nobody unknown has the server parse anything.
-        return make(wrap(handler_call_details, handler, behaviour), response_serializer=handler.response_serializer)
+        # Each method is one of streams to gRPC, which then takes in only the messages that are asked for, here and by the checks: nobody
+        # unknown has the server keep or parse anything.
+        if handler.response_streaming:
+            answering: Any = self._streaming(handler_call_details, handler)
+            return grpc.stream_stream_rpc_method_handler(answering, response_serializer=handler.response_serializer)
+        answering = self._answering(handler_call_details, handler)
+        return grpc.stream_unary_rpc_method_handler(answering, response_serializer=handler.response_serializer)
 
-    def _answering(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
-        async def call(request: Any, context: Context) -> Any:
-            with self._audited(details, handler, request, context) as attempt:
+    def _answering(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+        behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def call(stream: AsyncIterator[bytes], context: Context) -> Any:
+            with self._audited(details, handler, context) as attempt:
                 try:
-                    rule, principal = self._admit(details, context)
+                    rule, principal = self._identify(details, context)
+                    room = self._room(principal, context)
                     if handler.request_streaming:
-                        requests = self._requests(rule, principal, request, handler.request_deserializer, patient=False)
+                        _authorize(rule, principal, details)
+                        requests = self._requests(rule, principal, stream, room, handler.request_deserializer)
                         async with self._counted(principal, context):
                             return await behaviour(requests, context)
-                    attempt.request = self._read(rule, principal, request, handler.request_deserializer)
+                    attempt.data = await _only_message(stream, room, rule)
+                    _authorize(rule, principal, details)
+                    attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
                     async with _in_time(f"{details.method} took longer", rule.seconds):
                         attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
@@ -88,13 +99,21 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, details: grpc.HandlerCallDetails, handler: Any, behaviour: Any) -> Any:
-        async def call(request: Any, context: Context) -> None:
-            with self._audited(details, handler, request, context) as attempt:
+    def _streaming(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+        behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+        async def call(stream: AsyncIterator[bytes], context: Context) -> None:
+            with self._audited(details, handler, context) as attempt:
                 try:
-                    rule, principal = self._admit(details, context)
-                    read = self._requests if handler.request_streaming else self._read
-                    attempt.request = read(rule, principal, request, handler.request_deserializer)
+                    rule, principal = self._identify(details, context)
+                    room = self._room(principal, context)
+                    if handler.request_streaming:
+                        _authorize(rule, principal, details)
+                        attempt.request = self._requests(rule, principal, stream, room, handler.request_deserializer)
+                    else:
+                        attempt.data = await _only_message(stream, room, rule)
+                        _authorize(rule, principal, details)
+                        attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
                     async with self._counted(principal, context):
                         await self._stream(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
@@ -103,13 +122,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     @contextlib.contextmanager
-    def _audited(
-        self, details: grpc.HandlerCallDetails, handler: Any, data: Any, context: Context
-    ) -> Iterator[Attempt]:
-        """Note what becomes of a call, and write it down if it is of a method that changes something."""
+    def _audited(self, details: grpc.HandlerCallDetails, handler: Any, context: Context) -> Iterator[Attempt]:
+        """Track a call's outcome; write it to the audit log if the method changes something."""
         method = str(details.method)
 
-        def read() -> Any:
+        def read(data: bytes) -> Any:
             check_size(data, self._rules[method].max_bytes)
             return handler.request_deserializer(data)
 
@@ -120,24 +137,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             yield attempt
 
     async def _requests(
-        self, rule: Rule, principal: Principal, stream: Any, parse: Parse, *, patient: bool = True
+        self, rule: Rule, principal: Principal, stream: AsyncIterator[bytes], room: Room, parse: Parse
     ) -> AsyncIterator[Any]:
-        """The requests of a stream, checked one by one; the first one says what the call is about.
+        """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
-            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come and nobody is patient.
+            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come.
         """
-        first, incoming = True, aiter(stream)
-        while True:
-            async with _in_time("the next message of the stream took longer", None if patient else rule.seconds):
-                data = await anext(incoming, None)
-            if data is None:
-                return
-            yield self._read(rule, principal, data, parse, about=rule.resource if first else "")
-            first = False
+        about = rule.resource
+        while (data := await next_message(stream, room, seconds=rule.seconds)) is not None:
+            yield self._read(rule, principal, data, parse, about=about)
+            about = ""
 
     async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
-        """Send what a method yields; a reader that does not take a message in time is let go."""
+        """Send a method's responses; end the call of a reader that does not take a message in time."""
         if not hasattr(answering, "__aiter__"):
             await answering  # it writes to the context itself
             return
@@ -152,38 +165,37 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     raise ServiceError(
                         f"the stream was not read for {seconds:g} s",
                         reason="TRANSFER_SLOW",
-                        remedy="go on from what was read, and read faster",
+                        remedy="resume after the last message read, and read faster",
                     ) from error
         finally:
             await answering.aclose()
 
-    def _admit(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
-        """Who calls, when the role allows it.
+    def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
+        """The terms of a call, and who makes it.
 
         Raises:
-            ServiceError: reason ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
+            ServiceError: reason ``UNAUTHENTICATED``, or ``PERMISSION_DENIED`` for a call without terms.
         """
         current_principal.set(ANONYMOUS)
         method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
-            raise denied(f"{method} has no access rule", remedy="it is a fault of this server")
+            raise denied(f"{method} has no access rule", remedy="report it: this is a fault of the server")
         if not rule.roles:
             return rule, self._callers.identify_if_shown(context)
         principal = self._callers.identify(context)
         current_principal.set(principal)
-        if not principal.roles & rule.roles:
-            raise denied(
-                f"{principal.name} may not call {method.rpartition('/')[2]}",
-                remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
-            )
-        if rule.every_project and not principal.may_see("*"):
-            raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
         return rule, principal
+
+    def _room(self, principal: Principal, context: Context) -> Room:
+        """Where a message of a caller has to have room."""
+        if principal is ANONYMOUS:
+            return lambda: self._incoming.unnamed(host_of(context))
+        return lambda: self._incoming.of_principal(principal.name)
 
     @contextlib.asynccontextmanager
     async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
-        """Count a stream as its caller's while it is open.
+        """Count a stream as its caller's while the block runs.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -196,7 +208,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 yield
 
     def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
-        """The request, when it is within limits and about what the caller may see: the rule's field, unless said otherwise.
+        """Parse a request, and check its limits and its resource (the rule's field, or ``about`` if given).
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or one of
@@ -217,8 +229,35 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return request
 
 
+def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetails) -> None:
+    """Refuse a caller whose role does not allow a call.
+
+    Raises:
+        ServiceError: reason ``PERMISSION_DENIED``.
+    """
+    if rule.roles and not principal.roles & rule.roles:
+        raise denied(
+            f"{principal.name} may not call {str(details.method).rpartition('/')[2]}",
+            remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
+        )
+    if rule.every_project and not principal.may_see("*"):
+        raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
+
+
+async def _only_message(stream: AsyncIterator[bytes], room: Room, rule: Rule) -> bytes:
+    """The request of a call that has one.
+
+    Raises:
+        ServiceError: reason ``CALL_TIMEOUT``, or ``REQUEST_INVALID`` without one.
+    """
+    data = await next_message(stream, room, seconds=rule.seconds)
+    if data is None:
+        raise ServiceError("the call has no request", reason="REQUEST_INVALID")
+    return data
+
+
 def check_project(principal: Principal, field: str, resource: str) -> None:
-    """Refuse what belongs to another project, in the words for what does not exist.
+    """Refuse a resource of another project with the same error as for one that does not exist.
 
     Raises:
         ServiceError: reason ``EXPORT_NOT_FOUND``, ``PERMISSION_DENIED`` for a whole project, or ``REQUEST_INVALID``.
@@ -235,48 +274,37 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
     if principal.may_see(parts[1]):
         return
     if field == "parent":
-        raise denied(f"{principal.name} is not of the project {parts[1]!r}", remedy="name one of your own projects")
+        raise denied(
+            f"{principal.name} has no access to the project {parts[1]!r}", remedy="name one of your own projects"
+        )
     if parts[2:3] == ["artifacts"]:
         raise no_artifact(parts[1], "/".join(parts[3:]))
     raise ServiceError(
         f"there is no export {resource}",
         reason="EXPORT_NOT_FOUND",
-        remedy="slipway list shows those there are",
+        remedy="slipway list shows the existing exports",
         about={"export": resource},
     )
 
 
 def no_artifact(project: str, digest: str) -> ArtifactError:
-    """A project has no such artifact, whether or not another one has."""
+    """Return the error for an artifact that is not the project's, whether or not another project has it."""
     return ArtifactError(
         f"the project {project} has no artifact {digest}",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="slipway push --coordinator brings one",
+        remedy="upload it with slipway push --coordinator",
         about={"digest": digest},
     )
 
 
 def denied(what: str, *, remedy: str) -> ServiceError:
-    """The refusal of a caller whose role does not go so far."""
+    """Return the refusal of a caller without the right to call."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
-
-
-def _parts(handler: grpc.RpcMethodHandler) -> tuple[Any, Any]:
-    """How a handler of its kind is made, and what it does."""
-    match (handler.request_streaming, handler.response_streaming):
-        case (False, False):
-            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
-        case (False, True):
-            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
-        case (True, False):
-            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
-        case _:
-            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
 @contextlib.asynccontextmanager
 async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
-    """End what takes too long.
+    """End a block that takes too long.
 
     Raises:
         ServiceError: reason ``CALL_TIMEOUT``.

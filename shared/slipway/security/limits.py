@@ -1,11 +1,11 @@
-"""Limits that hold for every call, whoever makes it."""
+"""Limits for every call, whoever makes it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,15 @@ from slipway.texts import quoted, shortened
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may use.
+    """Limits of one client.
 
     Attributes:
-        streams: Streams that one principal has open at a time.
-        unnamed_streams: Streams that callers without an identity have open at a time, from one address.
+        streams: Open streams of one principal.
+        unnamed_streams: Open streams of callers without an identity, from one address.
         all_unnamed_streams: The same, from all addresses.
-        write_seconds: How long one message of a stream may wait for a reader that does not read.
+        requests: Messages of one principal that are on their way in at a time.
+        unnamed_requests: The same of all callers without an identity.
+        write_seconds: How long a message of a stream may wait for its reader.
         items: Entries of a list or map in a request.
         labels: Labels and sources of an export.
         text_bytes: Length of a text in a request.
@@ -34,6 +36,8 @@ class Limits:
     streams: int = 256
     unnamed_streams: int = 64
     all_unnamed_streams: int = 1024
+    requests: int = 16
+    unnamed_requests: int = 16
     write_seconds: float = 60.0
     items: int = 256
     labels: int = 64
@@ -46,7 +50,7 @@ _FEW = frozenset({"labels", "sources", "inputs"})
 
 
 def check_request(request: Any, limits: Limits) -> None:
-    """Refuse texts and lists that are longer than anything sensible, and texts that no database takes.
+    """Refuse texts and lists that exceed the limits, and texts that the database cannot store.
 
     Raises:
         ServiceError: reason ``LIMIT_EXCEEDED`` or ``REQUEST_INVALID``, naming the field.
@@ -56,7 +60,7 @@ def check_request(request: Any, limits: Limits) -> None:
 
 
 def check_size(request: bytes, max_bytes: int) -> None:
-    """Refuse a request that is larger than its RPC takes.
+    """Refuse a request that is larger than its RPC allows.
 
     Raises:
         ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -85,7 +89,7 @@ def _check(message: Message, limits: Limits, *, path: str) -> None:
 
 
 def _entries(field: FieldDescriptor, value: Any) -> Sequence[Any]:
-    """Items of a list; of a map from texts, its values or, when they are texts too, pairs."""
+    """Return the items of a list, the values of a map, or the pairs of a map of texts."""
     if field.message_type is None or not field.message_type.GetOptions().map_entry:
         return list(value)
     of = field.message_type.fields_by_name["value"]
@@ -98,7 +102,7 @@ def _check_text(text: str, most: int, *, name: str) -> None:
     size = len(text.encode())
     if size > most:
         raise exceeded(f"{name} has {size} bytes, {most} are allowed", field=name)
-    if "\0" in text:  # PostgreSQL has no way to store it, or to compare with it
+    if "\0" in text:  # PostgreSQL can neither store nor compare it
         raise ServiceError(
             f"{quoted(name)} has a NUL character",
             reason="REQUEST_INVALID",
@@ -108,13 +112,13 @@ def _check_text(text: str, most: int, *, name: str) -> None:
 
 
 def exceeded(what: str, *, field: str) -> ServiceError:
-    """The refusal of what is over a limit."""
+    """Return the refusal of a request that exceeds a limit."""
     about = {"field": field} if field else None
-    return ServiceError(what, reason="LIMIT_EXCEEDED", remedy="ask for less", about=about)
+    return ServiceError(what, reason="LIMIT_EXCEEDED", remedy="send less", about=about)
 
 
 class OpenStreams:
-    """Counts the streams that each principal has open, and apart from them those of callers without an identity.
+    """Counts the open streams of each principal and, separately, those of callers without an identity.
 
     All methods run on one event loop.
     """
@@ -122,11 +126,15 @@ class OpenStreams:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._open: Counter[str] = Counter()
-        self._unnamed: dict[str, list[asyncio.Timeout]] = {}
+        self._unnamed = Places(
+            each=limits.unnamed_streams,
+            together=limits.all_unnamed_streams,
+            newer="opened newer streams without an identity",
+        )
 
     @contextmanager
     def one(self, principal: str) -> Iterator[None]:
-        """Hold one of a principal's streams.
+        """Count as one of a principal's streams while the block runs.
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``.
@@ -142,43 +150,60 @@ class OpenStreams:
             if not self._open[principal]:
                 del self._open[principal]
 
-    @asynccontextmanager
-    async def unnamed(self, address: str) -> AsyncIterator[None]:
-        """Hold a stream of a caller without an identity. Where there are too many, the oldest of the address that has most ends.
+    def unnamed(self, address: str) -> AbstractAsyncContextManager[None]:
+        """Hold a stream of a caller without an identity."""
+        return self._unnamed.one(address)
 
-        A new one is never refused: whoever fills the room from an address cannot keep the others there out.
+
+class Places:
+    """Places of callers without an identity. Where there are too many, the oldest of the address that has most ends.
+
+    A new one is never refused: whoever fills the room from an address cannot keep the others there out.
+
+    Args:
+        each: How many one address may have.
+        together: How many all may have.
+        newer: What an address did whose oldest place ends.
+    """
+
+    def __init__(self, *, each: int, together: int, newer: str) -> None:
+        self._each, self._together, self._newer = each, together, newer
+        self._held: dict[str, list[asyncio.Timeout]] = {}
+
+    @asynccontextmanager
+    async def one(self, address: str) -> AsyncIterator[None]:
+        """Hold a place.
 
         Raises:
-            ServiceError: reason ``LIMIT_EXCEEDED``, when this one has to end.
+            ServiceError: reason ``LIMIT_EXCEEDED`` if this stream is ended.
         """
         try:
-            async with asyncio.timeout(None) as stream:
-                self._unnamed.setdefault(address, []).append(stream)
+            async with asyncio.timeout(None) as place:
+                self._held.setdefault(address, []).append(place)
                 self._make_room(address)
                 try:
                     yield
                 finally:
-                    self._forget(address, stream)
+                    self._forget(address, place)
         except TimeoutError as error:
-            if not stream.expired():
+            if not place.expired():
                 raise
-            raise exceeded(f"{address} opened newer streams without an identity", field="") from error
+            raise exceeded(f"{address} {self._newer}", field="") from error
 
     def _make_room(self, address: str) -> None:
-        own, limits = self._unnamed[address], self._limits
-        if len(own) > limits.unnamed_streams:
+        if len(self._held[address]) > self._each:
             self._end_oldest(address)
-        elif sum(map(len, self._unnamed.values())) > limits.all_unnamed_streams:
-            self._end_oldest(max(self._unnamed, key=lambda one: len(self._unnamed[one])))
+        elif sum(map(len, self._held.values())) > self._together:
+            self._end_oldest(max(self._held, key=lambda one: len(self._held[one])))
 
     def _end_oldest(self, address: str) -> None:
-        oldest = self._unnamed[address][0]
+        oldest = self._held[address][0]
         self._forget(address, oldest)
         oldest.reschedule(0.0)  # as if its time were over
 
-    def _forget(self, address: str, stream: asyncio.Timeout) -> None:
-        streams = self._unnamed.get(address, [])
-        if stream in streams:
-            streams.remove(stream)
-        if not streams:
-            self._unnamed.pop(address, None)
+    def _forget(self, address: str, place: asyncio.Timeout) -> None:
+        held = self._held.get(address, [])
+        if place in held:
+            held.remove(place)
+        if not held:
+            self._held.pop(address, None)

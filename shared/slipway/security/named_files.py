@@ -1,4 +1,4 @@
-"""What errors say of the files that settings name: their paths, unless somebody typed the secret itself in place of its file's name."""
+"""Describe files named by settings in errors, without showing a secret that was typed in place of its file's name."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 
 def described(path: Path, setting: str) -> str:
-    """Return the path of a file, or what names it where the path may be the secret.
+    """Return the path of a file, or a description of its setting if the path may be the secret.
 
     Args:
-        path: As it was given.
-        setting: What gave it, such as ``token_file``.
+        path: The given path.
+        setting: Its setting, such as ``token_file``.
     """
     if is_path(path):
         return str(path)
     flag = f"--{setting.replace('_', '-')}"
-    return f"what {flag} or SLIPWAY_{setting.upper()} names (not repeated, as it may be the secret itself)"
+    return f"the value of {flag} or SLIPWAY_{setting.upper()} (not shown, because it may be the secret itself)"
 
 
 def is_path(path: Path) -> bool:
-    """Whether this is the path of something: it is there, or at least the folder that the path begins with is."""
+    """Return whether this is a real path: it exists, or at least its first folder does."""
     start = path.parts[: 2 if path.is_absolute() else 1]
-    # Path's own methods fail on a name as long as a key.
+    # Methods of Path fail on a name as long as a key.
     return os.path.lexists(path) or (len(path.parts) > len(start) and os.path.isdir(Path(*start)))  # noqa: PTH112

@@ -1,4 +1,4 @@
-"""Values read from files, and read again when the files change."""
+"""Values made from files, and made again when the files change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class Reloaded(Generic[T]):
-    """A value made from files, made anew when one of them was replaced or written.
+    """A value made from files, made again when one of them is replaced or written.
 
-    New content that cannot be used is logged once, and the last good value stays: a certificate and its key are two files,
-    and whoever renews them writes one first. Safe for several threads.
+    If the new content is unusable, this is logged once and the last good value stays, because a certificate and its key are two
+    files that are renewed one after the other. Safe for several threads.
 
     Args:
-        paths: Files to look at; symbolic links are followed, as Kubernetes changes mounted secrets through them.
-        load: Makes the value; raises :class:`ModelExportError` when it cannot.
+        paths: Files to watch; symbolic links are followed, because Kubernetes changes mounted secrets through them.
+        load: Makes the value; raises :class:`ModelExportError` if it cannot.
 
     Raises:
         ModelExportError: The first load fails.
@@ -39,7 +39,7 @@ class Reloaded(Generic[T]):
         self.generation = 0
 
     def current(self) -> T:
-        """The value as of now."""
+        """Return the current value."""
         with self._lock:
             seen = signature(self._paths)
             if seen != self._signature:
@@ -50,7 +50,7 @@ class Reloaded(Generic[T]):
         try:
             value = self._load()
         except ModelExportError as error:
-            log.error(f"what was loaded before stays in use: {error}")
+            log.error(f"the files loaded before stay in use: {error}")
         else:
             if signature(self._paths) != seen:
                 return  # written meanwhile: the next call reads again
@@ -61,7 +61,7 @@ class Reloaded(Generic[T]):
 
 
 def signature(paths: Sequence[Path]) -> Signature:
-    """What changes when a file is replaced or written; a missing file is all zeros."""
+    """Return a value that changes when a file is replaced or written; a missing file is all zeros."""
     found = []
     for path in paths:
         try:

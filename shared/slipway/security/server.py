@@ -1,4 +1,4 @@
-"""A server's side: who may connect, and what it answers without TLS."""
+"""Security of a server: its certificates, its ports, and whom it admits."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _LOOPBACK = ("127.", "[::1]", "localhost:")
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """How a server listens and whom it lets in; by default a private one, as on a unix socket.
+    """How a server listens and whom it admits; by default a private one, as on a unix socket.
 
     Attributes:
         tls: Certificate and key; with an authority, clients must have certificates too.
-        authenticator: Finds out who calls.
-        limits: What one client may use.
-        health_address: ``HOST:PORT`` of a second, plain port that answers health checks only: probes of Kubernetes
-            speak no TLS. Empty for none.
-        token_address: ``HOST:PORT`` of a second TLS port that asks clients for no certificate, for those who show a token.
+        authenticator: Identifies callers.
+        limits: Limits of one client.
+        health_address: ``HOST:PORT`` of a second port without TLS, for health checks only: Kubernetes' probes speak no TLS.
             Empty for none.
-        audits: Write down who changes what.
+        token_address: ``HOST:PORT`` of a second TLS port that requires no client certificate, for callers with a token.
+            Empty for none.
+        audits: Whether to write the audit log.
     """
 
     tls: TlsFiles | None = None
@@ -49,7 +49,7 @@ class ServerSecurity:
     def __post_init__(self) -> None:
         if self.health_address and self.tls is None:
             raise ConfigurationError(
-                "a port for health checks is needed only beside TLS",
+                "a port for health checks is needed only with TLS",
                 reason="TLS_INVALID",
                 remedy="give certificates, or leave out --health-listen: the main port answers plain probes",
             )
@@ -61,13 +61,13 @@ class ServerSecurity:
             )
 
     def interceptor(self) -> AccessInterceptor:
-        """What checks this server's calls."""
+        """Return the interceptor that checks this server's calls."""
         return AccessInterceptor(
             self.authenticator, encrypted_only=self.tls is not None, limits=self.limits, audits=self.audits
         )
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Bind a server to its address, and to those for health checks and tokens; returns the first one's port.
+        """Bind a server to its address, and to those for health checks and tokens; return the port of the first.
 
         Raises:
             ServiceError: An address cannot be bound.
@@ -82,7 +82,7 @@ class ServerSecurity:
 
 
 def is_private(address: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     return address.startswith(("unix:", *_LOOPBACK))
 
 
@@ -94,10 +94,10 @@ def coordinator_security(
     token_address: str = "",
     allow_anonymous: bool = False,
 ) -> ServerSecurity:
-    """Security of a coordinator.
+    """Return the security of a coordinator.
 
     Raises:
-        ConfigurationError: reason ``ACCESS_OPEN`` when a network can reach it and nobody is named who may; reason
+        ConfigurationError: reason ``ACCESS_OPEN`` if it is reachable over a network without an access file; reason
             ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
     """
     authenticator: Authenticator
@@ -107,13 +107,13 @@ def coordinator_security(
         authenticator = Everyone(OWNER)
     else:
         raise ConfigurationError(
-            f"everybody who reaches {address} could command this coordinator",
+            f"every caller that reaches {address} could control this coordinator",
             reason="ACCESS_OPEN",
-            remedy="give --access-file, listen on 127.0.0.1, or say --allow-anonymous on a network of your own",
+            remedy="give --access-file, listen on 127.0.0.1, or give --allow-anonymous on a private network",
             about={"address": address},
         )
     if security.tls is None and not is_private(address):
-        log.warning(f"calls to {address} travel unencrypted: give --tls-cert-file and --tls-key-file")
+        log.warning(f"calls to {address} are not encrypted: give --tls-cert-file and --tls-key-file")
     return ServerSecurity(
         tls=security.tls,
         authenticator=authenticator,
@@ -124,7 +124,7 @@ def coordinator_security(
 
 
 def worker_security(security: Security, *, address: str, health_address: str = "") -> ServerSecurity:
-    """Security of a worker's own small server: on a network and without an access file, it answers health checks only.
+    """Return the security of a worker's own server: on a network and without an access file, it serves only health checks.
 
     Raises:
         ConfigurationError: reason ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
@@ -132,6 +132,6 @@ def worker_security(security: Security, *, address: str, health_address: str = "
     authenticator: Authenticator = Everyone(OWNER) if is_private(address) else Nobody()
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
-    # A worker may have an authority only, to know its coordinator by.
+    # A worker may have only an authority, to verify its coordinator.
     tls = security.tls if security.tls_cert_file is not None else None
     return ServerSecurity(tls=tls, authenticator=authenticator, health_address=health_address, audits=True)

@@ -32,19 +32,19 @@ def load(files: TlsFiles) -> Material:
         ConfigurationError: reason ``TLS_INVALID``, naming the file.
     """
     if (files.certificate is None) != (files.key is None):
-        raise _invalid("a certificate and its key belong together, and one is named")
+        raise _invalid("a certificate and its key belong together, but only one is named")
     content = [None if path is None else _read(path, kind) for kind, path in files.named().items()]
     if files.ca is not None:
         try:
             ssl.create_default_context(cafile=str(files.ca))
         except ssl.SSLError as error:
-            raise _invalid(f"{files.ca}: no certificate authority is in it ({error.reason})", files.ca) from error
+            raise _invalid(f"{files.ca} has no certificate authority ({error.reason})", files.ca) from error
     if files.certificate is not None and files.key is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
                 files.certificate,
                 files.key,
-                password=lambda: b"",  # without it, an encrypted key asks on the terminal
+                password=lambda: b"",  # otherwise an encrypted key prompts on the terminal
             )
         except ssl.SSLError as error:
             raise _invalid(
@@ -54,9 +54,9 @@ def load(files: TlsFiles) -> Material:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials of a server; with an authority, clients must show a certificate of it.
+    """Return credentials of a server; with an authority, clients must have a certificate from it.
 
-    The files are looked at in every handshake, so renewed ones hold for every new connection. Established ones go on.
+    The files are checked in every handshake, so renewed ones apply to every new connection. Established ones continue.
 
     Raises:
         ConfigurationError: reason ``TLS_INVALID``.
@@ -79,7 +79,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
-    """Credentials of a client."""
+    """Return credentials of a client."""
     import grpc
 
     return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)

@@ -16,7 +16,7 @@ from slipway.settings.s3 import SCHEME, S3Options
 from slipway.settings.security import Security
 from slipway.settings.stage_environment import added_names
 from slipway.sizes import parse_size
-from slipway.texts import number_of, quoted
+from slipway.texts import MalformedText, number_of, quoted
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _MOST = 1_000_000
@@ -153,9 +153,8 @@ def _size(environment: Mapping[str, str], name: str, default: int, *, least: int
     text = environment.get(name, "").strip()
     try:
         given = parse_size(text) if text else default
-    except ValueError as error:
-        message, _, remedy = str(error).partition("|")
-        raise ConfigurationError(f"{name}: {message}", remedy=remedy, about={"key": name}) from error
+    except MalformedText as error:
+        raise ConfigurationError(f"{name}: {error.message}", remedy=error.remedy, about={"key": name}) from error
     if given < least:
         raise ConfigurationError(
             f"{name} is {text!r}", remedy=f"give {least} or more, or unset it", about={"key": name}

@@ -1,4 +1,4 @@
-"""Where models and checkpoints come from: folders, buckets, artifacts, and the Hugging Face hub."""
+"""Sources of models and checkpoints: folders, buckets, artifacts, and the Hugging Face hub."""
 
 from slipway.sources.folders import SourceFolders
 

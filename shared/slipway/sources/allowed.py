@@ -1,4 +1,4 @@
-"""Which addresses workers may import from: an operator's list, since their credentials open more than a client may read."""
+"""The operator's list of addresses that workers may import from: their credentials reach more than a client may read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROJECT = "{project}"
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Addresses that are allowed, each with everything below it.
+    """Allowed addresses, each with everything below it.
 
     Attributes:
         entries: ``s3://bucket/prefix``, ``hf://owner``, ``hf://owner/name``; ``s3://`` and ``hf://`` alone for all. ``{project}`` stands
@@ -26,10 +26,10 @@ class Allowed:
 
     @classmethod
     def parse(cls, text: str) -> Allowed:
-        """The list in a setting, with spaces or commas between.
+        """Parse the list in a setting, separated by spaces or commas.
 
         Raises:
-            ConfigurationError: An entry is no address.
+            ConfigurationError: An entry is not an address.
         """
         entries = tuple(text.replace(",", " ").split())
         for entry in entries:
@@ -46,17 +46,17 @@ class Allowed:
         return bool(self.entries)
 
     def check(self, url: str, *, project: str) -> None:
-        """See that a source may be imported for a project.
+        """Check that a source may be imported for a project.
 
         Raises:
             ArtifactError: ``SOURCE_NOT_ALLOWED``.
-            ModelExportError: What is wrong with the address.
+            ModelExportError: The address is malformed.
         """
         if not self._permits(url, project):
             raise ArtifactError(
                 f"{url} may not be imported for the project {project}",
                 reason="SOURCE_NOT_ALLOWED",
-                remedy="ask the operator to name it in SLIPWAY_IMPORT_FROM of coordinator and workers, or bring it: --bring-sources",
+                remedy="ask the operator to name it in SLIPWAY_IMPORT_FROM of coordinator and workers, or upload it with --bring-sources",
                 about={"source": url},
             )
 
@@ -84,12 +84,12 @@ NOWHERE = Allowed()
 
 
 def is_url(source: str) -> bool:
-    """Whether a source can be imported by a worker, as far as its form goes."""
+    """Return whether a source has the form of one that a worker can import."""
     return source.startswith((S3, HUB))
 
 
 def _split(entry: str) -> tuple[str, list[str]]:
-    """Scheme and folders of an entry; no scheme for what is none."""
+    """Return scheme and folders of an entry; an empty scheme for an invalid one."""
     for scheme in (S3, HUB):
         if entry.startswith(scheme):
             rest = entry.removeprefix(scheme).rstrip("/")

@@ -1,4 +1,4 @@
-"""What lies below a prefix of a bucket, as an origin."""
+"""The files below a prefix of a bucket, as an origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipway.sources.origins import OnWait, OriginFile
 
 
 class BucketOrigin:
-    """What lies below a prefix of a bucket."""
+    """The files below a prefix of a bucket."""
 
     def __init__(self, bucket: S3Bucket) -> None:
         self._bucket = bucket
@@ -28,7 +28,7 @@ class BucketOrigin:
         return watched
 
     def listing(self, *, most: int) -> list[OriginFile]:
-        """As :meth:`~slipway.sources.origins.Origin.listing`; what stands for a folder is left out."""
+        """As :meth:`~slipway.sources.origins.Origin.listing`; placeholders of folders are left out."""
         found = [entry for entry in self._bucket.listing(most=most + 1) if not entry.key.endswith("/")]
         return [OriginFile(entry.key, entry.size_bytes, entry.etag) for entry in found]
 
@@ -37,7 +37,7 @@ class BucketOrigin:
         return self._bucket.get_range(file.key, offset, length)
 
     def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:
-        """As :meth:`~slipway.sources.origins.Origin.download`, by parts at the same time."""
+        """As :meth:`~slipway.sources.origins.Origin.download`, several parts at the same time."""
         return download(self._bucket, file.key, file.size_bytes, target, pool=pool, on_bytes=on_bytes)
 
     def still_has(self, file: OriginFile) -> bool:

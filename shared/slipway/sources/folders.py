@@ -1,4 +1,4 @@
-"""Whatever an export names as a source, as a folder to look at, and its way into the store."""
+"""Show every source of an export as a local folder, and store its files."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Origin = TypeVar("_Origin", bound=Origin)
 
 
 class SourceFolders:
-    """Folders of sources, while the context lasts: a path as it is, and ``s3://bucket/prefix``, ``sha256:…``, ``hf://…``.
+    """Folders of sources while the context lasts: local paths, ``s3://bucket/prefix``, ``sha256:…`` and ``hf://…``.
 
     Args:
-        settings: Where scratch space is, and which S3 service and store are used.
-        store: Where digests are found; that of the settings by default.
+        settings: Scratch space, S3 service and store.
+        store: Store of digests; by default that of the settings.
     """
 
     def __init__(self, settings: Settings, store: Artifacts | None = None) -> None:
@@ -52,10 +52,10 @@ class SourceFolders:
         self._stack.close()
 
     def find(self, source: str) -> Path:
-        """The folder of a source. Of a bucket, only what describes its files has content.
+        """Return the folder of a source. For a bucket, only configurations and headers have content.
 
         Raises:
-            ArtifactError: ``SOURCE_NOT_FOUND``, ``ARTIFACT_NOT_FOUND``, and what the store raises.
+            ArtifactError: ``SOURCE_NOT_FOUND``, ``ARTIFACT_NOT_FOUND``, and errors of the store.
             CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
         """
         if source.startswith(hub.SCHEME):
@@ -69,7 +69,7 @@ class SourceFolders:
         return user_path(source)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
-        """Store files of a folder that :meth:`find` gave, by their real paths; answers the digest."""
+        """Store files of a folder from :meth:`find`, given by their real paths; return the digest."""
         some = next(iter(files.values()))
         for mirror in self._mirrors.values():
             if some.is_relative_to(mirror.folder):
@@ -77,21 +77,21 @@ class SourceFolders:
         return store.put_files(files, on_bytes=on_bytes)
 
     def snapshot(self, folder: Path) -> tuple[str, tuple[str, ...]]:  # noqa: ARG002
-        """Repository of the hub that a folder was just read from, and names of its revision; empty for any other folder."""
+        """Return the hub repository that a folder was just read from, and names of its revision; empty for any other folder."""
         return "", ()
 
     def has_contents(self, folder: Path) -> bool:
-        """Whether files of a folder that :meth:`find` gave can be read; of a bucket, only what describes them is here."""
+        """Return whether the files of a folder from :meth:`find` can be read; those of a bucket cannot."""
         return not any(folder.resolve().is_relative_to(mirror.folder.resolve()) for mirror in self._mirrors.values())
 
     def show(self, text: str) -> str:
-        """A text for people: sources under their own names."""
+        """Return a text with temporary folders replaced by the names of their sources."""
         for folder, name in self._names.items():
             text = text.replace(folder, name)
         return text
 
     def show_all(self, document: Any) -> Any:
-        """JSON-ready data for people: as :meth:`show` in every text of it."""
+        """Return JSON-ready data with :meth:`show` applied to every text."""
         match document:
             case str():
                 return self.show(document)
@@ -102,7 +102,7 @@ class SourceFolders:
         return document
 
     def named(self, error: ModelExportError) -> ModelExportError:
-        """An error that names sources as the user does."""
+        """Return an error that names sources as the user named them."""
         return type(error)(
             self.show(error.message),
             reason=error.reason,
@@ -116,13 +116,13 @@ class SourceFolders:
         from slipway.sources.bucket_origin import BucketOrigin
 
         name, prefix = parse_s3_url(url)
-        # The folder ends as the address does: a run's name is that of its folder.
+        # The folder's path ends like the address, because a run is named after its folder.
         return self._mirror(
             url, lambda: BucketOrigin(S3Bucket(self._settings.s3, name, prefix=prefix)), lambda _: Path(name, prefix)
         )
 
     def _mirror(self, url: str, open_origin: Callable[[], _Origin], place: Callable[[_Origin], Path]) -> Path:
-        """The folder that shows an origin, below a new one; the same for the same address."""
+        """Return the folder that mirrors an origin; the same one for the same address."""
         from slipway.sources.mirror import Mirror
 
         if url not in self._mirrors:
@@ -136,10 +136,10 @@ class SourceFolders:
         return mirror.put(files, store, scratch=self._new(), on_bytes=on_bytes)
 
     def _on_wait(self) -> None:
-        """Called while an origin is looked at."""
+        """Do nothing; called while an origin is read."""
 
     def _new(self) -> Path:
-        """A new folder, gone with the context; after a crash, the next process removes it by its lock."""
+        """Return a new folder that is removed with the context, or after a crash by the next process, because its lock is free."""
         if not self._scratch.exists():
             self._scratch.mkdir(parents=True)
             self._stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)

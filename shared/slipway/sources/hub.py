@@ -11,16 +11,16 @@ SCHEME = "hf://"
 _NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
 _REVISION = re.compile(r"(?!.*\.\.)[\w.][\w./+-]{0,199}", re.ASCII)
 WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
-"""Pickles, other frameworks\' weights and code of the repository are never downloaded."""
+"""Patterns of files to download; pickles, other frameworks' weights and code never match."""
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name can be that of a repository."""
+    """Return whether a name is a possible repository name."""
     return bool(_NAME.fullmatch(name))
 
 
 def parse_hub_url(url: str) -> tuple[str, str]:
-    """Repository and revision of ``hf://owner/name@revision``; the revision is empty where none is given.
+    """Return repository and revision of ``hf://owner/name@revision``; the revision is empty if none is given.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
@@ -28,7 +28,7 @@ def parse_hub_url(url: str) -> tuple[str, str]:
     name, at, revision = url.removeprefix(SCHEME).partition("@")
     if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
         raise CheckpointValidationError(
-            f"{url!r} is no repository's name",
+            f"{url!r} is not a repository name",
             reason="BASE_MODEL_NOT_FOUND",
             remedy="write hf://owner/name@revision",
             about={"source": url},
@@ -37,7 +37,7 @@ def parse_hub_url(url: str) -> tuple[str, str]:
 
 
 def hub_folder(url: str) -> Path:
-    """Folder of a repository's snapshot: from the local cache, else downloaded.
+    """Return the folder of a repository's snapshot, from the local cache or downloaded.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
@@ -51,13 +51,13 @@ def hub_folder(url: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except HFValidationError as error:
-        raise _not_found(url, "this is no repository's name", "write hf://owner/name@revision") from error
+        raise _not_found(url, "this is not a repository name", "write hf://owner/name@revision") from error
     except LocalEntryNotFoundError:
         pass
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(WANTED)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        what = f"it is not in the local cache, and it cannot be downloaded ({type(error).__name__})"
+        what = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
         remedy = f"on a machine with access: hf download {name}" + (f" --revision {revision}" if revision else "")
         raise _not_found(url, what, f"{remedy}; then name its folder, or copy the cache") from error
 

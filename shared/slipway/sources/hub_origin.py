@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face hub at one commit, over the hub's plain HTTP: nothing of it touches the local cache."""
+"""A repository of the Hugging Face hub at one commit, read over HTTP without the local cache."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _TIMEOUT_SECONDS = 30.0
 
 
 class HubOrigin:
-    """A repository at the commit that its revision is now.
+    """A repository at the present commit of its revision.
 
     Args:
         url: ``hf://owner/name@revision``; without a revision, the main branch.
-        endpoint: Address of the hub; empty for the library's own.
+        endpoint: Address of the hub; empty for the library's default.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``: there is none, or these credentials do not open it.
-        ArtifactError: ``STORE_UNAVAILABLE`` while the hub is away.
+        CheckpointValidationError: ``BASE_MODEL_NOT_FOUND`` if it does not exist or the credentials give no access.
+        ArtifactError: ``STORE_UNAVAILABLE`` while the hub is unavailable.
     """
 
     def __init__(self, url: str, *, endpoint: str = "") -> None:
@@ -61,7 +61,7 @@ class HubOrigin:
         watched._on_wait = on_wait
         return watched
 
-    def listing(self, *, most: int) -> list[OriginFile]:  # noqa: ARG002 - one answer has them all
+    def listing(self, *, most: int) -> list[OriginFile]:  # noqa: ARG002 - one response has all files
         """As :meth:`~slipway.sources.origins.Origin.listing`; pickles and code are left out."""
         return sorted(self._files, key=lambda file: file.key)
 
@@ -71,10 +71,10 @@ class HubOrigin:
         return b"".join(self._chunks(file, range(offset, end)))
 
     def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:  # noqa: ARG002
-        """As :meth:`~slipway.sources.origins.Origin.download`; goes on where a connection broke off.
+        """As :meth:`~slipway.sources.origins.Origin.download`; resume when a connection breaks off.
 
         Raises:
-            ArtifactError: ``ARTIFACT_CORRUPT`` when what came is not what the hub says; ``DISK_FULL``.
+            ArtifactError: ``ARTIFACT_CORRUPT`` if the content does not have the hub's digest; ``DISK_FULL``.
         """
         sha = hashlib.sha256()
         try:
@@ -98,11 +98,11 @@ class HubOrigin:
         return digest
 
     def still_has(self, file: OriginFile) -> bool:  # noqa: ARG002
-        """True: a commit does not change."""
+        """Return True: a commit does not change."""
         return True
 
     def _chunks(self, file: OriginFile, span: range) -> Iterator[bytes]:
-        """Exactly the bytes of a span."""
+        """Yield exactly the bytes of a span."""
         position, fruitless = span.start, 0
         while position < span.stop:
             self._on_wait()
@@ -145,7 +145,7 @@ class HubOrigin:
         whole = span == range(file.size_bytes)
         headers = build_hf_headers() | {"Accept-Encoding": "identity"}
         headers |= {} if whole else {"Range": f"bytes={span.start}-{span.stop - 1}"}
-        # Not repeated by the library: its context swallows what is raised while the answer is read.
+        # No retries by the library: its context would swallow errors raised while the response is read.
         options: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "follow_redirects": True, "max_retries": 0}
         with http_stream_backoff("GET", url, headers=headers, **options) as found:
             hf_raise_for_status(found)
@@ -176,9 +176,9 @@ def _translated(url: str) -> Iterator[None]:
     except ModelExportError:
         raise
     except HFValidationError as error:
-        raise _not_found(url, "this is no repository's name") from error
+        raise _not_found(url, "this is not a repository name") from error
     except OfflineModeIsEnabled as error:
-        raise _not_found(url, "HF_HUB_OFFLINE keeps this worker from the hub") from error
+        raise _not_found(url, "HF_HUB_OFFLINE forbids this worker to use the hub") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status < 500 and status not in {408, 429}:
@@ -191,7 +191,7 @@ def _translated(url: str) -> Iterator[None]:
 
 
 def _is_connection_error(error: Exception) -> bool:
-    """Whether the HTTP library lost or never had a connection; which library that is changes with huggingface_hub's version."""
+    """Return whether an error is about the connection; the HTTP library depends on huggingface_hub's version."""
     if isinstance(error, OSError):
         return not is_disk_full(error)
     return type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2", "requests"}
@@ -210,6 +210,6 @@ def _away(url: str, what: str) -> ArtifactError:
     return ArtifactError(
         f"{url} cannot be read now: {what}",
         reason="STORE_UNAVAILABLE",
-        remedy="see whether the workers reach the hub (HF_ENDPOINT), then try again",
+        remedy="check that the workers reach the hub (HF_ENDPOINT), then try again",
         about={"source": url},
     )

@@ -1,4 +1,4 @@
-"""Sources as a worker sees them: from a bucket, the hub or the store only, each address allowed before it is looked at."""
+"""Sources that a worker imports: only from a bucket, the hub or the store, and only from allowed addresses."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class ImportFolders(SourceFolders):
-    """Folders of sources that show names, sizes and headers; what is stored comes file by file.
+    """Folders of sources that show names, sizes and headers; files to store are fetched one by one.
 
     Args:
-        settings: Scratch space, the S3 service, the hub.
-        store: Where sources go.
+        settings: Scratch space, S3 service, hub.
+        store: Target of the sources.
         blobs: The same store, file by file.
-        given: Digests of the sources that were brought.
-        permit: Raises for an address that may not be read.
-        on_wait: Called now and then; what it raises ends the work.
+        given: Digests of the uploaded sources.
+        permit: Raises for an address that must not be read.
+        on_wait: Called now and then; an exception from it ends the work.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ImportFolders(SourceFolders):
         self._hubs: dict[Path, HubOrigin] = {}
 
     def find(self, source: str) -> Path:
-        """The folder that shows a source.
+        """Return the folder that shows a source.
 
         Raises:
-            ArtifactError: ``SOURCE_NOT_ALLOWED``, also for any path: the files of a worker are nobody's source.
-            ModelExportError: What the origin raises.
+            ArtifactError: ``SOURCE_NOT_ALLOWED``, also for any local path: a worker's files are never a source.
+            ModelExportError: Errors of the origin.
         """
         if source in self._given:
             return self._mirror(
@@ -60,7 +60,7 @@ class ImportFolders(SourceFolders):
             )
         if not is_url(source):
             raise ArtifactError(
-                f"{source!r} is nothing that a worker can import",
+                f"{source!r} is not a source that a worker can import",
                 reason="SOURCE_NOT_ALLOWED",
                 remedy="name s3://bucket/prefix or hf://owner/name@revision, or push it and name its digest",
             )
@@ -73,7 +73,7 @@ class ImportFolders(SourceFolders):
         return ("", ()) if origin is None else (origin.repository, (origin.commit, origin.revision or "main"))
 
     def pinned(self, folder: Path) -> str:
-        """Address of the content that a folder shows, below a mirror or all of it."""
+        """Return the pinned address of the content of a mirrored folder or a part of it."""
         for mirror in self._mirrors.values():
             if folder.is_relative_to(mirror.folder):
                 below = folder.relative_to(mirror.folder).as_posix()
@@ -83,14 +83,14 @@ class ImportFolders(SourceFolders):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of files that had to be read whole."""
+        """Bytes of the files that had to be read completely."""
         return sum(mirror.read_bytes for mirror in self._mirrors.values())
 
     def _hub(self, url: str) -> Path:
         from slipway.sources.hub_origin import HubOrigin
 
         def remember(origin: HubOrigin) -> Path:
-            """A place like that in the library's cache, which says whose snapshot it is."""
+            """Return a path like that in the library's cache, which names the repository."""
             return Path(f"models--{origin.repository.replace('/', '--')}", "snapshots", origin.commit)
 
         folder = self._mirror(url, lambda: HubOrigin(url, endpoint=self._settings.hub_endpoint), remember)

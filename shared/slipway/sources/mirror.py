@@ -1,7 +1,7 @@
-"""An origin as a folder to look at: every file has its name and size, but only what describes it has content.
+"""Mirror an origin as a local folder in which every file has its name and size, but only descriptions have content.
 
-Configurations, trainer states and indexes are read, of safetensors the headers. Everything else is a hole of the right
-size, so that a run with a hundred checkpoints is listed and checked in seconds, with the code that checks folders.
+Configurations, trainer states, indexes and safetensors headers are read. All other content is a hole of the right size, so a run
+with a hundred checkpoints is listed and checked in seconds, by the code that checks folders.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _READ = ("config.json", "generation_config.json", "adapter_config.json", "traine
 _LARGEST_READ = 64 << 20
 _FIRST_BYTES = 64 << 10  # holds the header of most adapters, so that one request is enough
 _REMEMBERED_BYTES = 64 << 20
-"""Files from this size are remembered one by one, so that an interrupted import goes on after those it has finished."""
+"""Files of at least this size are remembered one by one, so that an interrupted import skips those it has finished."""
 MOST_FILES = 20_000
 
 
 class Mirror:
-    """What an origin holds, looked at in a local folder.
+    """The files of an origin in a local folder.
 
     Args:
-        origin: Where the files are.
+        origin: The origin.
         folder: New folder for the mirror.
-        on_wait: Called now and then while it is looked at; what it raises ends that.
+        on_wait: Called now and then while the origin is read; an exception from it ends that.
 
     Raises:
-        ArtifactError: ``SOURCE_NOT_FOUND`` when nothing is there; ``LIMIT_EXCEEDED`` for more than 20,000 files; ``ARTIFACT_INVALID`` for
-            a name that could leave the folder; and what the origin raises.
+        ArtifactError: ``SOURCE_NOT_FOUND`` if there are no files; ``LIMIT_EXCEEDED`` for more than 20,000 files; ``ARTIFACT_INVALID`` for
+            a name that could leave the folder; and errors of the origin.
     """
 
     def __init__(self, origin: Origin, folder: Path, *, on_wait: OnWait = lambda: None) -> None:
@@ -68,12 +68,12 @@ class Mirror:
         in_threads(self._look, self._files.values(), lambda _: on_wait())
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, scratch: Path, on_bytes: OnBytes) -> str:
-        """Store files of the mirror with their content; answers the digest.
+        """Store files of the mirror with their content; return the digest.
 
-        The same files are not read again: the store knows by their versions what they became.
+        The same files are not read again: the store remembers the artifact made of these versions.
 
         Raises:
-            ArtifactError: ``FILE_ERROR`` when a file was replaced since it was listed; what the origin and the store's ``put`` raise.
+            ArtifactError: ``FILE_ERROR`` if a file was replaced since it was listed; errors of the origin and the store's ``put``.
         """
         chosen = self._chosen(files)
         known = store.action(self._key(chosen))
@@ -97,16 +97,16 @@ class Mirror:
     def bring(
         self, files: Mapping[str, Path], store: Artifacts, blobs: Blobs, *, scratch: Path, on_bytes: OnBytes
     ) -> str:
-        """As :meth:`put`, one file after the other, so that only those under way take space in ``scratch``.
+        """As :meth:`put`, but file by file, so that only the files in transfer take space in ``scratch``.
 
-        Large files that were read before are not read again. That an origin tells the digest of a file that the store has is not enough: it
-        has to have given the file once, or a digest that somebody learned would be as good as the file.
+        Large files read before are not read again. It is not enough that an origin names a digest that the store has: the file must
+        have been read from the origin once, otherwise knowing a digest would be as good as having the file.
 
         Args:
             files: Files of the mirror by their path inside the artifact.
-            store: Remembers what they became.
+            store: Remembers the results.
             blobs: The same store, file by file.
-            scratch: Folder for files under way.
+            scratch: Folder for files in transfer.
             on_bytes: Gets the bytes that are done, read or not.
         """
         chosen = self._chosen(files)
@@ -129,7 +129,7 @@ class Mirror:
                     _check_same(origin, file)
                     found = ManifestFile(name, file.size_bytes, digest, media_type(name))
                     blobs.keep(found, path, on_bytes=count)
-                    self.read_bytes += file.size_bytes  # of any that were read; a lost update changes only how many
+                    self.read_bytes += file.size_bytes  # not locked: a lost update only makes the figure smaller
                 finally:
                     path.unlink(missing_ok=True)
                 self._remember(file, digest, store, blobs)
@@ -150,20 +150,20 @@ class Mirror:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def _file_key(self, file: OriginFile) -> str:
-        """Key of a single file: its place and version, or its digest, under which it may be in later commits too."""
+        """Return the key of a single file: its digest, which later commits may share, or else its place and version."""
         if not file.digest:
             return self._key({"": file})
         return hashlib.sha256(json.dumps({"service": self.origin.service, "digest": file.digest}).encode()).hexdigest()
 
     def _remembered(self, file: OriginFile, store: Artifacts) -> str:
-        """Digest of a large file that was read before; empty if it is not known, or collected."""
+        """Return the digest of a large file read before; empty if it is unknown or was collected."""
         if file.size_bytes < _REMEMBERED_BYTES:
             return ""
         known = store.action(self._file_key(file))
         return store.manifest(known.outputs["file"]).files[0].digest if known is not None else ""
 
     def _remember(self, file: OriginFile, digest: str, store: Artifacts, blobs: Blobs) -> None:
-        """Note what a large file became, by an artifact of its own, which keeps it from being collected meanwhile."""
+        """Record the digest of a large file as an artifact of its own, which protects it from collection meanwhile."""
         if file.size_bytes >= _REMEMBERED_BYTES:
             single = Manifest.of([ManifestFile("file", file.size_bytes, digest, media_type(file.key))])
             blobs.admit(single)
@@ -192,6 +192,6 @@ def _check_same(origin: Origin, file: OriginFile) -> None:
         raise ArtifactError(
             f"{url} was replaced or removed while it was being read",
             reason="FILE_ERROR",
-            remedy="try again when nothing writes there any more",
+            remedy="try again once no program writes there any more",
             about={"source": url},
         )

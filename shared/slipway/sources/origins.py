@@ -1,4 +1,4 @@
-"""Places that hold a source as files by name. A bucket and the hub, which need their libraries, have modules of their own."""
+"""Origins: places that hold the files of a source. Bucket and hub, which need libraries, have their own modules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class OriginFile:
     Attributes:
         key: Path below the origin.
         size_bytes: Its size.
-        version: Changes with its content.
-        digest: Of its content, where the origin tells it; else empty.
+        version: Text that changes with its content.
+        digest: Digest of its content if the origin gives it; otherwise empty.
     """
 
     key: str
@@ -32,12 +32,12 @@ class OriginFile:
 
 
 class Origin(Protocol):
-    """A place with files. Reading raises :class:`~slipway.errors.ModelExportError`, ``STORE_UNAVAILABLE`` where it is away.
+    """A place with files. Reading raises :class:`~slipway.errors.ModelExportError`, ``STORE_UNAVAILABLE`` if it is unavailable.
 
     Attributes:
-        url: The address as it was given.
-        pinned: The address of this very content, as far as the place can name it.
-        where: As ``pinned``, with the service it is at.
+        url: The address as given.
+        pinned: The address of exactly this content, as far as the origin can name it.
+        where: ``pinned`` with the service.
         service: The service alone.
     """
 
@@ -47,28 +47,28 @@ class Origin(Protocol):
     service: str
 
     def during(self, on_wait: OnWait) -> Self:
-        """The same origin for one transfer, which ``on_wait`` may end."""
+        """Return the same origin for one transfer, which ``on_wait`` may stop by an exception."""
         ...
 
     def listing(self, *, most: int) -> list[OriginFile]:
-        """All files, sorted; at least one more than ``most`` where there are more."""
+        """Return all files, sorted; if there are more than ``most``, at least one more than that."""
         ...
 
     def read(self, file: OriginFile, offset: int, length: int) -> bytes:
-        """Bytes of a file, fewer at its end."""
+        """Return the bytes of a file, fewer at its end."""
         ...
 
     def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:
-        """Write a file; returns the digest of what came."""
+        """Write a file; return the digest of the received content."""
         ...
 
     def still_has(self, file: OriginFile) -> bool:
-        """Whether the file is still the one that was listed."""
+        """Return whether the file is still the one that was listed."""
         ...
 
 
 class ArtifactOrigin:
-    """An artifact in the store, looked at without being fetched."""
+    """An artifact in the store, read without fetching it."""
 
     def __init__(self, blobs: Blobs, digest: str) -> None:
         self._blobs = blobs
@@ -95,9 +95,9 @@ class ArtifactOrigin:
         return bytes(data[:length] if length else data)
 
     def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:
-        """Never called: what is an artifact already is not stored again."""
+        """Raise NotImplementedError: an artifact is never stored again."""
         raise NotImplementedError
 
     def still_has(self, file: OriginFile) -> bool:  # noqa: ARG002
-        """True: its digest is its name."""
+        """Return True: an artifact is named by its digest."""
         return True

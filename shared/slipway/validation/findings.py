@@ -322,7 +322,7 @@ class OutputValidation(_Value):
         format: ``pytorch``, ``onnx``, ``tensorrt``.
         level: Quantization level, ``none`` for an unquantized output.
         status: Passed, failed, or not run on this machine.
-        status_reason: Why it was not run; or the reason (a key of ``slipway.errors.REASONS``) of a failure to load
+        status_reason: Why it was not run; or the reason (a key of ``slipway.reasons.REASONS``) of a failure to load
             or run it. Empty when it ran.
         size_bytes: Bytes of all files of the output.
         engine: What ran it; None when it could not be started.

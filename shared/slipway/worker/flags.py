@@ -9,7 +9,7 @@ from slipway.service_flags import service_parser
 
 
 def worker_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser, for a program of this name."""
+    """Return the argument parser for a program of this name."""
     parser = service_parser(
         prog,
         "Runs stages for a coordinator.",
@@ -20,7 +20,7 @@ def worker_parser(prog: str) -> argparse.ArgumentParser:
         token=True,
     )
     parser.add_argument(
-        "--stage", default="", metavar="NAME[,NAME…]", help="stages to run; all that are installed by default"
+        "--stage", default="", metavar="NAME[,NAME…]", help="stages to run; by default all installed ones"
     )
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="by default SLIPWAY_COORDINATOR")
     parser.add_argument(
@@ -34,6 +34,6 @@ def worker_parser(prog: str) -> argparse.ArgumentParser:
         type=at_least(0.0),
         default=20.0,
         metavar="N",
-        help="time for running tasks after SIGTERM (%(default)g)",
+        help="seconds for running tasks after SIGTERM (%(default)g)",
     )
     return parser

@@ -9,13 +9,13 @@ from slipway.worker.pull import Worker
 
 
 class Gauges:
-    """What a worker runs now."""
+    """Gauges of a worker's slots, tasks, memory and disk."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def __call__(self) -> Iterator[metrics.Sample]:
-        """Look now, from any thread."""
+        """Yield the samples of this moment. Safe from any thread."""
         yield metrics.SLOTS, {}, self._worker.options.slots
         yield metrics.WITHOUT_ROOM, {}, not self._worker.room.enough
         yield metrics.SCRATCH_FREE, {}, self._worker.room.free_bytes()

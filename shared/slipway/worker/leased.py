@@ -1,4 +1,4 @@
-"""One leased task on a worker: what it runs with, how far it is, and how it ended, as the coordinator hears of it."""
+"""One leased task on a worker: run it, and report its progress and result to the coordinator."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slipway.errors import Failure, StageError
-from slipway.execution.runner import TaskResult, TaskRunner, TaskSpec
+from slipway.errors import Failure, ServiceError, StageError
+from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.observability.telemetry import span
-from slipway.rpc.wire import dict_of, sendable, status_of, struct_of
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.rpc.stage_calls import call_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import sendable, struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
 from slipway.worker.observation import observe
 from slipway_protos.v1 import export_pb2, worker_pb2
 
 log = logging.getLogger("slipway.worker")
 
-# A call that is larger than the coordinator takes would be refused again and again, and with it everything that runs here.
+# A call larger than the coordinator accepts would be refused for ever, and with it the reports of all other tasks.
 _MAX_LOG_LINES = 500
-_LINE_START, _LINE_END = 1000, 3000  # a traceback is read from its end
+_LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
 _MAX_REPORTED_BYTES = 128 << 10
 
 
 @dataclass
 class LeasedTask:
-    """A task that runs, until its result is handed in.
+    """A running task, until its result is handed in.
 
     Attributes:
-        lease: As the coordinator gave it.
+        lease: The coordinator's lease.
         worker: Name of the worker.
-        threads: For numeric libraries.
-        memory_bytes: What it may use where the lease does not say.
-        progress: The latest.
-        logs: Lines that were not reported yet, the last of them.
-        task: Carries it out.
+        threads: Threads for numeric libraries.
+        memory_bytes: Memory limit if the lease has none.
+        progress: The latest progress.
+        logs: The last lines that were not reported yet.
+        task: The asyncio task that runs it.
         ending: It was told to end, or has ended and hands in its result.
     """
 
@@ -49,7 +52,7 @@ class LeasedTask:
     ending: bool = False
 
     def report(self) -> worker_pb2.RunningTask:
-        """That it runs and how far it is, with the log lines since the report before, as many as fit."""
+        """Return a report on the task: its progress, and as many new log lines as fit."""
         lines, size = 0, 0
         for line in self.logs:
             size += line.ByteSize()
@@ -62,22 +65,22 @@ class LeasedTask:
         )
 
     def take_back(self, lines: Sequence[export_pb2.LogLine]) -> None:
-        """Keep log lines for the next report, as theirs did not arrive."""
+        """Keep log lines of a report that did not arrive for the next one."""
         self.logs = [*lines, *self.logs][-_MAX_LOG_LINES:]
 
     def cancel(self) -> bool:
-        """Begin to end it; False when it is ending already: its handing in is not interrupted."""
+        """Begin to end the task; return False if it is ending already, because handing in a result is not interrupted."""
         if self.task is None or self.ending:
             return False
         self.ending = True
         return self.task.cancel()
 
     async def outcome(self, runner: TaskRunner, *, on_phase: Callable[[], None]) -> worker_pb2.CompleteTaskRequest:
-        """Run it: what is to be handed in, which is that it was cancelled when this is.
+        """Run the task; return the result to hand in, also if this call is cancelled.
 
         Args:
-            runner: Runs it.
-            on_phase: Called when a new phase begins, which is worth a report of its own.
+            runner: Runs the task.
+            on_phase: Called when a new phase begins, so that it is reported at once.
         """
         request = worker_pb2.CompleteTaskRequest(
             worker_id=self.worker, task=self.lease.task, lease_epoch=self.lease.lease_epoch
@@ -86,6 +89,8 @@ class LeasedTask:
             result = await self._execute(runner, on_phase)
         except asyncio.CancelledError:
             request.cancelled.SetInParent()
+        except ServiceError as error:  # the lease is not one
+            request.error.CopyFrom(status_of(error.failure()))
         else:
             request.peak_memory_bytes = result.peak_memory_bytes
             output = output_message(result)
@@ -100,15 +105,8 @@ class LeasedTask:
 
     async def _execute(self, runner: TaskRunner, on_phase: Callable[[], None]) -> TaskResult:
         lease = self.lease
-        spec = TaskSpec(
-            stage=lease.stage,
-            params=dict_of(lease.params),
-            inputs=dict(lease.inputs),
-            timeout_seconds=lease.timeout.ToTimedelta().total_seconds() or None,
-            max_memory_bytes=lease.max_memory_bytes or self.memory_bytes,
-            threads=self.threads,
-            project=lease.task.split("/")[1] if lease.task.startswith("projects/") else "",
-        )
+        call = call_of(lease).filled(max_memory_bytes=self.memory_bytes, threads=self.threads)
+        key = AttemptKey.parse(lease.task)
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
             before, self.progress = self.progress, progress_message(progress, memory_bytes)
@@ -116,7 +114,7 @@ class LeasedTask:
                 on_phase()
 
         def on_log(level: str, message: str) -> None:
-            if level == "warning":  # it goes to those who watch; whoever runs this machine may be somebody else
+            if level == "warning":  # watchers get it anyway, but the operator of this machine may be someone else
                 log.info(f"{lease.task}: {message}")
             self.logs.append(log_line(level, message))
             del self.logs[:-_MAX_LOG_LINES]
@@ -125,7 +123,7 @@ class LeasedTask:
         began = time.monotonic()
         with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
             log.info(f"runs {lease.task}")
-            result = await runner.run(spec, on_progress=on_progress, on_log=on_log)
+            result = await runner.run(call, project=key.project, on_progress=on_progress, on_log=on_log)
             recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
             if result.failure is not None:
                 recorded.fail(result.failure.reason, result.failure.message)
@@ -134,7 +132,7 @@ class LeasedTask:
 
 
 def log_line(level: str, message: str) -> export_pb2.LogLine:
-    """A log line on the wire; of one that is very long, the beginning and the end."""
+    """Return a log line as a message; keep only the beginning and the end of a very long one."""
     left_out = len(message) - _LINE_START - _LINE_END
     if left_out > 0:
         message = f"{message[:_LINE_START]} … {left_out} characters … {message[-_LINE_END:]}"
@@ -142,12 +140,12 @@ def log_line(level: str, message: str) -> export_pb2.LogLine:
 
 
 def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
-    """A successful result on the wire. Its lists are cut here too: a reused one may have been recorded by an older version."""
+    """Return a successful result as a message. Cut its lists again: an older version may have recorded a reused result."""
     return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(cut_lists(result.facts)), reused=result.reused)
 
 
 def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:
-    """Progress on the wire."""
+    """Return progress as a message."""
     return export_pb2.TaskProgress(
         phase=sendable(progress.phase),
         done=progress.done,
@@ -158,7 +156,7 @@ def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskPr
 
 
 def _too_many_facts(stage: str, output: worker_pb2.TaskOutput) -> Failure | None:
-    """The failure of a stage that records more than a coordinator takes, which would refuse the result."""
+    """Return the failure of a stage whose facts are larger than a coordinator accepts; else None."""
     size = output.facts.ByteSize()
     if size <= MOST_FACTS_BYTES:
         return None

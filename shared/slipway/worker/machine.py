@@ -1,4 +1,4 @@
-"""What a worker offers: memory, GPU, libraries, and how its cores and memory are shared among tasks."""
+"""A worker's resources: memory, GPU, libraries, and their division among tasks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Machine:
         memory_bytes: Memory that was free at the start.
         scratch_bytes: Free space for work folders.
         gpu_architecture: For example ``sm89``; empty without a GPU.
-        gpu_memory_bytes: Of the first GPU.
-        libraries: Versions of the installed libraries that shape what the worker's stages make.
+        gpu_memory_bytes: Memory of the first GPU.
+        libraries: Versions of the installed libraries that affect results of the worker's stages.
     """
 
     cores: int
@@ -38,11 +38,11 @@ class Machine:
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def default_slots(self) -> int:
-        """Tasks to run side by side: independent branches profit, but each needs a core and memory of its own."""
+        """Return the number of tasks to run side by side: independent branches gain, but each needs its own core and memory."""
         return 2 if self.cores > 1 and not self.gpu_architecture else 1
 
     def capabilities(self, *, slots: int) -> worker_pb2.Capabilities:
-        """What the coordinator is told; memory is what one of ``slots`` tasks may use."""
+        """Return the capabilities to report; memory is the share of one of ``slots`` tasks."""
         return worker_pb2.Capabilities(
             gpu_architecture=self.gpu_architecture,
             gpu_memory_bytes=self.gpu_memory_bytes,
@@ -53,11 +53,11 @@ class Machine:
 
 
 def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | None = None) -> Machine:
-    """Look at this machine, once.
+    """Examine this machine once.
 
     Args:
         scratch: Folder for work folders.
-        stages: Names of the stages whose libraries are looked for.
+        stages: Stages whose libraries to list.
         group: This process's control group.
     """
     group = group or ControlGroup()
@@ -73,10 +73,10 @@ def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | No
 
 
 def known_parameters(stages: Iterable[str]) -> dict[str, worker_pb2.StageParameters]:
-    """Return the names of the parameters that stages take, of those that do not take any."""
+    """Return the parameter names of each stage, without stages that accept any parameter."""
     found: dict[str, worker_pb2.StageParameters] = {}
     for name in stages:
-        with contextlib.suppress(ConfigurationError):  # a task for it says why
+        with contextlib.suppress(ConfigurationError):  # a task for this stage will report the error
             params = load_stage(name).params
             if params.model_config.get("extra") != "allow":
                 found[name] = worker_pb2.StageParameters(names=sorted(params.model_fields))
@@ -84,9 +84,9 @@ def known_parameters(stages: Iterable[str]) -> dict[str, worker_pb2.StageParamet
 
 
 def installed_libraries(stages: Iterable[str]) -> dict[str, str]:
-    """Versions of the libraries that stages declare, of those that are installed."""
+    """Return the versions of the installed libraries that stages declare."""
     found: dict[str, str] = {}
     for name in stages:
-        with contextlib.suppress(ConfigurationError):  # a task for it says why
+        with contextlib.suppress(ConfigurationError):  # a task for this stage will report the error
             found |= load_stage(name).library_versions()
     return {name: version for name, version in sorted(found.items()) if version}

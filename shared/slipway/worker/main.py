@@ -34,7 +34,7 @@ SERVICE = "slipway.v1.StageService"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run a worker until SIGTERM; the exit code is that of the error that ended it, or 0."""
+    """Run a worker until SIGTERM; return 0 or the exit code of the error that ended it."""
     return run_service(arguments, _run)
 
 
@@ -44,8 +44,8 @@ def _run(arguments: argparse.Namespace) -> None:
     stages = tuple(arguments.stage.split(",")) if arguments.stage else (*stage_names(), *([IMPORT] if imports else ()))
     if IMPORT in stages and not imports:
         raise ConfigurationError(
-            "this worker shall import sources, and may do so from nowhere",
-            remedy="set SLIPWAY_IMPORT_FROM, for the coordinator too, or leave import out of --stage",
+            "this worker is to import sources, but no address is allowed",
+            remedy="set SLIPWAY_IMPORT_FROM here and for the coordinator, or leave import out of --stage",
             about={"key": "SLIPWAY_IMPORT_FROM"},
         )
     for name in stages:
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple[str, ...]) -> None:
-    """Pull from the coordinator and answer direct calls until SIGTERM or SIGINT, then drain.
+    """Pull tasks from the coordinator and serve direct calls until SIGTERM or SIGINT, then drain.
 
     Raises:
         ServiceError: the address to listen on cannot be bound.

@@ -1,4 +1,4 @@
-"""The pull loop: one call at a time to the coordinator, which reports what runs and brings what to run or end."""
+"""The pull loop: one call at a time reports running tasks to the coordinator and returns tasks to start or end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from slipway.errors import Failure
 from slipway.execution.runner import TaskRunner
-from slipway.rpc.wire import failure_of_call
+from slipway.rpc.statuses import failure_of_call
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
 from slipway.worker.leased import LeasedTask
@@ -33,23 +33,23 @@ _GOODBYE_SECONDS = 2.0
 
 
 def new_worker_id() -> str:
-    """A name no other worker has: a restarted worker is another worker, as what it ran is gone."""
+    """Return a unique name; a restarted worker gets a new one, because its tasks are gone."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker runs.
+    """Options of a worker.
 
     Attributes:
         coordinator: Address to pull from.
         stages: Names of the stages it takes.
         slots: Tasks at the same time.
         report_seconds: How often progress is reported while something runs.
-        drain_seconds: How long running tasks may go on after :meth:`Worker.stop` before they are handed back.
-        security: Certificates and token to show to the coordinator; None for neither.
-        waits_for_room: Whether it takes no tasks while the disk of its work folders is nearly full. Without, they fail there,
-            which is the better answer where there is no other worker.
+        drain_seconds: How long running tasks may continue after :meth:`Worker.stop` before they are returned.
+        security: Certificates and token for the coordinator; None for neither.
+        waits_for_room: Take no tasks while the disk of the work folders is nearly full. If false, tasks start anyway and may
+            fail with DISK_FULL.
         worker_id: Name; unique for every start of a worker.
     """
 
@@ -67,9 +67,9 @@ class Worker:
     """Runs leased tasks until :meth:`stop`.
 
     Args:
-        options: How it runs.
+        options: Its options.
         runner: Runs one task.
-        machine: What it offers.
+        machine: Its resources.
     """
 
     def __init__(self, options: WorkerOptions, runner: TaskRunner, machine: Machine) -> None:
@@ -86,11 +86,11 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        """Tasks that could start now."""
+        """Number of tasks that could start now."""
         return self.options.slots - len(self._running) - self._direct
 
     def running(self) -> list[tuple[str, int]]:
-        """Stage and resident memory in bytes of each task that runs; may be called from any thread."""
+        """Return stage and resident memory in bytes of each running task. Safe from any thread."""
         tasks = list(self._running.values())
         return [(task.lease.stage, task.progress.memory_bytes if task.progress is not None else 0) for task in tasks]
 
@@ -101,7 +101,7 @@ class Worker:
 
     @contextlib.contextmanager
     def slot(self) -> Iterator[int]:
-        """Occupy a slot for a task that was not leased; gives its threads."""
+        """Occupy a slot for a task that was not leased; yield its number of threads."""
         threads = self._threads(1)
         self._direct += 1
         try:
@@ -111,7 +111,7 @@ class Worker:
             self._changed.set()
 
     async def run(self) -> None:
-        """Pull and run until stopped; returns when all children are gone and all results are handed in or back."""
+        """Pull and run tasks until stopped; return once all children have ended and all tasks are handed in or returned."""
         async with AsyncChannel(self.options.coordinator, self.options.security) as self._channel:
             if self.options.waits_for_room:
                 self.room.look()
@@ -162,11 +162,11 @@ class Worker:
             self._start(list(response.leases))
             ending = [self._running[key].cancel() for key in response.cancel_tasks if key in self._running]
             if response.cancel_tasks and not any(ending):
-                # All of these are ending already; the coordinator does not hold its answer back for them.
+                # All of these are ending already, and the coordinator responds at once while they are: do not call in a tight loop.
                 await self._pause()
 
     async def _synchronize(self, request: worker_pb2.SynchronizeRequest) -> worker_pb2.SynchronizeResponse | None:
-        """One call; None when it was given up because something changed here that the coordinator should know."""
+        """Make one call; return None if it was abandoned because something changed here that must be reported."""
         wait = request.max_wait.ToTimedelta().total_seconds()
         call = self._stub.Synchronize(
             request, timeout=wait + _CALL_SLACK_SECONDS, metadata=self._channel.identity.metadata()
@@ -181,7 +181,7 @@ class Worker:
         finally:
             changed.cancel()
             if not answer.done():
-                # A lease granted meanwhile is not lost: the coordinator grants it again, as it is not reported as running.
+                # A lease granted meanwhile is not lost: the coordinator sends it again, because we do not report it as running.
                 answer.cancel()
                 await asyncio.gather(answer, return_exceptions=True)
 
@@ -216,14 +216,14 @@ class Worker:
             running.task = asyncio.create_task(self._run(running))
 
     def _threads(self, starting: int) -> int:
-        """Threads of the first of ``starting`` tasks: an even share of the cores nobody uses."""
+        """Return the threads for the first of ``starting`` tasks: an even share of the unused cores."""
         used = sum(running.threads for running in self._running.values())
         return max(1, (self.machine.cores - used) // starting)
 
     async def _run(self, running: LeasedTask) -> None:
         try:
             with contextlib.ExitStack() as stack:
-                with contextlib.suppress(OSError):  # a store that takes nothing any more, as the task itself will say
+                with contextlib.suppress(OSError):  # the store is not writable, which the task itself will report
                     stack.enter_context(self.runner.using_store())
                 await self._hand_in(await running.outcome(self.runner, on_phase=self._changed.set))
         finally:
@@ -231,7 +231,7 @@ class Worker:
             self._changed.set()
 
     async def _hand_in(self, request: worker_pb2.CompleteTaskRequest) -> None:
-        """Deliver a result, for as long as it takes; meanwhile the task is still reported as running, so it is kept."""
+        """Hand in a result, retrying for as long as it takes; meanwhile the task is reported as running, so its lease stays."""
         attempt = 0
         while True:
             try:
@@ -240,7 +240,7 @@ class Worker:
                 )
             except grpc.aio.AioRpcError as error:
                 failure = self._failure(error)
-                # An identity that is refused may be one that is being renewed.
+                # A refused identity may be about to be renewed.
                 if not failure.retryable and failure.reason not in {"UNAUTHENTICATED", "TLS_INVALID"}:
                     _log_refusal(request.task, failure)
                     return
@@ -254,16 +254,16 @@ class Worker:
             await asyncio.wait_for(self._changed.wait(), self.options.report_seconds)
 
     async def _say_goodbye(self) -> None:
-        """Let the coordinator keep nothing for this worker; if it does not hear it, it will notice the silence."""
+        """Tell the coordinator that this worker ends; if the call fails, it will notice the silence."""
         request = self._request()
         request.max_wait.Clear()
         try:
             await self._stub.Synchronize(request, timeout=_GOODBYE_SECONDS, metadata=self._channel.identity.metadata())
         except grpc.aio.AioRpcError as error:
-            log.info(f"the coordinator did not hear that this worker ends: {error.code().name}")
+            log.info(f"the coordinator could not be told that this worker ends: {error.code().name}")
 
     async def _drain(self) -> None:
-        """Let running tasks finish for a while, then hand them back; gives up on a coordinator that does not answer."""
+        """Let running tasks finish for a while, then return them; give up if the coordinator does not answer."""
         tasks = [running.task for running in self._running.values() if running.task is not None]
         if not tasks:
             return
@@ -271,7 +271,7 @@ class Worker:
         for running in list(self._running.values()):
             running.cancel()
         if late:
-            # The executor needs up to three seconds to end a child that does not listen.
+            # The executor needs up to three seconds to end a child that ignores SIGTERM.
             _, stuck = await asyncio.wait(late, timeout=4.0)
             for task in stuck:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Whether the disk of the work folders has room for another task."""
+"""Check whether the disk of the work folders has room for another task."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import logging
 import shutil
 from pathlib import Path
 
-from slipway.execution.pressure import nearly_full, size_text
+from slipway.execution.pressure import nearly_full
+from slipway.sizes import format_size
 
 log = logging.getLogger("slipway.worker")
 
 LOOK_SECONDS = 1.0
-"""How often a worker looks. A task that is granted in between may find no space; then it goes on elsewhere."""
+"""Interval of the checks. A task granted in between may find no space; then it continues on another worker."""
 
 
 class Room:
-    """The space below one folder; says when it runs out, and when there is some again.
+    """Watches the free space of one folder; logs when it runs out and when there is some again.
 
     Args:
         scratch: Folder for work folders; it exists.
 
     Attributes:
-        enough: Whether there was room when it was last looked at.
+        enough: Whether there was room at the last check.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -29,25 +30,25 @@ class Room:
         self.enough = True
 
     def look(self) -> bool:
-        """Look again; whether it is otherwise than before."""
+        """Check again; return whether the answer has changed."""
         try:
             disk = shutil.disk_usage(self._scratch)
-        except OSError:  # the next task says what is wrong with it
+        except OSError:  # the next task will report the fault
             return False
         before, self.enough = self.enough, not nearly_full(disk.free, total=disk.total)
         if self.enough == before:
             return False
         if self.enough:
-            log.info(f"takes tasks again: {size_text(disk.free)} are free in {self._scratch}")
+            log.info(f"takes tasks again: {format_size(disk.free)} are free in {self._scratch}")
         else:
             log.warning(
-                f"takes no tasks until there is room: {size_text(disk.free)} of {size_text(disk.total)} are left in "
+                f"takes no tasks until there is room: {format_size(disk.free)} of {format_size(disk.total)} are left in "
                 f"{self._scratch}; free some, lower SLIPWAY_CACHE_SIZE, or point SLIPWAY_SCRATCH to a larger disk"
             )
         return True
 
     def free_bytes(self) -> int:
-        """What is free now; 0 if that cannot be told."""
+        """Return the free bytes; 0 if unknown."""
         try:
             return shutil.disk_usage(self._scratch).free
         except OSError:

@@ -1,4 +1,4 @@
-"""``slipway.v1.StageService``: the stages of one worker called directly, over the same runner and slots as leased tasks."""
+"""``slipway.v1.StageService``: call a worker's stages directly, with the same runner and slots as leased tasks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import grpc
 from google.protobuf import struct_pb2
 
 from slipway.errors import ConfigurationError, ServiceError
-from slipway.execution.runner import TaskResult, TaskSpec, check_call
+from slipway.execution.runner import TaskResult
 from slipway.registry import IMPORT, load_stage
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.wire import dict_of, status_of, struct_of
+from slipway.rpc.stage_calls import call_of
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import struct_of
 from slipway.stage import Progress
+from slipway.stage_call import StageCall
 from slipway.worker.leased import log_line, output_message, progress_message
 from slipway.worker.pull import Worker
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
@@ -27,7 +30,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        # But for the import: a call says of no project, so whose sources it may read cannot be told.
+        # Without the import: a direct call names no project, so its allowed sources are unknown.
         self._stages = [stage for stage in worker.options.stages if stage != IMPORT]
 
     @unary
@@ -36,7 +39,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         request: stage_pb2.DescribeRequest,  # noqa: ARG002
         context: Context,  # noqa: ARG002
     ) -> stage_pb2.DescribeResponse:
-        """What this worker can run."""
+        """Return what this worker can run."""
         options = self._worker.options
         return stage_pb2.DescribeResponse(
             stages=[describe(name) for name in self._stages],
@@ -51,7 +54,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     ) -> AsyncIterator[stage_pb2.RunResponse]:
         """Run one task; cancelling the call cancels it."""
         worker = self._worker
-        self._check(request)
+        call = self._checked(request)
         events: asyncio.Queue[stage_pb2.RunResponse] = asyncio.Queue()
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
@@ -61,14 +64,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             events.put_nowait(stage_pb2.RunResponse(log=log_line(level, message)))
 
         with worker.slot() as threads, worker.runner.using_store():
-            spec = TaskSpec(
-                stage=request.stage,
-                params=dict_of(request.params),
-                inputs=dict(request.inputs),
-                max_memory_bytes=worker.machine.capabilities(slots=worker.options.slots).memory_bytes,
-                threads=threads,
-            )
-            running = asyncio.create_task(worker.runner.run(spec, on_progress=on_progress, on_log=on_log))
+            memory_bytes = worker.machine.capabilities(slots=worker.options.slots).memory_bytes
+            call = call.filled(max_memory_bytes=memory_bytes, threads=threads)
+            running = asyncio.create_task(worker.runner.run(call, on_progress=on_progress, on_log=on_log))
             try:
                 while not running.done() or not events.empty():
                     with contextlib.suppress(TimeoutError):
@@ -78,8 +76,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    def _check(self, request: stage_pb2.RunRequest) -> None:
-        """Refuse what can be refused before any work."""
+    def _checked(self, request: stage_pb2.RunRequest) -> StageCall:
+        """Return the call that is asked for; refuse an invalid call before any work."""
         options = self._worker.options
         if request.stage not in self._stages:
             raise ConfigurationError(
@@ -88,15 +86,17 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 remedy=f"it runs {', '.join(self._stages)}",
                 about={"stage": request.stage},
             )
-        check_call(load_stage(request.stage), dict_of(request.params), request.inputs)
+        call = call_of(request)
+        call.check(load_stage(request.stage))
         if self._worker.free_slots <= 0:
             raise ServiceError(
                 f"all {options.slots} slots are taken", reason="WORKER_BUSY", remedy="try again later, or elsewhere"
             )
+        return call
 
 
 def describe(name: str) -> stage_pb2.StageDescription:
-    """A stage's inputs, outputs, parameters and what it finds on this machine.
+    """Return a stage's inputs, outputs, parameters, and its libraries and devices on this machine.
 
     Raises:
         ConfigurationError: reason ``STAGE_UNKNOWN``.

@@ -11,9 +11,10 @@ import pytest
 from slipway.artifacts import LocalStore, action_key
 from slipway.artifacts.digests import digest_bytes
 from slipway.errors import ArtifactError
-from slipway.execution.runner import TaskRunner, TaskSpec
+from slipway.execution.runner import TaskRunner
 from slipway.registry import load_stage
 from slipway.stage import Context, Stage, StageParams
+from slipway.stage_call import StageCall
 
 CONTENT = b"weights" * 1000
 
@@ -74,7 +75,7 @@ def test_from_the_stage_to_the_store(tmp_path, content, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     store = LocalStore(tmp_path / "store")
     claim = hashlib.sha256(content).hexdigest()
-    spec = TaskSpec(stage="test_known_digests:STAGE", params={"claim": claim}, inputs={})
+    spec = StageCall("test_known_digests:STAGE", {"claim": claim}, {})
     result = asyncio.run(TaskRunner(store, tmp_path / "scratch").run(spec))
     assert result.failure is None
     files = {file.path: file.digest for file in store.manifest(result.outputs["out"]).files}

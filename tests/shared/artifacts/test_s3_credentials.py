@@ -14,14 +14,14 @@ import pytest
 from minio.credentials.providers import Provider
 from urllib3.exceptions import HTTPError
 
-from credential_services import CredentialService
-from local_http import local_http
-from s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY, S3Server
 from slipway.artifacts.s3 import credentials as s3_credentials
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.credentials import check_agent, connections, credentials
 from slipway.errors import ArtifactError
 from slipway.settings.s3 import S3Options
+from support.servers.credential_services import CredentialService
+from support.servers.local_http import local_http
+from support.servers.s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY, S3Server
 
 TOKEN = "the-token-of-a-service-account"
 ROLE = "arn:aws:iam::123456789012:role/slipway"
@@ -253,7 +253,7 @@ def test_a_token_goes_to_the_platform_only(url: str, allowed: bool, token: Path)
     if allowed:
         check_agent(url)
         return
-    with pytest.raises(ArtifactError, match="where the token may not go") as raised:
+    with pytest.raises(ArtifactError, match="must not get the token") as raised:
         provider(variables)
     assert raised.value.reason == "STORE_INVALID"
 

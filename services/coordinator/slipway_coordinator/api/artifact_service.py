@@ -1,7 +1,7 @@
 """``slipway.v1.ArtifactService``: a project's artifacts, for clients without credentials of the artifact store.
 
-Content passes through here, and is kept only under the digest it was found to have. That the store has some content already is
-told to nobody who has not brought it: else a digest that somebody learned of would be as good as the file.
+Content passes through here and is kept only under the digest computed from it. A project that has not brought some content is
+never told that the store already has it: otherwise knowing a digest would be as good as having the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.wire import MAX_FILES
+from slipway.rpc.structs import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
 from slipway.texts import quoted
@@ -35,16 +35,17 @@ _PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 _PARENT = re.compile(rf"projects/({_PROJECT})")
 _NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
+_FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 
 Context = grpc.aio.ServicerContext
 
 
-async def require(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
-    """See that the caller may use artifacts in a project.
+async def require_artifacts(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
+    """Check that the caller may use artifacts in a project.
 
     Raises:
-        ArtifactError: ``ARTIFACT_NOT_FOUND`` for the first that is not the project's, whether or not it exists.
+        ArtifactError: ``ARTIFACT_NOT_FOUND`` for the first artifact that is not the project's, whether or not it exists.
     """
     if current_principal.get().may_name_any:
         return
@@ -57,8 +58,8 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     """Artifacts over one coordinator.
 
     Args:
-        coordinator: Knows whose they are.
-        open_blobs: Opens the artifact store, when it is needed first.
+        coordinator: Knows which project owns which artifact.
+        open_blobs: Opens the artifact store when it is first needed.
     """
 
     def __init__(self, coordinator: Coordinator, open_blobs: Callable[[], Blobs]) -> None:
@@ -70,7 +71,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
 
     @unary
     async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:  # noqa: N802, ARG002 - the RPC's name
-        """The files of an artifact."""
+        """List the files of an artifact."""
         project, digest = await self._own(request.name)
         manifest = await self._look(project, (await self._blobs()).manifest, digest)
         files = [
@@ -85,7 +86,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         request: pb.ListArtifactsRequest,
         context: Context,  # noqa: ARG002
     ) -> pb.ListArtifactsResponse:
-        """A page of digests."""
+        """Return a page of digests."""
         if request.page_size < 0:
             raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
         size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
@@ -104,7 +105,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         request: pb.CreateArtifactRequest,
         context: Context,  # noqa: ARG002
     ) -> pb.CreateArtifactResponse:
-        """An artifact of content that is there, or what is not there."""
+        """Create the artifact, or list the blobs that are missing."""
         project = _project(request.parent)
         manifest = _manifest_of(request)
         digest, blobs, ownership = manifest.digest, await self._blobs(), self._coordinator.database.ownership
@@ -117,7 +118,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 return pb.CreateArtifactResponse(digest=digest)
             brought = await self._coordinator.call(lambda: ownership.brought(project, contents))
         known = [file for name, file in sorted(contents.items()) if name in brought]
-        there = await self.transfers.look_at_each(_caller(), project, blobs.has_blob, known)
+        there = await self.transfers.look_up_each(_caller(), project, blobs.has_blob, known)
         kept = {file.digest for file, is_there in zip(known, there, strict=True) if is_there}
         missing = sorted(set(contents) - kept)
         if not missing:
@@ -131,7 +132,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         request: pb.ReadBlobRequest,
         context: Context,  # noqa: ARG002
     ) -> AsyncIterator[pb.ReadBlobResponse]:
-        """The content of one file."""
+        """Stream the content of one file."""
         with counting_refusals("sent"):
             project, artifact = await self._own(request.name)
             blobs = await self._blobs()
@@ -158,7 +159,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         request: AsyncIterator[pb.WriteBlobRequest],
         context: Context,  # noqa: ARG002
     ) -> pb.WriteBlobResponse:
-        """The content of one file, in."""
+        """Store the content of one file."""
         with counting_refusals("received"):
             first = await anext(request, None)
             if first is None:
@@ -172,7 +173,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.WriteBlobResponse()
 
     async def _receive(self, file: ManifestFile, data: bytes, rest: AsyncIterator[pb.WriteBlobRequest]) -> None:
-        """Keep content that begins with ``data``, if it is what was announced."""
+        """Store content that begins with ``data``, if it matches the announced size and digest."""
         writer, run, pace = (await self._blobs()).writer(file), self.transfers.incoming.run, self.transfers.pace()
         try:
             while True:
@@ -188,16 +189,16 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             await run(writer.discard)
 
     async def _own(self, name: str) -> tuple[str, str]:
-        """Project and digest of an artifact that the caller may read."""
+        """Return project and digest of an artifact that the caller may read."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise _invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
         project, digest = match.groups()
-        await require(self._coordinator, project, [digest])
+        await require_artifacts(self._coordinator, project, [digest])
         return project, digest
 
     async def _manifest_once(self, project: str, blobs: Blobs, digest: str) -> Manifest:
-        """A manifest; the last one is kept, as its files are read one after the other."""
+        """Return a manifest; the last one is cached, because a client reads its files one after the other."""
         last, manifest = self._manifest
         if last != digest:
             manifest = await self._look(project, blobs.manifest, digest)
@@ -210,7 +211,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return self._opened
 
     async def _look(self, project: str, function: Callable[..., T], *arguments: Any) -> T:
-        return await self.transfers.look(_caller(), project, function, *arguments)
+        return await self.transfers.look_up(_caller(), project, function, *arguments)
 
 
 def _caller() -> str:
@@ -227,16 +228,20 @@ def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
 
 
 def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
-    """What a stream says it brings."""
+    """Return the file that the first message of an upload announces."""
     if not is_digest(first.digest):
         raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
         raise _invalid("size_bytes", first.size_bytes, "is not negative")
+    if len(first.data) > _FIRST_BYTES:
+        raise exceeded(
+            f"data of the first message has {len(first.data)} bytes, {_FIRST_BYTES} are allowed", field="data"
+        )
     if first.size_bytes > most:
         raise ServiceError(
             f"size_bytes is {first.size_bytes}, {most} are allowed",
             reason="LIMIT_EXCEEDED",
-            remedy="bring it with the store's own credentials, or raise the coordinator's SLIPWAY_UPLOAD_SIZE",
+            remedy="upload it with the store's own credentials, or raise the coordinator's SLIPWAY_UPLOAD_SIZE",
             about={"field": "size_bytes"},
         )
     return ManifestFile("", first.size_bytes, first.digest, "")

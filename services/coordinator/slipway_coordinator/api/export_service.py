@@ -17,14 +17,15 @@ from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import is_traceparent, new_trace
 from slipway.planning.plan import plan
+from slipway.rpc.configuration_messages import configuration_of
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.wire import RETRY_AFTER, configuration_of
+from slipway.rpc.statuses import RETRY_AFTER
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import exceeded
 from slipway.sources.allowed import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted, shortened
-from slipway_coordinator.api.artifact_service import require
+from slipway_coordinator.api.artifact_service import require_artifacts
 from slipway_coordinator.api.listing import page_of
 from slipway_coordinator.api.messages import event_message, export_message
 from slipway_coordinator.api.skew import check_understood
@@ -60,14 +61,14 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     async def CreateExport(  # noqa: N802 - the RPC's name
         self, request: export_pb2.CreateExportRequest, context: Context
     ) -> export_pb2.Export:
-        """Create and start an export, or answer with the one the same request made before."""
+        """Create and start an export, or return the one that the same request made before."""
         record = new_record(
             request,
             traceparent=_traceparent(context),
             creator=_creator(),
             import_from=self._coordinator.options.import_from,
         )
-        await require(self._coordinator, record.project, record.sources.values())
+        await require_artifacts(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
             return export_message(record)
         named = bool(request.export_id)
@@ -83,7 +84,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_message(existing)
 
     async def _made_before(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
-        """The export that the same request made before; it is known by its ``request_id``, or else by the export's name.
+        """Return the export that the same request made before, found by ``request_id`` or else by the export's name.
 
         Raises:
             ServiceError: reason ``EXPORT_EXISTS`` when another request made it.
@@ -112,7 +113,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     @unary
     async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
-        """One export."""
+        """Return one export."""
         return export_message(await self._existing(request.name))
 
     @unary
@@ -121,7 +122,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         request: export_pb2.ListExportsRequest,
         context: Context,  # noqa: ARG002
     ) -> export_pb2.ListExportsResponse:
-        """A page of exports, newest first."""
+        """Return a page of exports, newest first."""
         if request.page_size < 0:
             raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
         if request.view not in export_pb2.ExportView.values():
@@ -140,7 +141,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     @unary
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
-        """Ask for the end; answers once the request took effect, which takes a moment."""
+        """Cancel an export; return once that took effect, or after a short wait."""
         record = await self._existing(request.name, etag=request.etag)
         if record.state.ended:
             raise _wrong_state(record, "cannot be cancelled any more")
@@ -168,7 +169,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         """Forget an ended export."""
         record = await self._existing(request.name, etag=request.etag)
         if not record.state.ended:
-            raise _wrong_state(record, "has to end before it can be deleted: cancel it first")
+            raise _wrong_state(record, "must end before it can be deleted: cancel it first")
         await self._coordinator.delete(record)
         return export_pb2.DeleteExportResponse()
 
@@ -178,10 +179,10 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         request: export_pb2.WatchExportRequest,
         context: Context,  # noqa: ARG002
     ) -> AsyncIterator[export_pb2.ExportEvent]:
-        """What happens until the export ends."""
+        """Stream the export's events until it ends."""
         await self._existing(request.name)
-        async for happening in self._coordinator.hub.watch(request.name, after=request.after_sequence):
-            yield event_message(happening)
+        async for event in self._coordinator.hub.watch(request.name, after=request.after_sequence):
+            yield event_message(event)
 
     async def _existing(self, name: str, *, etag: str = "") -> ExportRecord:
         if not _NAME.fullmatch(name):
@@ -191,14 +192,14 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             raise ServiceError(
                 f"there is no export {name}",
                 reason="EXPORT_NOT_FOUND",
-                remedy="slipway list shows those there are",
+                remedy="slipway list shows the existing exports",
                 about={"export": name},
             )
         if etag and etag != record.etag:
             raise ServiceError(
                 f"{name} changed meanwhile: its etag is {record.etag}, not {etag}",
                 reason="ETAG_MISMATCH",
-                remedy="look at it again",
+                remedy="read the export again",
                 about={"export": name, "etag": record.etag},
             )
         return record
@@ -211,12 +212,12 @@ def new_record(
     creator: str = "",
     import_from: Allowed = NOWHERE,
 ) -> ExportRecord:
-    """The export a request asks for, planned but not stored.
+    """Return the export a request asks for, planned but not stored.
 
     Args:
-        request: What is asked for.
+        request: The client's request.
         traceparent: Span that the export belongs to.
-        creator: Who asks.
+        creator: Name of the caller.
         import_from: Addresses of sources that may be imported.
 
     Raises:
@@ -226,7 +227,11 @@ def new_record(
     project = _project_of(request.parent)
     export_id = request.export_id or uuid.uuid4().hex
     if not re.fullmatch(_ID, export_id):
-        raise _invalid("export_id", export_id, "takes 1 to 63 of a-z, 0-9, '.', '_' and '-', not '-' at the ends")
+        raise _invalid(
+            "export_id",
+            export_id,
+            "takes 1 to 63 of a-z, 0-9, '.', '_' and '-', and begins and ends with a letter or digit",
+        )
     for name, digest in sorted(request.sources.items()):
         if not _DIGEST.fullmatch(digest):
             raise _invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
@@ -243,7 +248,7 @@ def new_record(
     for url in filter(None, imports.values()):
         import_from.check(url, project=project)
     tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
-    if imports:  # the others are planned when these are there
+    if imports:  # the other tasks are planned once these are artifacts
         tasks = (import_task(configuration, sources, imports),)
     return ExportRecord(
         name=f"projects/{project}/exports/{export_id}",
@@ -263,7 +268,7 @@ def new_record(
 def request_hash(
     configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
 ) -> str:
-    """SHA-256 of what a request asks for; labels and priority are not part of the result and do not count."""
+    """Return the SHA-256 of what a request asks for; labels and priority do not affect the result and are left out."""
     asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
     if source_formats:
         asked["source_formats"] = dict(source_formats)
@@ -273,7 +278,7 @@ def request_hash(
 def _check_label(name: str, value: str) -> None:
     for text in (name, value):
         hidden = hidden_character(text)
-        if hidden:  # others see it, on their terminals and pages
+        if hidden:  # labels are shown to other users, in terminals and on pages
             raise ServiceError(
                 f"the label {quoted(name)} has the character {hidden}",
                 reason="REQUEST_INVALID",
@@ -297,7 +302,7 @@ def _project_of(parent: str) -> str:
 
 
 def _creator() -> str:
-    """Name of who makes this call; empty where everybody is let in, and so nobody known."""
+    """Return the caller's name; empty where anonymous callers are allowed."""
     principal = current_principal.get()
     return "" if principal is OWNER else principal.name
 

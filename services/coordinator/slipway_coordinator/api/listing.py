@@ -1,4 +1,4 @@
-"""Pages of exports: as many as were asked for, and no more than a client takes in one answer."""
+"""Pages of exports: as many as requested, but never larger than a client accepts in one response."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from slipway_coordinator.storage.filters import Condition
 from slipway_protos.v1 import export_pb2 as pb
 
 PAGE_BYTES = 3 << 20
-"""Of the exports in an answer: gRPC's clients take 4 MiB unless told otherwise."""
+"""Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
 
 _ITEM_BYTES = 8  # tag and length
 _READ_AT_ONCE = 100
 
 Place = tuple[float, str]
-"""Of an export in a list: its creation time and name."""
+"""Position of an export in a list: its creation time and name."""
 
 
 def page_of(
     database: Database, conditions: Sequence[Condition], *, size: int, after: Place | None, view: pb.ExportView
 ) -> tuple[list[pb.Export], Place | None]:
-    """Return the exports of a page, newest first, and the place of the last one where more follow. Blocks for a while.
+    """Return the exports of a page, newest first, and the place of the last one if more follow. Blocks.
 
     Args:
-        database: Where they are.
+        database: The coordinator's database.
         conditions: On the table of exports; see :mod:`slipway_coordinator.storage.filters`.
         size: How many at most.
         after: Place of the last one of the page before.
-        view: How much of each. One that is too large for an answer comes as its summary.
+        view: How much of each export. An export too large for one response is returned as its summary.
     """
     page, room = list[pb.Export](), PAGE_BYTES
     while True:

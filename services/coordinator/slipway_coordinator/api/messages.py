@@ -1,30 +1,28 @@
-"""Records as the messages clients and workers get."""
+"""Convert records to the messages that clients and workers receive."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
-from slipway.rpc.wire import (
-    configuration_message,
-    recorded_configuration_message,
-    status_of,
-    struct_of,
-    timestamp,
-)
+from slipway.rpc.configuration_messages import configuration_message, recorded_configuration_message
+from slipway.rpc.stage_calls import put_call
+from slipway.rpc.statuses import status_of
+from slipway.rpc.structs import struct_of, timestamp
 from slipway_coordinator.model.offers import Granted
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
-from slipway_coordinator.storage.events import Happening
+from slipway_coordinator.storage.events import WatchEvent
 from slipway_coordinator.workflow.observation import attempt_span
 from slipway_protos.v1 import configuration_pb2, export_pb2, worker_pb2
 
 
 def export_message(record: ExportRecord) -> export_pb2.Export:
-    """An export as clients see it."""
+    """Return an export as clients see it."""
     message = export_summary(record)
     message.configuration.CopyFrom(_configuration_message(record.configuration))
     message.sources.update(record.sources)
@@ -33,7 +31,7 @@ def export_message(record: ExportRecord) -> export_pb2.Export:
 
 
 def _configuration_message(recorded: dict[str, Any]) -> configuration_pb2.ExportConfiguration:
-    """The configuration with the defaults of today; as it was recorded, where a format of it is not installed any more."""
+    """Return the configuration with the defaults of today; as it was recorded, where a format of it is not installed any more."""
     try:
         return configuration_message(ExportConfiguration.model_validate(recorded))
     except ValidationError:
@@ -41,7 +39,7 @@ def _configuration_message(recorded: dict[str, Any]) -> configuration_pb2.Export
 
 
 def export_summary(record: ExportRecord) -> export_pb2.Export:
-    """The same without configuration, sources and tasks."""
+    """Return an export without configuration, sources and tasks."""
     message = export_pb2.Export(
         name=record.name,
         state=export_state(record.state),
@@ -94,19 +92,19 @@ def _attempt_message(attempt: AttemptRecord) -> export_pb2.Attempt:
 
 
 def export_state(state: ExportState) -> export_pb2.ExportState:
-    """The state's number on the wire."""
+    """Return the state's number on the wire."""
     return cast("export_pb2.ExportState", export_pb2.ExportState.Value(f"EXPORT_STATE_{state.name}"))
 
 
 def task_state(state: TaskState) -> export_pb2.TaskState:
-    """The state's number on the wire."""
+    """Return the state's number on the wire."""
     return cast("export_pb2.TaskState", export_pb2.TaskState.Value(f"TASK_STATE_{state.name}"))
 
 
-def event_message(happening: Happening) -> export_pb2.ExportEvent:
-    """A numbered event as those who watch get it."""
-    message = export_pb2.ExportEvent(sequence=happening.sequence, time=timestamp(happening.time))
-    match happening.payload:
+def event_message(event: WatchEvent) -> export_pb2.ExportEvent:
+    """Return an event as watchers receive it."""
+    message = export_pb2.ExportEvent(sequence=event.sequence, time=timestamp(event.time))
+    match event.payload:
         case ExportRecord() as record:
             message.export.CopyFrom(export_message(record))
         case export_pb2.TaskProgress() as progress:
@@ -117,25 +115,19 @@ def event_message(happening: Happening) -> export_pb2.ExportEvent:
 
 
 def lease_message(granted: Granted) -> worker_pb2.TaskLease:
-    """A lease as its worker gets it."""
+    """Return a lease as its worker receives it."""
     offer = granted.offer
     lease = worker_pb2.TaskLease(
         task=offer.key,
         lease_epoch=granted.epoch,
-        stage=offer.stage,
-        params=struct_of(offer.params),
-        inputs=offer.inputs,
-        max_memory_bytes=granted.max_memory_bytes,
-        threads=offer.threads,
         traceparent=attempt_span(offer.traceparent, offer.key, granted.epoch),
     )
-    if offer.timeout_seconds:
-        lease.timeout.CopyFrom(duration(offer.timeout_seconds))
+    put_call(lease, replace(offer.call, limits=replace(offer.call.limits, max_memory_bytes=granted.max_memory_bytes)))
     return lease
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds as a Duration."""
+    """Return seconds as a Duration."""
     result = Duration()
     result.FromMilliseconds(round(seconds * 1000))
     return result

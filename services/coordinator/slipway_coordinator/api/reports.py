@@ -1,12 +1,11 @@
-"""What workers send, checked before anything is kept of it.
+"""Check what workers send before any of it is stored.
 
-A worker is a program of somebody's machine, perhaps of another version: what it says is held to what its task can bring, so that
-nothing else reaches the export's record, those who watch it, or the next decision.
+A worker runs on another machine and may be of another version. Its reports are checked against what its task can produce, so
+that nothing else reaches the export's record, its watchers or the next decision.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -16,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
-from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.structs import dict_of
 from slipway.security.limits import exceeded
 from slipway.stage import MOST_FACTS_BYTES
-from slipway.texts import hidden_character, number_of, quoted, shortened
+from slipway.texts import hidden_character, quoted, shortened
 from slipway_coordinator.model.offers import Held, WorkerReport
 from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -29,11 +30,10 @@ _MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
 _MOST_PARAMETERS = 256
 _LINE_LENGTH, _WORD_LENGTH = 5000, 200
 _LARGEST = 2**62
-_TASK = re.compile(r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Za-z0-9._-]{1,100}):([0-9]{1,9})")
 
 
 class _Facts(BaseModel):
-    """Facts that decisions are made from; a stage may record others."""
+    """Facts that decisions use; a stage may record others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -43,26 +43,8 @@ class _Facts(BaseModel):
     model_bytes: int = Field(default=0, ge=0, le=_LARGEST)
 
 
-def task_parts(key: str) -> tuple[str, str, int]:
-    """Return export, task and attempt of ``{export}:{task}:{attempt}``.
-
-    Raises:
-        ServiceError: reason ``REQUEST_INVALID``.
-    """
-    found = _TASK.fullmatch(key)
-    attempt = None if found is None else number_of(found[3], most=10**9)
-    if found is None or attempt is None:
-        raise ServiceError(
-            f"task is {quoted(key)}",
-            reason="REQUEST_INVALID",
-            remedy="it is like EXPORT:TASK:ATTEMPT",
-            about={"field": "task"},
-        )
-    return found[1], found[2], attempt
-
-
 def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> WorkerReport:
-    """Return what a worker says of itself.
+    """Return a worker's report on itself, checked.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` or ``LIMIT_EXCEEDED``.
@@ -92,12 +74,12 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         gpu_memory_bytes=_between(can.gpu_memory_bytes),
         libraries=dict(can.versions),
         parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
-        running=tuple(Held(running.task, running.lease_epoch) for running in request.running),
+        running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),
     )
 
 
 def progress_of(task: str, attempt: int, said: export_pb2.TaskProgress) -> export_pb2.TaskProgress:
-    """Return how far an attempt is, as those who watch are told."""
+    """Return an attempt's progress as watchers receive it."""
     return export_pb2.TaskProgress(
         task=task,
         attempt=attempt,
@@ -110,7 +92,7 @@ def progress_of(task: str, attempt: int, said: export_pb2.TaskProgress) -> expor
 
 
 def lines_of(task: str, said: Iterable[export_pb2.LogLine]) -> list[export_pb2.LogLine]:
-    """Return the last log lines of a report, none of them longer than a worker's are."""
+    """Return the last log lines of a report, each cut to the length that workers use."""
     return [
         export_pb2.LogLine(task=task, level=shortened(line.level), message=shortened(line.message, _LINE_LENGTH))
         for line in list(said)[-_MOST_LINES:]
@@ -118,24 +100,24 @@ def lines_of(task: str, said: Iterable[export_pb2.LogLine]) -> list[export_pb2.L
 
 
 def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None) -> Event:
-    """Return how an attempt ended: with a failure where what the worker brings is not the task's result.
+    """Return how an attempt ended; a result that cannot be the task's counts as a failure.
 
     Args:
-        request: What it hands in.
-        task: The task, as it was planned; None when it is not known any more.
+        request: What the worker hands in.
+        task: The task as planned; None when it is not known any more.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` when it says nothing.
+        ServiceError: reason ``REQUEST_INVALID`` when the request has no outcome.
     """
-    _, task_id, attempt = task_parts(request.task)
+    key = AttemptKey.parse(request.task)
     outcome = request.WhichOneof("outcome")
     if outcome is None:
         raise ServiceError("outcome is needed", reason="REQUEST_INVALID", about={"field": "outcome"})
     event = Event(
         kind=EventKind.CANCELLED,
         time=time.time(),
-        task=task_id,
-        attempt=attempt,
+        task=key.task,
+        attempt=key.attempt,
         peak_memory_bytes=0 if outcome == "cancelled" else _between(request.peak_memory_bytes),
     )
     if outcome == "cancelled":
@@ -155,7 +137,7 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
 
 
 def _fault(said: worker_pb2.TaskOutput, task: TaskRecord | None) -> Failure | None:
-    """Why this is not the result of the task; None when it can be."""
+    """Return why this cannot be the task's result; None if it can."""
     names = sorted(said.outputs)
     if task is not None and task.output and names != [task.output]:
         return _invalid(f"its outputs are {quoted(names)}, those of {task.stage} are {[task.output]}", "outputs")
@@ -176,7 +158,7 @@ def _fault(said: worker_pb2.TaskOutput, task: TaskRecord | None) -> Failure | No
 
 def _invalid(what: str, field: str) -> Failure:
     return StageError(
-        f"what the worker brought is not the result of this task: {what}",
+        f"the worker handed in something that cannot be this task's result: {what}",
         reason="RESULT_INVALID",
         remedy="run workers of the coordinator's version",
         about={"field": field},
@@ -189,7 +171,7 @@ def _check_count(field: str, items: Mapping[str, Any] | Any, most: int) -> None:
 
 
 def _check_words(field: str, words: Iterable[str]) -> None:
-    """Names of stages and libraries are shown, logged, and labels of metrics."""
+    """Check names of stages and libraries, because they are shown, logged and used as metric labels."""
     for word in words:
         if len(word) > _WORD_LENGTH:
             raise exceeded(f"{field} has {quoted(word)}, {_WORD_LENGTH} characters are allowed", field=field)
@@ -203,5 +185,5 @@ def _check_words(field: str, words: Iterable[str]) -> None:
 
 
 def _between(number: int) -> int:
-    """An amount as it can be; a worker's may be any number."""
+    """Clamp a number from a worker to the range that can be stored."""
     return min(max(number, 0), _LARGEST)

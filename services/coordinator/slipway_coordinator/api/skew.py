@@ -1,4 +1,4 @@
-"""Requests of clients that are newer than this program."""
+"""Refuse requests of clients that are newer than this program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipway.errors import ServiceError
 
 
 def check_understood(request: Message) -> None:
-    """Refuse a request with fields that this program does not know: left out of what it does, they would be wrong silently.
+    """Refuse a request with fields that this program does not know: ignoring them would be silently wrong.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID``.
@@ -22,7 +22,7 @@ def check_understood(request: Message) -> None:
         raise ServiceError(
             f"{where} has a field that this coordinator does not know (number {number})",
             reason="REQUEST_INVALID",
-            remedy="leave out what is new, or have the coordinator upgraded before its clients",
+            remedy="leave out the new field, or upgrade the coordinator before its clients",
             about={"message": where, "number": number},
         )
 

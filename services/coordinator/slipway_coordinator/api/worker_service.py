@@ -7,18 +7,19 @@ import re
 import grpc
 
 from slipway.errors import ServiceError
+from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.serving import LONGEST_POLL_SECONDS, unary
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.texts import quoted
 from slipway_coordinator.api.messages import duration, lease_message
-from slipway_coordinator.api.reports import completion, lines_of, progress_of, task_parts, worker_report
+from slipway_coordinator.api.reports import completion, lines_of, progress_of, worker_report
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.offers import Held
 from slipway_coordinator.model.records import TaskRecord
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
-_MOST = 99  # with a principal's name, a column's width
+_MOST = 99  # together with a principal's name it must fit the database column
 _WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
 
 
@@ -34,7 +35,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.SynchronizeRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.SynchronizeResponse:
-        """Reports in, leases and cancellations out."""
+        """Take a worker's report; return leases and cancellations."""
         report = worker_report(_worker(request.worker_id), request)
         broker = self._coordinator.broker
         await self._pass_on(report.worker, request)
@@ -52,38 +53,38 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.CompleteTaskRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> worker_pb2.CompleteTaskResponse:
-        """A result in. One that is not the task's ends the attempt, too: this worker has no other."""
-        worker, held = _worker(request.worker_id), Held(request.task, request.lease_epoch)
-        export, task, _ = task_parts(request.task)
-        event = completion(request, await self._planned(export, task))
-        if not self._coordinator.broker.is_of_another(worker, request.task):
-            for line in lines_of(task, request.logs):
-                await self._coordinator.hub.publish(export, line)
+        """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
+        worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
+        held = Held(key, request.lease_epoch)
+        event = completion(request, await self._planned(key))
+        if not self._coordinator.broker.is_of_another(worker, key):
+            for line in lines_of(key.task, request.logs):
+                await self._coordinator.hub.publish(key.export, line)
         await self._coordinator.broker.complete(worker, held, event)
         if event.failure is not None and request.WhichOneof("outcome") == "output":
             raise event.failure.error()
         return worker_pb2.CompleteTaskResponse()
 
-    async def _planned(self, export: str, task: str) -> TaskRecord | None:
-        record = await self._coordinator.load(export)
-        return next((each for each in record.tasks if each.id == task), None) if record is not None else None
+    async def _planned(self, key: AttemptKey) -> TaskRecord | None:
+        record = await self._coordinator.load(key.export)
+        return next((each for each in record.tasks if each.id == key.task), None) if record is not None else None
 
     async def _pass_on(self, worker: str, request: worker_pb2.SynchronizeRequest) -> None:
-        """Progress and log lines to those who watch, of tasks that are not another's."""
+        """Publish progress and log lines to watchers, except for tasks held by another worker."""
         for running in request.running:
-            export, task, attempt = task_parts(running.task)
-            if self._coordinator.broker.is_of_another(worker, running.task):
+            key = AttemptKey.parse(running.task)
+            if self._coordinator.broker.is_of_another(worker, key):
                 continue
             if running.HasField("progress"):
-                await self._coordinator.hub.publish(export, progress_of(task, attempt, running.progress))
-            for line in lines_of(task, running.logs):
-                await self._coordinator.hub.publish(export, line)
+                await self._coordinator.hub.publish(key.export, progress_of(key.task, key.attempt, running.progress))
+            for line in lines_of(key.task, running.logs):
+                await self._coordinator.hub.publish(key.export, line)
 
 
 def _worker(worker_id: str) -> str:
-    """A worker's full name: who it proved to be by its certificate or token, then what it calls itself.
+    """Return a worker's full name: the principal proven by certificate or token, then the worker's own id.
 
-    Leases are held under this name, so that nobody renews or completes those of another identity, whatever it says.
+    Leases are held under this name, so no worker can renew or complete the leases of another principal.
     """
     if not _WORKER_ID.fullmatch(worker_id):
         raise ServiceError(

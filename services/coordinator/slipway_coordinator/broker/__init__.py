@@ -1,1 +1,1 @@
-"""Which worker runs what."""
+"""Decide which worker runs which task."""

@@ -1,6 +1,6 @@
-"""What the coordinator knows of its work at this moment: what waits, who holds what, which workers there are. In memory only.
+"""Offers, leases and workers at this moment, in memory only.
 
-It decides who is asked, and changes at once; what counts is in the tables of leases. After a restart it is empty.
+The board decides which worker gets an offer and changes at once; the lease tables are authoritative. After a restart it is empty.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slipway.planning.attempt_keys import AttemptKey
 from slipway.requirements import NO_GPU, Abilities
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
@@ -17,7 +18,7 @@ from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerR
 
 @dataclass
 class Lease:
-    """Who holds an attempt until when. ``offer`` is None while its export has not said what it wants."""
+    """A worker's hold on an attempt. ``offer`` is None until the export has stated its offers."""
 
     worker: str
     epoch: int  # 0 until it is durable
@@ -28,7 +29,7 @@ class Lease:
 
 @dataclass
 class KnownWorker:
-    """What a worker said of itself, and when; ``draining`` stands for taking no new tasks, ``ending`` for doing so until it is gone."""
+    """A worker's last report. ``draining``: it takes no new tasks now; ``ending``: it never will again."""
 
     abilities: Abilities
     seen: float
@@ -38,10 +39,10 @@ class KnownWorker:
 
 @dataclass
 class Wanted:
-    """What an export wants, and which of that has its result, of which the workflow will hear."""
+    """Offers of an export, and the keys of those whose result is on its way to the workflow."""
 
-    offers: Mapping[str, Offer] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
+    offers: Mapping[AttemptKey, Offer] = field(default_factory=dict)
+    done: set[AttemptKey] = field(default_factory=set)
 
 
 @dataclass
@@ -51,22 +52,22 @@ class Board:
     Attributes:
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
-        waiting: Offers that nobody holds.
+        waiting: Offers that no worker holds.
         held: Leases by the key of their attempt.
-        workers: Those that reported lately, by name.
-        wanted: What every export wants that has not ended.
+        workers: Workers that reported recently, by name.
+        wanted: Offers of every export that has not ended.
     """
 
     ttl: float
     clock: Callable[[], float]
     waiting: Waiting = field(default_factory=Waiting)
-    held: dict[str, Lease] = field(default_factory=dict)
+    held: dict[AttemptKey, Lease] = field(default_factory=dict)
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, Wanted] = field(default_factory=dict)
-    _offered_since: dict[str, float] = field(default_factory=dict)
+    _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
 
-    def hear(self, report: WorkerReport) -> None:
-        """Know a worker by what it says of itself; one that ends and runs nothing is not there any more."""
+    def record_report(self, report: WorkerReport) -> None:
+        """Record a worker's report; forget a worker that is ending and runs nothing."""
         if report.ending and not report.running:
             self.workers.pop(report.worker, None)
             return
@@ -75,46 +76,46 @@ class Board:
     # What happens to an attempt
 
     def offer(self, offer: Offer) -> None:
-        """Let an offer wait for a worker."""
+        """Put an offer in the queue."""
         self.waiting.add(offer, now=time.time())
         self._offered_since[offer.key] = self.clock()
 
-    def withdraw(self, key: str) -> Offer | None:
-        """Take an offer away; None when it does not wait."""
+    def withdraw(self, key: AttemptKey) -> Offer | None:
+        """Remove an offer from the queue and return it; None if it was not waiting."""
         self._offered_since.pop(key, None)
         return self.waiting.remove(key)
 
-    def hold(self, key: str, worker: str, *, epoch: int, offer: Offer | None, revoked: bool = False) -> None:
-        """Note that a worker holds an attempt, as if it had just reported it."""
+    def hold(self, key: AttemptKey, worker: str, *, epoch: int, offer: Offer | None, revoked: bool = False) -> None:
+        """Record that a worker holds an attempt, as if it had just reported it."""
         self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked)
 
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:
-        """Offers for the free slots of a worker that runs ``busy`` attempts, held by it from now on, though not yet durably."""
+        """Choose offers for a worker's free slots and mark them as held, not yet durably. It runs ``busy`` attempts already."""
         chosen: list[Offer] = []
         while free > 0 and not self._has_exclusive(report.worker):
             offer = self.waiting.first(report.worker, self._ready(), running=self._running_by_project())
             if offer is None or (offer.exclusive and busy):
-                break  # an exclusive one waits for the worker to become idle, or it would wait for ever
+                break  # reserve the idle moment for the exclusive offer, or it would wait for ever
             chosen.append(offer)
             self.waiting.remove(offer.key)
             self.hold(offer.key, report.worker, epoch=0, offer=offer)
             free, busy = free - 1, busy + 1
         return chosen
 
-    def waited(self, key: str) -> float:
-        """Seconds since an attempt was offered, which ends here."""
+    def end_wait(self, key: AttemptKey) -> float:
+        """Return the seconds since an attempt was offered, and stop counting."""
         now = self.clock()
         return now - self._offered_since.pop(key, now)
 
-    def let_go(self, key: str, lease: Lease) -> bool:
-        """Forget a lease if it is still the one of its attempt."""
+    def drop_lease(self, key: AttemptKey, lease: Lease) -> bool:
+        """Forget a lease if it is still the current one of its attempt."""
         if self.held.get(key) is not lease:
             return False
         del self.held[key]
         return True
 
     def forget_silent(self) -> None:
-        """Forget workers that reported nothing for two lives of a lease."""
+        """Forget workers that have not reported for two lease lifetimes."""
         before = self.clock() - 2 * self.ttl
         for worker in [name for name, known in self.workers.items() if known.seen < before]:
             del self.workers[worker]
@@ -122,32 +123,32 @@ class Board:
     # What is known
 
     def expiry(self) -> float:
-        """When a lease that is renewed now will expire."""
+        """Return when a lease renewed now will expire."""
         return self.clock() + self.ttl
 
-    def is_known(self, key: str) -> bool:
-        """Whether an attempt waits or is held."""
+    def is_known(self, key: AttemptKey) -> bool:
+        """Return whether an attempt waits or is held."""
         return key in self.held or key in self.waiting
 
     def is_ending(self, worker: str) -> bool:
-        """Whether a worker said that it was told to end."""
+        """Return whether a worker reported that it is shutting down."""
         known = self.workers.get(worker)
         return known is not None and known.ending
 
-    def keeps(self, worker: str, held: Held) -> bool:
-        """Whether a worker shall go on with what it runs."""
+    def should_continue(self, worker: str, held: Held) -> bool:
+        """Return whether a worker should continue an attempt."""
         lease = self.held.get(held.task)
         return lease is not None and (lease.worker, lease.epoch) == (worker, held.epoch) and not lease.revoked
 
-    def wanted_offer(self, key: str) -> Offer | None:
-        """The offer of an attempt, if its export wants it."""
-        wanted = self.wanted.get(key.partition(":")[0])
+    def wanted_offer(self, key: AttemptKey) -> Offer | None:
+        """Return the offer of an attempt if its export still wants it."""
+        wanted = self.wanted.get(key.export)
         return None if wanted is None else wanted.offers.get(key)
 
-    def unknown_to(self, report: WorkerReport) -> list[Granted]:
-        """Leases of a worker that it does not report: the answer that granted them was lost, so they are given again.
+    def unreported_leases(self, report: WorkerReport) -> list[Granted]:
+        """Return leases of a worker that it does not report, to send them again: the response that granted them was lost.
 
-        Those it has no room for expire, and go to others.
+        Leases it has no free slot for expire and go to other workers.
         """
         if report.draining:
             return []
@@ -163,13 +164,13 @@ class Board:
                 again.append(Granted(lease.offer, lease.epoch, memory_limit(lease.offer, report)))
         return again
 
-    def late(self) -> Sequence[tuple[str, Lease]]:
-        """Leases that have expired."""
+    def expired_leases(self) -> Sequence[tuple[AttemptKey, Lease]]:
+        """Return leases that have expired."""
         now = self.clock()
         return [(key, lease) for key, lease in self.held.items() if lease.epoch and lease.expires < now]
 
     def load(self) -> Load:
-        """What waits, runs and serves now; may be called from any thread."""
+        """Return what waits and runs now, and the workers' stages. Safe from any thread."""
         now = self.clock()
         since = dict(self._offered_since)
         return Load(
@@ -181,14 +182,15 @@ class Board:
         )
 
     def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
-        """How many workers of some stages there should be: one for each attempt that waits or runs, and while any waits, those that
-        take no tasks and run none, as they are there without being of use, unless they end.
+        """Return how many workers of some stages there should be.
+
+        One for each attempt that waits or runs. While any waits, also count idle draining workers (unless they are shutting
+        down): they exist but take no tasks.
 
         Args:
             stages: Names of the stages that such a worker runs.
-            gpu_architecture: Counts, of those that wait, only the ones that workers with such a GPU can take, and of those that
-                run, the ones on such workers and on workers that did not report yet after a restart. ``none`` stands for
-                workers without a GPU.
+            gpu_architecture: Count only waiting attempts that workers with this GPU can take, and only running attempts on such
+                workers or on workers that have not reported since a restart. ``none`` stands for workers without a GPU.
         """
         waiting = sum(
             offer.stage in stages and offer.requirements.possible_on(gpu_architecture)
@@ -213,21 +215,21 @@ class Board:
         return waiting + running + (of_no_use if waiting else 0)
 
     def unserved(self, *, longer_than: float, now_ready: bool = False) -> list[Offer]:
-        """Offers that wait for longer than this many seconds while no known worker can take them.
+        """Return offers that have waited too long and that no known worker can take.
 
         Args:
-            longer_than: Seconds.
-            now_ready: Count only workers that take new tasks at this moment.
+            longer_than: Seconds of waiting.
+            now_ready: Consider only workers that take new tasks at this moment.
         """
         now = self.clock()
         late = [offer for key, offer in self.waiting.items() if self._offered_since[key] + longer_than < now]
         workers = self._ready() if now_ready else {name: one.abilities for name, one in self.workers.items()}
-        taken = {call: any(call.can(worker) for worker in workers.values()) for call in {o.call for o in late}}
-        return [offer for offer in late if not taken[offer.call]]
+        taken = {one: any(one.can(worker) for worker in workers.values()) for one in {each.placement for each in late}}
+        return [offer for offer in late if not taken[offer.placement]]
 
     def lacking(self, offer: Offer) -> str:
-        """What is missing where no known worker can take an offer, or none takes it now."""
-        return offer.call.lacking(worker.abilities for worker in self.workers.values())
+        """Return what workers lack for an offer that none of them can take, or takes now."""
+        return offer.placement.lacking(worker.abilities for worker in self.workers.values())
 
     def _ready(self) -> dict[str, Abilities]:
         return {name: worker.abilities for name, worker in self.workers.items() if not worker.draining}

@@ -1,13 +1,12 @@
-"""Who runs what: a :class:`Board` in memory over durable leases.
+"""Match offers with workers: a :class:`Board` in memory over durable leases.
 
-The workflow says what is wanted (:meth:`Broker.set_offers`), workers say what they run and have room for
-(:meth:`Broker.synchronize`), and whatever follows from that is told to the workflow as an :class:`Event`. A lease has an
-epoch that grows with every grant, so what a former owner hands in late is recognised and refused. After a restart the
-memory is empty; workers present what they run and are adopted, which is why nobody's lease is ended in the first
-``ttl`` seconds.
+The workflow states its offers (:meth:`Broker.set_offers`), workers report what they run and how many slots are free
+(:meth:`Broker.synchronize`), and the workflow learns of every result as an :class:`Event`. A lease has an epoch that grows
+with every grant, so a late result of a former owner is recognised and refused. After a restart the memory is empty: workers
+report what they run and their leases are adopted, so no lease is ended in the first ``ttl`` seconds.
 
-Memory decides who is asked, and changes at once; the :class:`Ledger` decides what counts, and changes in the same order a
-little later. Nobody waits for another's transaction: those of one worker, and those about what one export wants, take turns.
+The board decides who gets an offer and changes at once. The :class:`Ledger` is authoritative and changes in the same order, a
+little later. Calls about one worker, or about one export, take turns; others never wait for each other's transactions.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from weakref import WeakValueDictionary
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.broker.board import Board, Lease, Wanted
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.model.transitions import Event, EventKind
-from slipway_coordinator.storage.inbox import Message
-from slipway_coordinator.storage.journal import Journal, to_its_end
+from slipway_coordinator.storage.inbox import InboxEvent
+from slipway_coordinator.storage.journal import Journal, run_shielded
 from slipway_coordinator.storage.leases import LeaseRow, LeaseState
 from slipway_coordinator.storage.ledger import Ledger
 
@@ -38,17 +38,17 @@ class Broker:
     """Offers and leases of one coordinator. All methods run on one event loop.
 
     Attributes:
-        ledger: Durable part.
-        journal: Carries changes of the ledger out.
-        deliver: Hands events that were stored to the workflows.
+        ledger: The durable leases.
+        journal: Commits changes of the ledger.
+        deliver: Hands stored events to the workflows.
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
-        board: What waits, runs and serves at this moment.
+        board: Offers, leases and workers at this moment.
     """
 
     ledger: Ledger
     journal: Journal
-    deliver: Callable[[Message | None], None]
+    deliver: Callable[[InboxEvent | None], None]
     ttl: float = 30.0
     clock: Callable[[], float] = time.monotonic
     board: Board = field(init=False)
@@ -59,31 +59,33 @@ class Broker:
     def __post_init__(self) -> None:
         self.board = Board(self.ttl, self.clock)
 
-    async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[str] = ()) -> None:
-        """Say all attempts of an export that shall run now; what was wanted before and is not any more is withdrawn.
+    async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[AttemptKey] = ()) -> None:
+        """Set all attempts of an export that should run now; withdraw its other offers.
 
         Args:
             export: Name of the export.
-            wanted: Attempts that shall run, or run already.
-            revoked: Keys of running attempts whose workers shall end them and say so.
+            wanted: Attempts that should run, or run already.
+            revoked: Keys of running attempts that their workers must end and report.
         """
-        await to_its_end(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
+        await run_shielded(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
 
-    async def _set_offers(self, export: str, offers: Mapping[str, Offer], revoked: frozenset[str]) -> None:
+    async def _set_offers(
+        self, export: str, offers: Mapping[AttemptKey, Offer], revoked: frozenset[AttemptKey]
+    ) -> None:
         async with self._turn(export):
             before = self.board.wanted.get(export)
             gone = [key for key in (before.offers if before is not None else ()) if key not in offers]
-            gone += [key for key in self.board.held if key not in offers and key.partition(":")[0] == export]
+            gone += [key for key in self.board.held if key not in offers and key.export == export]
             for key in gone:
                 self.board.withdraw(key)
                 self.board.held.pop(key, None)
-            done = before.done & offers.keys() if before is not None else set[str]()
+            done = before.done & offers.keys() if before is not None else set[AttemptKey]()
             for key in offers.keys() & self.board.held.keys():
                 self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
             new = [key for key in offers if not self.board.is_known(key) and key not in done]
             self.board.wanted[export] = Wanted(offers, done)
             if new or before is None or not before.done.issuperset(gone):
-                rows, told = await self.journal.do(
+                rows, told = await self.journal.commit(
                     lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
                 )
                 for message in told:
@@ -96,32 +98,32 @@ class Broker:
 
     def _add(
         self,
-        new: Iterable[str],
+        new: Iterable[AttemptKey],
         rows: Mapping[str, LeaseRow],
-        offers: Mapping[str, Offer],
+        offers: Mapping[AttemptKey, Offer],
         *,
-        revoked: frozenset[str],
+        revoked: frozenset[AttemptKey],
     ) -> None:
         for key in new:
             row = rows.get(key)
             if self.board.is_known(key) or (row is not None and row.state is LeaseState.ENDED):
-                continue  # taken back meanwhile, or its result is on the way to the workflow
+                continue  # offered again meanwhile, or its result is on the way to the workflow
             if row is not None and row.state is LeaseState.HELD:
                 self.board.hold(key, row.worker, epoch=row.epoch, offer=offers[key], revoked=key in revoked)
             elif key not in revoked:
                 self.board.offer(offers[key])
 
     async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
-        """Renew, adopt, cancel and grant; parks up to ``wait_seconds`` while there is nothing to say.
+        """Renew and adopt a worker's leases, grant new ones and name those to cancel.
 
-        Only the arrival of a call renews leases: its worker may end while it is parked. So whoever runs something is answered
-        early enough to call again.
+        Waits up to ``wait_seconds`` while there is nothing to return. Only the arrival of a call renews leases, because the
+        worker may die while its call is parked. A worker that runs something therefore gets a response early enough to call again.
         """
         deadline = self.clock() + (min(wait_seconds, self.ttl / 3) if report.running else wait_seconds)
         arriving = True
         while True:
             seen = self._generation
-            answer = await to_its_end(self._synchronize(report, arriving=arriving))
+            answer = await run_shielded(self._synchronize(report, arriving=arriving))
             arriving = False
             remaining = deadline - self.clock()
             if answer.granted or answer.cancel or remaining <= 0:
@@ -135,11 +137,11 @@ class Broker:
     async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer:
         async with self._turn(f"worker {report.worker}"):
             board = self.board
-            board.hear(report)
+            board.record_report(report)
             for held in report.running if arriving else ():
                 await self._renew(report.worker, held)
-            cancel = [held.task for held in report.running if not board.keeps(report.worker, held)]
-            granted = board.unknown_to(report)
+            cancel = [held.task for held in report.running if not board.should_continue(report.worker, held)]
+            granted = board.unreported_leases(report)
             free = 0 if report.draining else report.free_slots - len(granted)
             chosen = board.choose(report, free=free, busy=len(report.running) + len(granted))
             if chosen:
@@ -147,7 +149,7 @@ class Broker:
             return Answer(granted=tuple(granted), cancel=tuple(cancel))
 
     async def _renew(self, worker: str, held: Held) -> None:
-        """Renew or adopt a lease, if it is this worker's."""
+        """Renew a lease, or adopt it if the board does not know it, provided it is this worker's."""
         lease = self.board.held.get(held.task)
         if lease is None:
             await self._adopt(worker, held)
@@ -156,37 +158,37 @@ class Broker:
 
     async def _adopt(self, worker: str, held: Held) -> None:
         async with self._turn(held.export):
-            offer = self.board.withdraw(held.task)  # nobody is given it meanwhile
+            offer = self.board.withdraw(held.task)  # so that no other worker gets it meanwhile
             adopted = False
             try:
-                adopted, told = await self.journal.do(lambda: self.ledger.adopt(worker, held, offer))
+                adopted, told = await self.journal.commit(lambda: self.ledger.adopt(worker, held, offer))
             finally:
                 if not adopted and offer is not None:
                     self.board.offer(offer)
             if not adopted:
                 return
             self.deliver(told)
-            self.board.withdraw(held.task)  # its lease may have been taken back just before
+            self.board.withdraw(held.task)  # its lease may have expired just before, which offers it again
             self.board.hold(held.task, worker, epoch=held.epoch, offer=self.board.wanted_offer(held.task))
             log.info(f"adopted {held.task} from worker {worker}")
 
     async def _grant(self, offers: Sequence[Offer], report: WorkerReport) -> list[Granted]:
         pending = [self.board.held[offer.key] for offer in offers]
         try:
-            epochs, told = await self.journal.do(lambda: self.ledger.grant(offers, report.worker))
+            epochs, told = await self.journal.commit(lambda: self.ledger.grant(offers, report.worker))
         except BaseException:
             for offer, lease in zip(offers, pending, strict=True):
-                if self.board.let_go(offer.key, lease) and self.board.wanted_offer(offer.key) is not None:
+                if self.board.drop_lease(offer.key, lease) and self.board.wanted_offer(offer.key) is not None:
                     self.board.offer(offer)
             raise
         for message in told:
             self.deliver(message)
         granted = []
         for offer, lease, epoch in zip(offers, pending, epochs, strict=True):
-            waited = self.board.waited(offer.key)
+            waited = self.board.end_wait(offer.key)
             if epoch is None:
-                self.board.let_go(offer.key, lease)
-            elif self.board.held.get(offer.key) is lease:  # or it is not wanted any more
+                self.board.drop_lease(offer.key, lease)
+            elif self.board.held.get(offer.key) is lease:  # otherwise the export no longer wants it
                 lease.epoch, lease.expires = epoch, self.board.expiry()
                 metrics.LEASES_GRANTED.add(stage=offer.stage)
                 metrics.QUEUE_SECONDS.observe(waited, stage=offer.stage)
@@ -196,26 +198,26 @@ class Broker:
         return granted
 
     async def complete(self, worker: str, held: Held, event: Event) -> None:
-        """Take a result in: durable when this returns, and safe to repeat.
+        """Store a result: durable when this returns, and safe to repeat.
 
         Args:
-            worker: Who hands it in.
-            held: Which lease it is for.
+            worker: The worker that hands it in.
+            held: The lease it belongs to.
             event: SUCCEEDED, FAILED or CANCELLED.
 
         Raises:
             ServiceError: reason ``LEASE_LOST``.
         """
-        await to_its_end(self._complete(worker, held, event))
+        await run_shielded(self._complete(worker, held, event))
 
     async def _complete(self, worker: str, held: Held, event: Event) -> None:
         ended = event.kind is not EventKind.CANCELLED
         async with self._turn(held.export):
-            accepted, told = await self.journal.do(lambda: self.ledger.complete(worker, held, event))
+            accepted, told = await self.journal.commit(lambda: self.ledger.complete(worker, held, event))
             if not accepted:
                 metrics.LEASES_REFUSED.add()
                 raise ServiceError(
-                    f"{held.task} was given to another worker since, or is not wanted any more",
+                    f"{held.task} has been given to another worker, or is not needed any more",
                     reason="LEASE_LOST",
                     remedy="drop the result",
                     about={"task": held.task, "lease_epoch": held.epoch},
@@ -232,28 +234,28 @@ class Broker:
             await self._wake()
 
     async def expire(self) -> None:
-        """Take back leases whose workers were silent for too long, and let go on what was postponed; called about once a second."""
+        """End leases of silent workers, and release offers whose postponement is over. Called about once a second."""
         self.board.waiting.release(now=time.time())
         try:
-            await to_its_end(self._take_back(self.board.late()))
+            await run_shielded(self._take_back(self.board.expired_leases()))
         finally:
             self.board.forget_silent()
         await self._wake()
 
-    async def _take_back(self, late: Sequence[tuple[str, Lease]]) -> None:
+    async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:
         for key, lease in late:
-            if not self.board.let_go(key, lease):
+            if not self.board.drop_lease(key, lease):
                 continue
             held, offer, departed = Held(key, lease.epoch), lease.offer, self.board.is_ending(lease.worker)
             try:
-                taken, told = await self.journal.do(
+                taken, told = await self.journal.commit(
                     lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)  # noqa: B023 - waited for here
                 )
             except ServiceError:
-                self.board.held.setdefault(key, lease)  # it is tried again
+                self.board.held.setdefault(key, lease)  # the next call tries again
                 raise
             if not taken:
-                continue  # its result came in meanwhile
+                continue  # its result arrived meanwhile
             self.deliver(told)
             with within(offer.traceparent if offer is not None else ""):
                 why = "has departed" if departed else "is silent"
@@ -264,8 +266,8 @@ class Broker:
             if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
                 self.board.offer(offer)
 
-    def is_of_another(self, worker: str, task: str) -> bool:
-        """Whether a task is known to be another worker's; right after a restart, nothing is known."""
+    def is_of_another(self, worker: str, task: AttemptKey) -> bool:
+        """Return whether another worker is known to hold a task. Right after a restart nothing is known."""
         lease = self.board.held.get(task)
         return lease is not None and lease.worker != worker
 
@@ -275,5 +277,5 @@ class Broker:
             self._changed.notify_all()
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """What is done in turns for one worker, or for one export."""
+        """Return the lock that makes calls about one worker, or one export, take turns."""
         return self._turns.setdefault(name, asyncio.Lock())

@@ -1,41 +1,36 @@
-"""From the record of an attempt to the offer of it: its limits, and which workers it is for. Pure."""
+"""Turn the record of an attempt into its offer: its limits, and the workers it is for. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.requirements import Needs, Requirements
 from slipway.stage import Role
+from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 
-# What was too little by an unknown amount; the peak is that of the moment before the end.
+# Add headroom after an out-of-memory kill: the recorded peak is only a lower bound.
 _AFTER_SHORTAGE = 1.5
 
 
 def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> Offer:
-    """The latest attempt of a task as an offer to workers.
+    """Return the latest attempt of a task as an offer to workers.
 
     Args:
         record: The export.
         task: One of its tasks.
-        alone: There is one worker, and there never will be another: the stage itself says best what is missing.
+        alone: There will only ever be one worker. It gets every task, because the stage itself reports best what is missing.
     """
-    settings = record.configuration.get("resources", {})
     attempt, resources = task.attempt, task.attempt.resources
     return Offer(
         export=record.name,
         task=task.id,
         attempt=attempt.number,
-        stage=task.stage,
-        params=attempt.params,
-        inputs=attempt.inputs,
-        timeout_seconds=_timeout(settings, task.stage) * resources.timeout_factor,
-        max_memory_bytes=settings.get("max_memory_bytes", 0),
+        call=StageCall(task.stage, attempt.params, attempt.inputs, _limits(record, task)),
         memory_factor=resources.memory_factor,
-        threads=resources.threads or settings.get("threads", 0),
         exclusive=resources.exclusive,
         traceparent=record.traceparent,
         priority=record.priority,
@@ -47,7 +42,7 @@ def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> 
 
 
 def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
-    """What the plan asks of a worker, with what is known by now: what engines were built for, sizes, and memory that was short."""
+    """Return the plan's requirements of a worker, refined by what is known by now: engine targets, sizes, memory shortages."""
     prefers = [_narrowed(needs, record, task) for needs in task.requirements.prefers]
     model_bytes = max(
         (int(one.facts.get("output_bytes", 0)) for one in record.tasks if plays(one.stage, Role.MERGE)), default=0
@@ -64,10 +59,10 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
 
 
 def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
-    """A GPU that is preferred for an engine is one of those the engine was built for."""
+    """Narrow a preference for any GPU to the architectures that the task's engines were built for."""
     if not needs.gpu or needs.gpu_architectures:
         return needs
-    makers = {reference.partition(":")[2].partition("/")[0] for reference in task.inputs.values()}
+    makers = producers(task.inputs)
     built = [one for one in record.tasks if one.id in makers and _is_gpu_bound(one.stage)]
     targets = sorted({str(target) for one in built for target in one.facts.get("targets", ())})
     return replace(needs, gpu_architectures=tuple(targets))
@@ -79,7 +74,7 @@ def _is_gpu_bound(name: str) -> bool:
 
 
 def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
-    """The most memory that the task had in this run when there was no more."""
+    """Return the task's highest memory peak among attempts of this run that ran out of memory."""
     peaks = [
         attempt.peak_memory_bytes
         for attempt in task.attempts
@@ -88,6 +83,12 @@ def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
     return max(peaks, default=0)
 
 
-def _timeout(settings: dict[str, Any], stage: str) -> float:
-    """How long one attempt of a stage may take; 0 for any time."""
-    return float(settings.get("stage_timeouts", {}).get(stage, settings.get("stage_timeout_seconds", 0)))
+def _limits(record: ExportRecord, task: TaskRecord) -> Limits:
+    """What the latest attempt may use: what the configuration says, as recovery has changed it."""
+    settings, resources = record.configuration.get("resources", {}), task.attempt.resources
+    seconds = settings.get("stage_timeouts", {}).get(task.stage, settings.get("stage_timeout_seconds", 0))
+    return Limits(
+        timeout_seconds=seconds * resources.timeout_factor,
+        max_memory_bytes=settings.get("max_memory_bytes", 0),
+        threads=resources.threads or settings.get("threads", 0),
+    )

@@ -1,10 +1,10 @@
-"""KEDA's external scaler: how many workers of a stage there is work for.
+"""KEDA's external scaler: report how many workers of a stage have work.
 
-The metric is the number of tasks that wait or run, of those that the trigger's workers can take, and one replica is for one task.
-Running tasks count, or KEDA would take workers away while they run; nothing to do at all is what scales to zero. While tasks wait,
-workers that take none (their disks are full) count too, or they would be the replicas that the waiting tasks ask for.
+The metric counts the waiting and running tasks that the trigger's workers can take; the target is one task per replica.
+Running tasks count, or KEDA would remove workers while they run; the metric is zero only when nothing waits or runs. While tasks
+wait, workers that take none (their disks are full) count too: otherwise they would fill the replicas meant for those tasks.
 
-A trigger names all stages of its workers: of several triggers Kubernetes takes the highest metric, not the sum.
+A trigger names all stages of its workers, because Kubernetes takes the highest metric of several triggers, not the sum.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _LOOK_SECONDS = 1.0
 
 
 class Demand(Protocol):
-    """What the scaler asks the board."""
+    """The part of the board that the scaler uses."""
 
     def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
-        """How many such workers there should be."""
+        """Return how many such workers there should be."""
         ...
 
     def load(self) -> Load:
-        """What waits, runs and serves now."""
+        """Return what waits and runs now, and the workers' stages."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Which workers a trigger is for: those of some stages, with a GPU of an architecture, ``none`` for without, or all."""
+    """Workers that a trigger scales: their stages and GPU architecture (``none``: without a GPU; empty: any)."""
 
     stages: tuple[str, ...]
     gpu_architecture: str = ""
 
     @property
     def metric_name(self) -> str:
-        """Name of the metric, in the letters that Kubernetes takes."""
+        """Name of the metric, in the characters that Kubernetes allows."""
         name = "-".join(filter(None, ("slipway", *self.stages, self.gpu_architecture)))
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
@@ -61,7 +61,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     Args:
         board: Knows what waits and what runs.
-        stages: Names of the stages there are, beside those that the board has seen.
+        stages: Returns the names of installed stages; those that the board has seen are known too.
     """
 
     def __init__(self, board: Demand, *, stages: Callable[[], Iterable[str]] = stage_names) -> None:
@@ -74,7 +74,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         request: externalscaler_pb2.ScaledObjectRef,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> externalscaler_pb2.IsActiveResponse:
-        """Whether there is work."""
+        """Return whether there is work."""
         return externalscaler_pb2.IsActiveResponse(result=self._wanted(self._trigger(request)) > 0)
 
     @stream
@@ -83,7 +83,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         request: externalscaler_pb2.ScaledObjectRef,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
-        """Whether there is work, now and whenever that changes."""
+        """Stream whether there is work, now and whenever that changes."""
         trigger = self._trigger(request)
         told: bool | None = None
         while True:
@@ -99,7 +99,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         request: externalscaler_pb2.ScaledObjectRef,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> externalscaler_pb2.GetMetricSpecResponse:
-        """One task for each replica, or one that is of no use."""
+        """Target one task per replica."""
         name = self._trigger(request).metric_name
         spec = externalscaler_pb2.MetricSpec(metricName=name, targetSize=1, targetSizeFloat=1.0)
         return externalscaler_pb2.GetMetricSpecResponse(metricSpecs=[spec])
@@ -110,7 +110,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         request: externalscaler_pb2.GetMetricsRequest,
         context: grpc.aio.ServicerContext,  # noqa: ARG002
     ) -> externalscaler_pb2.GetMetricsResponse:
-        """How many replicas there should be."""
+        """Return how many replicas there should be."""
         trigger = self._trigger(request.scaledObjectRef)
         if request.metricName != trigger.metric_name:
             raise _refused("metricName", request.metricName, f"this trigger's metric is {trigger.metric_name}")
@@ -124,7 +124,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return self._board.demand(trigger.stages, gpu_architecture=trigger.gpu_architecture)
 
     def _trigger(self, reference: externalscaler_pb2.ScaledObjectRef) -> Trigger:
-        """What the trigger's metadata asks for.
+        """Parse the trigger's metadata.
 
         Raises:
             ServiceError: reason ``REQUEST_INVALID``.
@@ -133,7 +133,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         stages, architecture = metadata.get("stage", "").split(","), metadata.get("gpuArchitecture", "")
         for stage in stages:
             if not self._is_known(stage):
-                raise _refused("stage", stage, f"name some of {', '.join(self._stages())}, with commas between")
+                raise _refused("stage", stage, f"name one or more of {', '.join(self._stages())}, separated by commas")
         if architecture and not _ARCHITECTURE.fullmatch(architecture):
             remedy = (
                 "write sm89 for compute capability 8.9, none for workers without a GPU, or leave it out for all workers"
@@ -142,7 +142,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return Trigger(tuple(sorted(set(stages))), architecture)
 
     def _is_known(self, stage: str) -> bool:
-        """Installed here, or asked for or served by others: a stage of another distribution need not be installed here."""
+        """Return whether a stage is installed here, waits, runs or has a worker: another distribution's need not be installed here."""
         if not stage or stage == IMPORT or stage in self._stages():
             return bool(stage)
         load = self._board.load()

@@ -1,1 +1,1 @@
-"""One active coordinator: what standbys do, and what is answered before a coordinator is ready."""
+"""One active coordinator: its lock, the standbys, and the refusal of calls before a coordinator is ready."""

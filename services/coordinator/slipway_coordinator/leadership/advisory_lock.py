@@ -13,18 +13,19 @@ from collections.abc import Callable
 import psycopg
 import sqlalchemy as sa
 
-from slipway.errors import REASONS, ServiceError
+from slipway.errors import ServiceError
+from slipway.reasons import REASONS
 from slipway_coordinator.storage.database_address import PostgresState
-from slipway_coordinator.storage.database_faults import words
+from slipway_coordinator.storage.database_faults import driver_message
 
 log = logging.getLogger("slipway.coordinator.lock")
 
-LOCK_KEY = 0x51_1B_3A_17  # one active coordinator per database; any constant of our own does
+LOCK_KEY = 0x51_1B_3A_17  # arbitrary, but the same in every coordinator
 _CHECK_MILLISECONDS = 1000
-_LONGEST_NAME = 63  # of a connection; PostgreSQL cuts the rest off
+_LONGEST_NAME = 63  # PostgreSQL cuts longer names of connections
 
 _ANNOUNCEMENT = "slipway-leader "
-"""Begins the name of a lock's connection; its holder's address follows, which is gone with the lock."""
+"""Prefix of the name of the lock's connection. The holder's address follows, so it disappears with the lock."""
 
 _HOLDER = """
     SELECT a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -32,8 +33,8 @@ _HOLDER = """
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
-# The client notices a dead network first (2 + 2 × 1 s), the server gives the lock away after that (3 + 3 × 1 s), so that
-# two coordinators are never active at the same time.
+# The client notices a dead network first (2 + 2 × 1 s) and the server frees the lock after that (3 + 3 × 1 s), so two
+# coordinators are never active at the same time.
 _CLIENT_OPTIONS = {
     "connect_timeout": 3,
     "keepalives": 1,
@@ -52,14 +53,14 @@ _SERVER_SETTINGS = {
 
 
 def end_process(error: Exception) -> None:
-    """End this process at once, without any goodbye: another coordinator may be active already."""
+    """End this process at once, without cleaning up: another coordinator may be active already."""
     log.critical(f"the lock is lost, so this coordinator ends: {error}")
     logging.shutdown()
     os._exit(REASONS["COORDINATOR_LOCKED"].category.exit_code)
 
 
 class AdvisoryLock:
-    """Held as long as its connection lives, which is looked after once a second.
+    """A lock held for as long as its connection lives; the connection is checked once a second.
 
     Args:
         address: The database; connected to directly, as a pooler would share the connection.
@@ -67,7 +68,7 @@ class AdvisoryLock:
 
     Attributes:
         answers: Whether the database answered last time.
-        leader: The address that the holder announced, when it was not ours; empty where it did not.
+        leader: The address that another holder announced; empty if it announced none.
         near_database: The address of this machine that the database sees.
     """
 
@@ -82,7 +83,7 @@ class AdvisoryLock:
         self.near_database = ""
 
     def acquire(self) -> bool:
-        """Take it if nobody has it; whether it is ours now. A database that does not answer is no reason to give up."""
+        """Take the lock if it is free; return whether this process holds it. An unavailable database counts as not acquired."""
         try:
             if self._connection is None:
                 self._connection = self._connect()
@@ -90,7 +91,7 @@ class AdvisoryLock:
             self.leader = "" if found is not None and found[0] else self._announced(self._connection)
             self.answers = True
         except psycopg.OperationalError as error:
-            self._note(f"{self} does not answer: {words(error)}")
+            self._note(f"{self} does not answer: {driver_message(error)}")
             self.answers = False
             self._close()
             return False
@@ -102,7 +103,7 @@ class AdvisoryLock:
         return True
 
     def announce(self, address: str) -> None:
-        """Let standbys know where the active coordinator is reached. The caller holds the lock.
+        """Announce to standbys the address of the active coordinator. The caller holds the lock.
 
         Raises:
             ServiceError: reason ``REQUEST_INVALID`` for an address that is too long.
@@ -112,7 +113,7 @@ class AdvisoryLock:
             raise ServiceError(
                 f"the address for standbys is {address!r}",
                 reason="REQUEST_INVALID",
-                remedy=f"give an --advertise of at most {_LONGEST_NAME - len(_ANNOUNCEMENT)} bytes, as an IP address is",
+                remedy=f"give an --advertise of at most {_LONGEST_NAME - len(_ANNOUNCEMENT)} bytes, such as an IP address",
                 about={"address": address},
             )
         assert self._connection is not None
@@ -120,13 +121,13 @@ class AdvisoryLock:
             self._connection.execute("SELECT set_config('application_name', %s, false)", (name,))
 
     def release(self) -> None:
-        """Give it back, if it is ours."""
+        """Release the lock if this process holds it."""
         self._released.set()
         self._close()
 
     def refusal(self) -> ServiceError:
-        """Why :meth:`acquire` did not take it."""
-        return ServiceError(self._problem, reason="COORDINATOR_LOCKED", remedy="wait for it, or end the other one")
+        """Return the error that says why :meth:`acquire` did not take the lock."""
+        return ServiceError(self._problem, reason="COORDINATOR_LOCKED", remedy="wait until it ends, or end it")
 
     def __str__(self) -> str:
         return str(PostgresState(self._address))
@@ -141,13 +142,13 @@ class AdvisoryLock:
         return connection
 
     def _announced(self, connection: psycopg.Connection) -> str:
-        """The address of the lock's holder, if it announced one."""
+        """Return the address that the lock's holder announced; empty if none."""
         found = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
         name = str(found[0]) if found is not None else ""
         return name.removeprefix(_ANNOUNCEMENT) if name.startswith(_ANNOUNCEMENT) else ""
 
     def _watch(self, connection: psycopg.Connection) -> None:
-        """Return when the lock was released; a server that stops closes the connection, which is readable at once."""
+        """Check the connection until the lock is released. A server that stops closes it, which poll notices at once."""
         poller = select.poll()
         poller.register(connection.fileno(), select.POLLIN)
         while not self._released.is_set():

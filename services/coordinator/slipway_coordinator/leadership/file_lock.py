@@ -1,4 +1,4 @@
-"""Only one coordinator is active on a state: a lock taken before anything else, held until the process ends."""
+"""The lock that lets only one coordinator be active on a state: taken before anything else, held until the process ends."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class StateLock(Protocol):
     """The right to be the active coordinator.
 
     Attributes:
-        answers: Whether the place that the lock is in answered last time.
-        leader: The address that its holder announced, when it was not ours; empty where it did not.
-        near_database: The address of this machine that the lock's server sees; empty where there is no server.
+        answers: Whether the lock's server answered last time.
+        leader: The address that another holder announced; empty if it announced none.
+        near_database: The address of this machine that the lock's server sees; empty if there is no server.
     """
 
     answers: bool
@@ -30,20 +30,20 @@ class StateLock(Protocol):
     near_database: str
 
     def announce(self, address: str) -> None:
-        """Let those who wait know where the active coordinator is reached. The caller holds the lock."""
+        """Announce to standbys the address of the active coordinator. The caller holds the lock."""
 
     def acquire(self) -> bool:
-        """Take it if nobody has it; whether it is ours now. Blocks for some seconds at most."""
+        """Take the lock if it is free; return whether this process holds it. Blocks for some seconds at most."""
 
     def release(self) -> None:
-        """Give it back, if it is ours."""
+        """Release the lock if this process holds it."""
 
     def refusal(self) -> ServiceError:
-        """Why :meth:`acquire` did not take it."""
+        """Return the error that says why :meth:`acquire` did not take the lock."""
 
 
 class FileLock:
-    """An exclusive lock beside a state file. The kernel gives it back when the process ends, however it ends.
+    """An exclusive lock beside a state file. The kernel releases it however the process ends.
 
     Args:
         state: The state file; the lock is ``{state}.lock``.
@@ -58,7 +58,7 @@ class FileLock:
         self._holder = ""
 
     def acquire(self) -> bool:
-        """Take it if nobody has it; whether it is ours now. Who looks whether it is taken has it for an instant."""
+        """Take the lock if it is free; retry briefly, because a process that only tests the lock holds it for an instant."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Not inheritable, so that no child process keeps the lock.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -75,16 +75,16 @@ class FileLock:
         return True
 
     def announce(self, address: str) -> None:
-        """Nobody waits for it: a second coordinator on a file ends."""
+        """Do nothing: a second coordinator on the same file ends instead of standing by."""
 
     def release(self) -> None:
-        """Give it back, if it is ours."""
+        """Release the lock if this process holds it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def refusal(self) -> ServiceError:
-        """Why :meth:`acquire` did not take it."""
+        """Return the error that says why :meth:`acquire` did not take the lock."""
         return ServiceError(
             f"process {self._holder or 'unknown'} is active on {self._path.with_suffix('')}",
             reason="COORDINATOR_LOCKED",

@@ -1,4 +1,4 @@
-"""A standby's way to the active coordinator: whole connections, untouched, so that TLS and its certificates are between the ends."""
+"""Forward a standby's connections to the active coordinator, byte for byte, so that TLS stays between client and coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 18
 _MOST_CONNECTIONS = 4096
 _MOST_OF_A_HOST = 512
 
-# Idle seconds, seconds between probes, probes: of the active coordinator, whose machine may be gone, and of a client.
+# Keepalive (idle seconds, seconds between probes, probes) towards the active coordinator, whose machine may be gone, and clients.
 _KEEPALIVE_LEADER, _KEEPALIVE_CLIENT = (2, 1, 2), (30, 10, 3)
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -27,7 +27,7 @@ _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """A connection that is passed on: from which host (empty for a socket of this machine), and to whom."""
+    """A forwarded connection: the client's host (empty for a unix socket) and the leader it goes to."""
 
     host: str
     leader: str
@@ -40,16 +40,16 @@ class _Connection:
 
 
 class Forwarder:
-    """Listens at an address, and passes every connection on to the active coordinator; without one it is closed at once.
+    """Listens at an address and forwards every connection to the active coordinator; without a leader, resets it.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
-        same_port: Whether the leader takes these connections at this address' port, not at that of its own address.
+        same_port: Whether to connect to the leader at this address' port instead of the port of the leader's address.
 
     Attributes:
-        address: The same with the port that was taken.
-        leader: Where the active coordinator is, ``HOST:PORT``; empty while that is unknown.
-        reachable: Whether the leader took the last connection.
+        address: The same with the port that was bound.
+        leader: ``HOST:PORT`` of the active coordinator; empty while unknown.
+        reachable: Whether the leader accepted the last connection.
         left: Set when the leader ends a connection that its client had not ended.
     """
 
@@ -65,7 +65,7 @@ class Forwarder:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Take connections from now on.
+        """Accept connections from now on.
 
         Raises:
             ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
@@ -82,10 +82,10 @@ class Forwarder:
         self.address = f"{self.address.rpartition(':')[0]}:{listener.getsockname()[1]}"
         self._server = await asyncio.start_server(self._take, sock=listener)
 
-    async def point_to(self, leader: str) -> None:
-        """Pass connections on to a leader; those to another one end, so that clients come back, and find this one.
+    async def forward_to(self, leader: str) -> None:
+        """Forward connections to a leader; cut those to another leader, so that their clients reconnect to this one.
 
-        A leader that is new, or took no connection before, is tried.
+        Tests a leader that is new or did not accept the last connection.
         """
         if leader and self._same_port:
             leader = f"{leader.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
@@ -99,7 +99,7 @@ class Forwarder:
                 writer.close()
 
     async def close(self) -> None:
-        """Listen no more, at once, and end all connections."""
+        """Stop listening at once, and end all connections."""
         if self._server is not None:
             self._server.close()
         for connection in self._open:
@@ -131,7 +131,7 @@ class Forwarder:
         self._make_room(connection.host)
         self._open[connection] = None
         _keep_alive(near, _KEEPALIVE_CLIENT)
-        log.info(f"passes {_name(near, 'peername')} on to {leader} as {_name(far, 'sockname')}")
+        log.info(f"forwards {_name(near, 'peername')} to {leader} as {_name(far, 'sockname')}")
         try:
             if leader == self.leader:
                 await self._pump_both((reader, near), (far_reader, far))
@@ -141,20 +141,20 @@ class Forwarder:
             far.close()
 
     def _make_room(self, host: str) -> None:
-        """Cut the oldest connection of a host that has as many as one may, so that it takes nobody else's place."""
+        """Cut the oldest connection of a host that has reached its limit, so that it does not displace other hosts."""
         theirs = [one for one in self._open if one.host == host]
         if host and len(theirs) >= _MOST_OF_A_HOST:
             self._open.pop(theirs[0])
             theirs[0].cut()
 
     async def _pump_both(self, near: _Ends, far: _Ends) -> None:
-        """Return when the leader has no more to say, or either is gone."""
+        """Copy in both directions until the leader ends its side, or either end is gone."""
         there, back = (asyncio.create_task(_pump(*way)) for way in ((near[0], far[1]), (far[0], near[1])))
         try:
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
             if not there.done():
                 self.left.set()
-            elif there.result():  # the client says no more, and may still be told something
+            elif there.result():  # the client has ended its side, but may still receive
                 await back
         finally:
             for task in (there, back):
@@ -165,13 +165,13 @@ class Forwarder:
         """Connect to a leader.
 
         Raises:
-            OSError: It did not take the connection in time.
+            OSError: The leader did not accept the connection in time.
         """
         host, _, port = leader.rpartition(":")
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_READ_BYTES)
-        except (OSError, ValueError) as error:  # a name that no address can have is a ValueError
+        except (OSError, ValueError) as error:  # a malformed host or port raises ValueError
             self._note(leader, f"the active coordinator at {leader} cannot be reached: {error or 'no answer'}")
             raise OSError(f"{leader} cannot be reached") from error
         self._note(leader, "")
@@ -179,7 +179,7 @@ class Forwarder:
         return reader, writer
 
     def _note(self, leader: str, problem: str) -> None:
-        """Know whether the leader of now takes connections; said when that changes."""
+        """Record whether the current leader accepts connections; log when that changes."""
         if leader != self.leader:
             return
         self.reachable = not problem
@@ -189,7 +189,7 @@ class Forwarder:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Pass on what comes until there is no more; whether that was an orderly end."""
+    """Copy data until the end; return whether the end was orderly."""
     try:
         while data := await reader.read(_READ_BYTES):
             writer.write(data)
@@ -201,7 +201,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
 
 
 def _listener(address: str) -> socket.socket:
-    """Listen as gRPC does: on all addresses of both families for a host of ``[::]``, and where a connection has just ended."""
+    """Bind as gRPC does: ``[::]`` covers IPv4 and IPv6, and a port may be reused right after a connection ended."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if host in {"", "::"} and socket.has_dualstack_ipv6():
@@ -211,7 +211,7 @@ def _listener(address: str) -> socket.socket:
 
 
 def _refuse(writer: asyncio.StreamWriter) -> None:
-    """Reset a connection: its client tries again, and does not take it for a server that wants TLS."""
+    """Reset a connection, so that its client tries again: it would take an orderly end for a server that wants TLS."""
     plain = writer.get_extra_info("socket")
     if plain is not None and plain.family != socket.AF_UNIX:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -219,7 +219,7 @@ def _refuse(writer: asyncio.StreamWriter) -> None:
 
 
 def _keep_alive(writer: asyncio.StreamWriter, times: tuple[int, int, int]) -> None:
-    """Notice an end that is gone without a word."""
+    """Turn on TCP keepalive, to notice a peer that has vanished."""
     plain = writer.get_extra_info("socket")
     if plain is None or plain.family == socket.AF_UNIX:
         return

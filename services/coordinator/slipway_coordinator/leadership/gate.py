@@ -1,4 +1,4 @@
-"""What a coordinator says to every call while it starts: unavailable, until it has taken up what is stored."""
+"""Refuse every call as unavailable while a coordinator starts, until it has resumed the stored exports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """The handler of the call, or one that refuses it."""
+        """Return the handler of the call, or one that refuses it."""
         handler = await continuation(handler_call_details)
         if self.is_open or handler is None or not str(handler_call_details.method).startswith(_OURS):
             return handler

@@ -1,4 +1,4 @@
-"""The plain port for probes, which speak no TLS: it answers health checks, and there is nothing else behind it."""
+"""A port without TLS for health probes; it serves nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from slipway.security.interceptor import AccessInterceptor
 
 
 class HealthPort:
-    """Says whether this process takes connections, from :meth:`start` to :meth:`stop`, whoever serves them meanwhile.
+    """Reports from :meth:`start` to :meth:`stop` whether this process takes connections, as standby or as active coordinator.
 
     Args:
         address: ``HOST:PORT``; empty for none.
-        services: Names that probes ask for.
-        access: Bounds the calls.
+        services: Service names that probes may ask for.
+        access: Limits the calls.
     """
 
     def __init__(self, address: str, services: tuple[str, ...], access: AccessInterceptor) -> None:
@@ -24,21 +24,21 @@ class HealthPort:
         self._health = add_health_and_reflection(self._server, *services)
 
     async def start(self) -> None:
-        """Answer, for the time being that nothing is served.
+        """Listen, and report not serving until told otherwise.
 
         Raises:
             ServiceError: reason ``REQUEST_INVALID`` when the address cannot be bound.
         """
         if self._address:
             listen(self._server, self._address)
-            self.say(serving=False)
+            self.report(serving=False)
             await self._server.start()
 
-    def say(self, *, serving: bool) -> None:
-        """Say from now on whether connections are taken."""
+    def report(self, *, serving: bool) -> None:
+        """Report from now on whether connections are taken."""
         self._health.set_serving(*self._services, serving=serving)
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Stop listening."""
         self._health.end()
         await self._server.stop(grace=None)

@@ -1,4 +1,4 @@
-"""A standby: it waits for the lock, and meanwhile leads everybody to the active coordinator."""
+"""A standby waits for the lock and meanwhile forwards connections to the active coordinator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("slipway.coordinator.standby")
 
 LOOK_SECONDS = 0.5
 
-# After the active coordinator has ended a connection, it may be about to end; its lock is free a moment later.
+# If the active coordinator ends a connection, it may be shutting down: check the lock more often for a while.
 _ALARM_SECONDS, _LOOK_ALARMED_SECONDS = 5.0, 0.1
 
 _WILDCARDS = ("0.0.0.0", "[::]", "")  # noqa: S104 - compared with, not listened on
@@ -31,44 +31,44 @@ async def stand_by(
     own: str,
     tokens: Forwarder | None = None,
 ) -> bool:
-    """Wait for the lock; False when this process shall end before.
+    """Wait for the lock; return False if this process is told to end first.
 
     Args:
-        lock: Of a shared state; not held.
+        lock: The lock of a shared state; not held.
         forwarder: Listens already.
-        health: Says that this process takes connections, while there is somebody to pass them on to.
-        ended: Set when this process shall end.
-        own: The address that this process will have when it is active, if that was given.
-        tokens: The same for clients that have a token; listens already.
+        health: Reports serving while connections can be forwarded.
+        ended: Set when this process should end.
+        own: The --advertise address of this process, if given.
+        tokens: The forwarder for clients with a token, if any; listens already.
     """
     alarmed_until = 0.0
     while not await asyncio.to_thread(lock.acquire):
         leader = lock.leader
         if leader and leader in {own, forwarder.address}:
-            log.error(f"another coordinator has this one's address, {leader}: give each an --advertise of its own")
+            log.error(f"another coordinator advertises this one's address, {leader}: give each its own --advertise")
             leader = ""
-        await forwarder.point_to(leader)
+        await forwarder.forward_to(leader)
         if tokens is not None:
-            await tokens.point_to(leader)
-        # Without a known leader it is ready too: it shall be the next, and a rollout waits for it.
+            await tokens.forward_to(leader)
+        # Report ready without a known leader too: this process will be the next, and a rollout waits for readiness.
         reachable = forwarder.reachable and (tokens is None or tokens.reachable)
-        health.say(serving=lock.answers and (reachable or not leader))
+        health.report(serving=lock.answers and (reachable or not leader))
         if forwarder.left.is_set():
             forwarder.left.clear()
             alarmed_until = time.monotonic() + _ALARM_SECONDS
         pause = _LOOK_ALARMED_SECONDS if time.monotonic() < alarmed_until else LOOK_SECONDS
-        await _either(ended, forwarder.left, seconds=pause)
+        await _wait_for_any(ended, forwarder.left, seconds=pause)
         if ended.is_set():
             return False
     return True
 
 
-def advertised(given: str, *, address: str, near_database: str) -> str:
-    """Return where standbys reach this process when it is active; empty where nobody could tell.
+def advertised_address(given: str, *, address: str, near_database: str) -> str:
+    """Return the address at which standbys reach this process when it is active; empty if it cannot be derived.
 
     Args:
-        given: What the operator says.
-        address: Where it listens.
+        given: The address the operator gave, if any.
+        address: The address it listens on.
         near_database: The address of this machine that the database sees.
     """
     host, _, port = address.rpartition(":")
@@ -78,13 +78,13 @@ def advertised(given: str, *, address: str, near_database: str) -> str:
         return address
     if not near_database or near_database.startswith(
         _LOOPBACK
-    ):  # a proxy beside this process: elsewhere it means another
+    ):  # loopback, so the database is behind a local proxy; elsewhere this address means another machine
         return ""
     return f"[{near_database}]:{port}" if ":" in near_database else f"{near_database}:{port}"
 
 
-async def _either(*events: asyncio.Event, seconds: float) -> None:
-    """Wait for one of some events, for some seconds at most."""
+async def _wait_for_any(*events: asyncio.Event, seconds: float) -> None:
+    """Wait until one of several events is set, or some seconds have passed."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

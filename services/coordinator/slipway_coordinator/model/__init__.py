@@ -1,1 +1,1 @@
-"""An export as data: records, their states, how they change, and what follows a failure. Pure."""
+"""An export as data: records, states, transitions and recovery. Pure."""

@@ -1,7 +1,6 @@
-"""Sources that a request only names: the task that imports them, and the plan that follows once they are artifacts. Pure.
+"""Plan exports whose sources are only named: one task imports them; the others are planned once they are artifacts. Pure.
 
-What has to be done with a base shows only when it is looked at, so such an export begins with one task, and the others are
-planned when that has succeeded.
+The plan depends on what is in the base (it may need preparation), so the other tasks wait until the import has succeeded.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.plan import check_formats, plan
+from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT
 from slipway.texts import one_line, quoted
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
@@ -28,7 +28,7 @@ _LABEL_NAME_LENGTH, _LABEL_LENGTH = 100, 500
 def import_task(
     configuration: ExportConfiguration, given: Mapping[str, str], imports: Mapping[str, str]
 ) -> PlannedTask:
-    """The task that imports sources. Those that were brought are its inputs, to be looked at with the others."""
+    """Plan the task that imports sources. Sources that are artifacts already are its inputs, to be inspected with the others."""
     document = configuration.model_dump(mode="json")
     where = source_settings(configuration) | dict(given)
     heldout = where["heldout"] if "heldout" in given or "heldout" in imports else ""
@@ -39,12 +39,12 @@ def import_task(
         "combination": document["combination"] | {"adapters": adapters},
         "validation": document["validation"] | {"heldout": heldout},
     }
-    inputs = {name: f"source:{name}" for name in sorted(given)}
+    inputs = {name: str(Source(name)) for name in sorted(given)}
     return PlannedTask(TASK, IMPORT, {"sources": sources, "imports": dict(sorted(imports.items()))}, inputs)
 
 
 class _Facts(BaseModel):
-    """Facts of an import that the plan, and what is told of the export, are made from."""
+    """Facts of an import that the plan and the export's labels use."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -54,7 +54,7 @@ class _Facts(BaseModel):
 
 
 def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[str, Any]) -> Failure | None:
-    """What is wrong with the result of an import: not what was asked for, or other content than before."""
+    """Return the failure of an import that brought other sources than requested, or other content than before; else None."""
     wanted = set(task.params["imports"])
     if set(outputs) != wanted:
         return _invalid(
@@ -71,7 +71,7 @@ def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[s
         return _invalid(f"{quoted(place)} of the import is {quoted(first['input'])}: {first['msg']}")
     strange = sorted(set(found.urls) - wanted)
     if strange:
-        return _invalid(f"facts.urls of the import has {quoted(strange[0])}, which is none of its sources")
+        return _invalid(f"facts.urls of the import has {quoted(strange[0])}, which is not one of its sources")
     before = {name: pin["digest"] for name, pin in task.params.get("pinned", {}).items()}
     changed = sorted(name for name, digest in before.items() if outputs[name] != digest)
     if changed:
@@ -89,13 +89,13 @@ def _invalid(what: str) -> Failure:
 
 
 def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
-    """The export after its sources were imported: their digests, what they are called, and the tasks that are to be done.
+    """Return the export after its import: with the sources' digests and names, and the remaining tasks.
 
     Args:
         record: The export.
-        task: Its import, which has succeeded.
+        task: Its import task, which has succeeded.
     """
-    if len(record.tasks) > 1:  # made again, because the store lost something
+    if len(record.tasks) > 1:  # imported again, because the store lost something: the plan exists
         return record.replacing(task)
     facts = _Facts.model_validate(task.facts)
     pinned = {name: {"url": facts.urls.get(name, ""), "digest": digest} for name, digest in task.outputs.items()}
@@ -115,11 +115,11 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
 
 
 def _made(inputs: Mapping[str, str], task: TaskRecord) -> dict[str, str]:
-    """Inputs that the import makes are its outputs, so that it runs again when the store has lost one."""
-    made = {f"source:{name}": f"task:{task.id}/{name}" for name in task.outputs}
+    """Replace imported sources by references to the import's outputs, so that it runs again if the store loses one."""
+    made = {str(Source(name)): str(Output(task.id, name)) for name in task.outputs}
     return {name: made.get(reference, reference) for name, reference in inputs.items()}
 
 
 def _labels(found: Mapping[str, str]) -> dict[str, str]:
-    """Names that the sources have where they were found, as far as they can be shown."""
+    """Return the sources' names at their origin, made safe to show."""
     return {one_line(name[:_LABEL_NAME_LENGTH]): one_line(value[:_LABEL_LENGTH]) for name, value in found.items()}

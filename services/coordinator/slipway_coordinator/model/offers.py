@@ -1,34 +1,29 @@
-"""What the coordinator and its workers tell each other about work: offers, reports, leases. Plain values."""
+"""Plain values that the coordinator and its workers exchange: offers, reports, leases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from slipway.planning.matching import Call
+from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.matching import Placement
 from slipway.requirements import ANY, Abilities, Requirements
+from slipway.stage_call import StageCall
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One attempt that shall run. ``max_memory_bytes`` 0 leaves the limit to the worker, ``threads`` 0 as well. Where it is
-    ``checked``, only workers that know its parameters take it.
+    """One attempt that a worker may take.
 
-    Nobody begins it before ``not_before``, in seconds since the epoch. Given workers to ``avoid``, the others need not wait, and
-    those begin it only when there are no others.
+    If ``checked``, only workers that know its parameters take it. It begins at ``not_before`` (seconds since the epoch) at the earliest; if there are workers to ``avoid``,
+    other workers may begin at once, and the avoided ones take it after that time only if no other worker can.
     """
 
     export: str
     task: str
     attempt: int
-    stage: str
-    params: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    timeout_seconds: float = 0.0
-    max_memory_bytes: int = 0
+    call: StageCall
     memory_factor: float = 1.0
-    threads: int = 0
     exclusive: bool = False
     traceparent: str = ""
     priority: int = 0
@@ -38,38 +33,43 @@ class Offer:
     checked: bool = True
 
     @property
-    def call(self) -> Call:
-        """Which workers it is for."""
-        parameters = frozenset(self.params) if self.checked else frozenset[str]()
-        return Call(self.stage, self.requirements, self.avoid, parameters)
+    def stage(self) -> str:
+        """Name of its stage."""
+        return self.call.stage
+
+    @property
+    def placement(self) -> Placement:
+        """Properties that decide which workers can take it."""
+        parameters = frozenset(self.call.params) if self.checked else frozenset[str]()
+        return Placement(self.stage, self.requirements, self.avoid, parameters)
 
     @property
     def project(self) -> str:
-        """Whose export it is."""
-        return self.export.split("/")[1]
+        """Project of the export."""
+        return self.key.project
 
     @property
-    def key(self) -> str:
-        """Name of the attempt across exports: ``{export}:{task}:{attempt}``."""
-        return f"{self.export}:{self.task}:{self.attempt}"
+    def key(self) -> AttemptKey:
+        """Name of the attempt across exports."""
+        return AttemptKey.of(self.export, self.task, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker says it runs."""
+    """An attempt that a worker reports to run."""
 
-    task: str
+    task: AttemptKey
     epoch: int
 
     @property
     def export(self) -> str:
-        """Name of the export it is of."""
-        return self.task.partition(":")[0]
+        """Name of the attempt's export."""
+        return self.task.export
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker says of itself with every call; ``draining`` while it takes no new tasks, ``ending`` when it never will again."""
+    """A worker's report on itself, sent with every call. ``draining``: it takes no new tasks now; ``ending``: it never will again."""
 
     worker: str
     stages: frozenset[str]
@@ -85,7 +85,7 @@ class WorkerReport:
 
     @property
     def abilities(self) -> Abilities:
-        """What it can be given."""
+        """Abilities that decide which attempts it can take."""
         return Abilities(
             self.stages,
             self.gpu_architecture,
@@ -98,7 +98,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease as the worker gets it."""
+    """A lease as the worker receives it."""
 
     offer: Offer
     epoch: int
@@ -107,20 +107,20 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker shall do: start these, end those."""
+    """Response to a worker: leases to start and attempts to end."""
 
     granted: tuple[Granted, ...] = ()
-    cancel: tuple[str, ...] = ()
+    cancel: tuple[AttemptKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What there is to do and who does it.
+    """Waiting and running attempts, and the workers for them.
 
     Attributes:
         waiting: Stage and seconds of waiting, for each attempt that waits.
         leased: Stage of each attempt that runs.
-        served: Every stage of every worker that reported lately.
+        served: Every stage of every worker that reported recently.
     """
 
     waiting: tuple[tuple[str, float], ...] = ()
@@ -129,5 +129,5 @@ class Load:
 
 
 def memory_limit(offer: Offer, report: WorkerReport) -> int:
-    """Bytes for the attempt: the configured limit or the worker's own, times the recovery rules' factor; 0 if neither is known."""
-    return int((offer.max_memory_bytes or report.memory_bytes) * offer.memory_factor)
+    """Return the attempt's memory limit: the configured or the worker's own, times the recovery factor; 0 if neither is known."""
+    return int((offer.call.limits.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

@@ -1,7 +1,7 @@
-"""The coordinator's view of an export as plain, frozen data: what is stored, published and sent to clients.
+"""The coordinator's record of an export as plain, frozen data: stored, published, and sent to clients.
 
-Times are seconds since the epoch. Everything is JSON-ready, so the same document is a workflow's step result, a row of the
-read model and an event.
+Times are seconds since the epoch. Everything is JSON-ready, so the same document serves as a workflow's step result, a row of
+the read model and an event.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with some fields replaced."""
+        """Return a copy with some fields replaced."""
         return self.model_copy(update=changes)
 
 
 class Resources(_Record):
-    """How an attempt runs, beside its parameters.
+    """Limits under which an attempt runs.
 
     Attributes:
         memory_factor: Share of the usual memory limit, above 0.
@@ -41,9 +41,11 @@ class Resources(_Record):
 
 
 class AttemptRecord(_Record):
-    """One try of a task. ``rule`` and ``note`` say which recovery rule led to it and what that changed, ``epoch`` under which
-    lease it runs, ``lost_epoch`` under which it ran before that, ``losses`` how many of its workers fell silent, ``departures`` how many of them
-    had said before that they were told to end. It begins after ``not_before``; given workers to ``avoid``, the others need not wait.
+    """One try of a task.
+
+    ``rule`` and ``note`` name the recovery rule that led to it and what that changed. ``epoch`` is that of its lease,
+    ``lost_epoch`` that of the lease before. ``losses`` counts its workers that fell silent unannounced, ``departures`` those
+    that had reported their shutdown before. ``not_before`` and ``avoid`` are as in :class:`~slipway_coordinator.model.offers.Offer`.
     """
 
     number: int
@@ -69,7 +71,7 @@ class AttemptRecord(_Record):
 
 
 class TaskRecord(_Record):
-    """One planned task, its attempts and, when it succeeded, its result. ``output`` names what it gives; empty for anything."""
+    """One planned task, its attempts and, when it succeeded, its result. ``output`` names its only output; empty allows any."""
 
     id: str
     stage: str
@@ -86,7 +88,7 @@ class TaskRecord(_Record):
 
     @classmethod
     def from_plan(cls, task: PlannedTask) -> TaskRecord:
-        """A task that has not begun."""
+        """Return a planned task as one that has not begun."""
         return cls(
             id=task.id,
             stage=task.stage,
@@ -100,24 +102,25 @@ class TaskRecord(_Record):
 
     @property
     def attempt(self) -> AttemptRecord:
-        """The latest attempt; there is one as soon as the task left WAITING."""
+        """The latest attempt; there is one as soon as the task has left WAITING."""
         return self.attempts[-1]
 
     def moved(self, state: TaskState, **changes: Any) -> TaskRecord:
-        """This task in another state."""
+        """Return this task in another state."""
         check_task_move(self.state, state)
         return self.with_(state=state, **changes)
 
     def with_attempt(self, **changes: Any) -> TaskRecord:
-        """This task with its latest attempt changed."""
+        """Return this task with its latest attempt changed."""
         return self.with_(attempts=(*self.attempts[:-1], self.attempt.with_(**changes)))
 
 
 class ExportRecord(_Record):
-    """One export. ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the
-    client's name of the request that made it, empty without one; of several, that of the higher ``priority`` goes first.
-    ``events_read`` is the number of the run's last event that this revision follows from.
-    ``creator`` is the principal that asked for it, empty where nobody has to say who they are.
+    """One export.
+
+    ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the client's id of
+    the request that made it, or empty. Tasks of a higher ``priority`` go first. ``events_read`` is the number of the run's last
+    event that this revision includes. ``creator`` is the principal that created it, empty where callers are anonymous.
     """
 
     name: str
@@ -143,30 +146,30 @@ class ExportRecord(_Record):
 
     @property
     def project(self) -> str:
-        """Who it belongs to."""
+        """Project it belongs to."""
         return self.name.split("/")[1]
 
     @property
     def etag(self) -> str:
-        """Changes with every change of the export."""
+        """Tag that differs after every change of the export."""
         return f"{self.run}-{self.revision}"
 
     def task(self, task_id: str) -> TaskRecord:
-        """The task of this id."""
+        """Return the task with this id."""
         return next(task for task in self.tasks if task.id == task_id)
 
     def replacing(self, task: TaskRecord) -> ExportRecord:
-        """This export with one task replaced."""
+        """Return this export with one task replaced."""
         return self.with_(tasks=tuple(task if old.id == task.id else old for old in self.tasks))
 
     def moved(self, state: ExportState, **changes: Any) -> ExportRecord:
-        """This export in another state."""
+        """Return this export in another state."""
         check_export_move(self.state, state)
         return self.with_(state=state, **changes)
 
     @property
     def workflow_id(self) -> str:
-        """Id of the durable workflow that carries out this run."""
+        """Id of the durable workflow of this run."""
         return f"{self.name}#{self.run}"
 
     @property
@@ -180,14 +183,14 @@ class ExportRecord(_Record):
 
     @property
     def results(self) -> set[str]:
-        """Digests of everything its tasks made, delivered or not."""
+        """Digests of all artifacts its tasks made, delivered or not."""
         return {digest for task in self.tasks for digest in task.outputs.values()}
 
     def to_json(self) -> dict[str, Any]:
-        """This record as JSON-ready data."""
+        """Return this record as JSON-ready data."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_json(cls, data: Any) -> ExportRecord:
-        """The record that :meth:`to_json` wrote."""
+        """Return the record that :meth:`to_json` wrote."""
         return cls.model_validate(data)

@@ -1,8 +1,7 @@
-"""What to try after a failure: a pure function over an ordered table of rules, which the operator may replace.
+"""Decide the next attempt after a failure: a pure function over an ordered table of rules, which the operator may replace.
 
-A rule says for which stages, reasons and circumstances it holds and what the next attempt does differently. The first rule
-that holds and leads to something not tried yet is taken; when none does, the failure is final and gets step-by-step
-guidance from the same table.
+A rule names the stages, reasons and conditions it applies to, and what the next attempt changes. The first rule that applies and
+leads to something not tried yet is taken. If there is none, the failure is final and gets step-by-step guidance from the table.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from slipway.errors import REASONS, ConfigurationError, Failure
+from slipway.errors import ConfigurationError, Failure
 from slipway.files.yaml_files import YamlError, load_document
+from slipway.reasons import REASONS
 from slipway_coordinator.model.records import AttemptRecord, Resources
 
 DEFAULT_RULES = Path(__file__).with_name("recovery.yaml")
@@ -40,7 +40,7 @@ class _Model(BaseModel):
 
 
 class Condition(_Model):
-    """A condition on one value; every part that is given must hold. A value that is absent fails ``min`` and ``max``."""
+    """A condition on one value; every given part must hold. A missing value fails ``min`` and ``max``."""
 
     any_of: tuple[Any, ...] | None = Field(default=None, alias="in")
     none_of: tuple[Any, ...] | None = Field(default=None, alias="not_in")
@@ -48,7 +48,7 @@ class Condition(_Model):
     max: float | None = None
 
     def holds(self, value: Any) -> bool:
-        """Whether ``value`` meets the condition; numbers that travelled as text count as numbers."""
+        """Return whether ``value`` meets the condition; a number written as text counts as a number."""
         if self.any_of is not None and value not in self.any_of:
             return False
         if self.none_of is not None and value in self.none_of:
@@ -63,7 +63,7 @@ class Condition(_Model):
 
 
 class ResourceChange(_Model):
-    """Change of how an attempt runs: factors multiply what the attempt before had, the others replace it."""
+    """Change of an attempt's resources: factors multiply those of the attempt before, the other fields replace them."""
 
     memory_factor: float = Field(default=1.0, gt=0, le=1)
     timeout_factor: float = Field(default=1.0, ge=1)
@@ -76,20 +76,20 @@ class Rule(_Model):
 
     Attributes:
         name: Recorded with the attempt it leads to.
-        stages: Stages it is for; empty for all.
-        reasons: Reasons it is for.
-        profiles: Profiles it is for.
+        stages: Stages it applies to; empty for all.
+        reasons: Reasons it applies to.
+        profiles: Profiles it applies to.
         when: Conditions on values by path: ``params.NAME``, ``about.NAME`` (of the failure), ``facts.NAME`` (of the model).
-        set: Parameters the next attempt changes.
-        resources: How the next attempt runs.
-        repeat: The same attempt again is a new try, because the reason may pass by itself.
-        wait_seconds: How long nobody begins the next attempt; twice as long each time the rule is applied to a task again.
-        elsewhere: Workers on which the task failed for this reason leave the next attempt to the others, and take it themselves,
-            after ``wait_seconds``, when there are no others. Passed over inside one process.
+        set: Parameters that the next attempt changes.
+        resources: Resources of the next attempt.
+        repeat: Allow the same attempt again, because the cause may pass by itself.
+        wait_seconds: Delay of the next attempt; doubled each time the rule is applied to the same task again.
+        elsewhere: Prefer other workers than those where the task failed for this reason; these take it again only after
+            ``wait_seconds`` and if there are no others. Ignored inside one process.
         remake_inputs: Make the inputs again first.
         limit: How often it is applied to one task.
-        say: What it does, for people.
-        warn: Something the user gets otherwise than asked for; joins the export's warnings.
+        say: Its effect, described for people.
+        warn: A result that differs from the user's request; added to the export's warnings.
     """
 
     name: str
@@ -120,12 +120,12 @@ class Rule(_Model):
     def _paths(cls, when: dict[str, Condition]) -> dict[str, Condition]:
         for path in when:
             if path.partition(".")[0] not in {"params", "about", "facts"} or "." not in path:
-                raise ValueError(f"{path} is no path: begin it with params., about. or facts.")
+                raise ValueError(f"{path} is not a path: begin it with params., about. or facts.")
         return when
 
 
 class RuleTable(_Model):
-    """All rules in order, and what people can do by reason where rules do not help; ``default`` is for the rest."""
+    """All rules in order, and steps for people by reason, for failures that no rule handles; ``default`` is for other reasons."""
 
     rules: tuple[Rule, ...]
     guidance: dict[str, tuple[str, ...]]
@@ -135,7 +135,7 @@ class RuleTable(_Model):
         names = [rule.name for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"rules of the same name: {', '.join(twice)}")
+            raise ValueError(f"rules with the same name: {', '.join(twice)}")
         unknown = sorted(set(self.guidance) - set(REASONS) - {"default"})
         if unknown:
             raise ValueError(f"guidance for unknown reason {', '.join(unknown)}")
@@ -145,7 +145,7 @@ class RuleTable(_Model):
 
 
 class NextAttempt(_Model):
-    """What to do next with a task that failed."""
+    """The next attempt of a task that failed."""
 
     rule: str
     note: str
@@ -177,20 +177,20 @@ def load_rules(path: Path = DEFAULT_RULES) -> RuleTable:
 
 @cache
 def default_rules() -> RuleTable:
-    """The table Slipway brings."""
+    """Return the built-in table."""
     return load_rules()
 
 
 def choose_profile(configured: str, *, model_bytes: int, history: Sequence[AttemptRecord]) -> Profile:
-    """The profile to apply: the configured one; for ``auto``, by the model's size and by what happened before.
+    """Choose the profile: the configured one or, for ``auto``, one by the model's size and the attempts so far.
 
-    Large models, and exports that ran out of memory already, are not given a second chance to do so: conservative.
-    Small models repeat cheaply: aggressive.
+    Conservative for large models and for exports that ran out of memory more than once; aggressive for small models that
+    never did, because their attempts are cheap; otherwise balanced.
 
     Args:
         configured: ``auto`` or a profile's name.
         model_bytes: Size of the merged model; 0 while unknown.
-        history: All attempts of the export so far, the one that failed included.
+        history: All attempts of the export so far, including the one that failed.
     """
     if configured != "auto":
         return Profile(configured)
@@ -214,7 +214,7 @@ def recover(
     alone: bool = False,
     table: RuleTable | None = None,
 ) -> NextAttempt | None:
-    """The next attempt of a task, or None when its failure is final.
+    """Return the next attempt of a task, or None when its failure is final.
 
     Args:
         failure: Why the latest attempt failed.
@@ -224,7 +224,7 @@ def recover(
         profile: How cautious to be.
         facts: What is known about the model (``model_bytes``, ``architecture`` …).
         max_attempts: Attempts the task may have in all.
-        alone: There is one worker, and there never will be another.
+        alone: There will only ever be one worker.
         table: Rules; the built-in ones when not given.
     """
     table = table or default_rules()
@@ -277,10 +277,9 @@ def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applie
 
 
 def with_guidance(failure: Failure, stage: str, *, attempts: int, table: RuleTable | None = None) -> Failure:
-    """Add what a person can do about a final failure, step by step, to its remedy and as ``about.guidance``.
+    """Add steps that a person can take to a final failure's remedy and as ``about.guidance``.
 
-    Steps for any reason are only for a failure without a remedy of its own, which knows better. ``{stage}`` in a step stands
-    for the stage.
+    The default steps are added only to a failure without a remedy of its own. ``{stage}`` in a step stands for the stage.
     """
     table = table or default_rules()
     if failure.remedy and failure.reason not in table.guidance:

@@ -1,4 +1,4 @@
-"""States of exports and tasks, and the moves between them that are legal."""
+"""States of exports and tasks, and the legal moves between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ExportState(StrEnum):
-    """Where an export is."""
+    """State of an export."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -23,7 +23,7 @@ class ExportState(StrEnum):
 
 
 class TaskState(StrEnum):
-    """Where a task, or one attempt of it, is."""
+    """State of a task, or of one attempt of it."""
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -52,7 +52,7 @@ EXPORT_MOVES: Mapping[ExportState, frozenset[ExportState]] = {
 
 TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
     _T.WAITING: frozenset({_T.QUEUED, _T.CANCELLED, _T.SKIPPED}),
-    # Back to WAITING: a retry, where an older version ended the export on a fault and left its tasks as they were.
+    # Back to WAITING: the retry of an export that an older version ended on a fault without ending its tasks.
     _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SUCCEEDED, _T.FAILED, _T.WAITING}),
     # Back to QUEUED: lease lost, or the next attempt. Back to WAITING: an input has to be made again first.
     _T.RUNNING: frozenset({_T.SUCCEEDED, _T.FAILED, _T.CANCELLED, _T.QUEUED, _T.WAITING}),
@@ -66,7 +66,7 @@ TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
 
 
 def check_export_move(old: ExportState, new: ExportState) -> None:
-    """Refuse a move the table does not allow.
+    """Refuse a move that the table does not allow.
 
     Raises:
         ValueError: a fault in the coordinator itself.
@@ -76,7 +76,7 @@ def check_export_move(old: ExportState, new: ExportState) -> None:
 
 
 def check_task_move(old: TaskState, new: TaskState) -> None:
-    """Refuse a move the table does not allow.
+    """Refuse a move that the table does not allow.
 
     Raises:
         ValueError: a fault in the coordinator itself.

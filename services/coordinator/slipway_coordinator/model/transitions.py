@@ -1,7 +1,7 @@
-"""How an export moves on: pure functions from a record and something that happened to the next record.
+"""The state machine of an export: pure functions from a record and an event to the next record.
 
-What happens arrives as one ordered stream of :class:`Event`; applying the same stream gives the same records, which is what
-lets a restarted coordinator replay an export. Events about an attempt that is no longer the current one change nothing.
+Events arrive in one ordered stream. Applying the same stream gives the same records, so a restarted coordinator can replay an
+export. Events about an attempt that is no longer the current one change nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
+from slipway.planning.references import Source, parse_reference, producers
 from slipway.registry import IMPORT
 from slipway_coordinator.model.importing import check_outputs, with_sources
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
@@ -19,15 +20,15 @@ from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.states import ExportState, TaskState
 
 MOST_LOSSES = 5
-"""Leases of one attempt that may end in silence; more than a worker's bad day, fewer than it takes to wear out a cluster."""
+"""Workers in a row that may fall silent on one attempt before it fails: enough for a few bad machines, too few to wear out a cluster."""
 
 MOST_DEPARTURES = 50
-"""The same of workers that had been told to end, as those on spot nodes are every few hours; not without limit, as a task may be
-what its pod is evicted for."""
+"""The same for workers that had reported their shutdown, which happens on spot nodes every few hours. It is limited too, because the
+task itself may be the cause of its pod's eviction."""
 
 
 class EventKind(StrEnum):
-    """What can happen to an export from outside."""
+    """Kinds of events that change an export from outside."""
 
     LEASED = "leased"
     LEASE_LOST = "lease_lost"
@@ -38,8 +39,10 @@ class EventKind(StrEnum):
 
 
 class Event(BaseModel):
-    """Something that happened, at ``time`` (seconds since the epoch). All but ``CANCEL_REQUESTED`` concern one attempt; ``departed``
-    says of ``LEASE_LOST`` that the worker had been told to end before it fell silent.
+    """One event at ``time`` (seconds since the epoch).
+
+    All kinds but ``CANCEL_REQUESTED`` concern one attempt. ``departed``, with ``LEASE_LOST``: the worker had reported its
+    shutdown before it fell silent.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -59,12 +62,12 @@ class Event(BaseModel):
 
 
 def begin(record: ExportRecord, *, now: float) -> ExportRecord:
-    """Start a run: whatever can start is queued."""
+    """Start a run: queue every task that can start."""
     return advance(record.moved(ExportState.RUNNING, begin_time=now), now=now)
 
 
 def apply(record: ExportRecord, event: Event) -> ExportRecord:
-    """The export after an event. A task whose attempt failed stays RUNNING until :func:`retry` or :func:`give_up`."""
+    """Return the export after an event. A task whose attempt failed stays RUNNING until :func:`retry` or :func:`give_up`."""
     if event.kind is EventKind.CANCEL_REQUESTED:
         return cancel(record, now=event.time)
     task = next((task for task in record.tasks if task.id == event.task), None)
@@ -74,7 +77,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     match event.kind:
         case EventKind.LEASED:
             last = task.attempt
-            adopted = event.epoch == last.epoch  # its worker was not gone, only not heard of
+            adopted = event.epoch == last.epoch  # its worker was alive, only silent
             changed = task.moved(TaskState.RUNNING).with_attempt(
                 state=TaskState.RUNNING,
                 worker=event.worker,
@@ -85,9 +88,9 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
                 start_time=event.time,
             )
         case EventKind.LEASE_LOST:
-            changed = _left(task, event)
+            changed = _requeue_or_fail(task, event)
         case EventKind.SUCCEEDED:
-            record = _succeeded(record, task, event)
+            record = _record_success(record, task, event)
             changed = record.task(task.id)
         case EventKind.FAILED:
             changed = task.moved(TaskState.RUNNING).with_attempt(
@@ -98,24 +101,24 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
             )
         case EventKind.CANCELLED if record.state is ExportState.CANCELLING:
             changed = task.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
-        case _:  # a worker that shuts down hands its task back
+        case _:  # a worker that shuts down returns its task
             changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
     record = record.replacing(changed)
-    if record.state is ExportState.CANCELLING:  # this one may go back, and an import bring others
-        record = _waiting_cancelled(record, event.time)
+    if record.state is ExportState.CANCELLING:  # this task may be queued again, and an import may have added tasks
+        record = _cancel_waiting(record, event.time)
     return advance(record, now=event.time)
 
 
 def _checked(task: TaskRecord, event: Event) -> Event:
-    """The event, or a failure in place of the success of an import that brought something else."""
+    """Return the event, or a failure in its place if an import succeeded with the wrong result."""
     if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:
         return event
     failure = check_outputs(task, event.outputs, event.facts)
     return event if failure is None else event.model_copy(update={"kind": EventKind.FAILED, "failure": failure})
 
 
-def _left(task: TaskRecord, event: Event) -> TaskRecord:
-    """The task for another worker; what no worker survives, as some containers end with the first of their processes, has failed."""
+def _requeue_or_fail(task: TaskRecord, event: Event) -> TaskRecord:
+    """Requeue a lost task; fail it after ``MOST_LOSSES`` losses or ``MOST_DEPARTURES`` departures in a row."""
     last = task.attempt
     ran = last.state is TaskState.RUNNING
     losses, departures = last.losses + (ran and not event.departed), last.departures + (ran and event.departed)
@@ -132,7 +135,7 @@ def _left(task: TaskRecord, event: Event) -> TaskRecord:
 
 
 def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:
-    """Tasks whose latest attempt failed and for which nothing was decided yet."""
+    """Return the tasks whose latest attempt failed and still needs a decision."""
     return tuple(
         task for task in record.tasks if task.state is TaskState.RUNNING and task.attempt.state is TaskState.FAILED
     )
@@ -142,14 +145,14 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
     """Queue another attempt of a task that failed, or make its inputs again first."""
     task = record.task(task_id)
     if following.warning:
-        record = record.with_(warnings=_joined(record.warnings, (following.warning,)))
+        record = record.with_(warnings=_merge_warnings(record.warnings, (following.warning,)))
     if following.remake_inputs:
-        producers = _producers_to_repeat(record, task)
-        for producer in producers:
-            record = record.replacing(_queued(record, producer, rule=following.rule, note=following.note))
-        if producers:
+        repeated = _producers_to_repeat(record, task)
+        for producer in repeated:
+            record = record.replacing(_queue_attempt(record, producer, rule=following.rule, note=following.note))
+        if repeated:
             return record.replacing(task.moved(TaskState.WAITING))
-    queued = _queued(
+    queued = _queue_attempt(
         record,
         task,
         params=following.params,
@@ -166,9 +169,9 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
 
 
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
-    """Make a task's failure final. Independent branches go on; the failure that decides becomes the export's.
+    """Make a task's failure final. Independent branches continue; the deciding failure becomes the export's.
 
-    With several, neither the order in which they happened nor the number of workers changes which one that is.
+    Which of several failures decides depends neither on the order in which they happened nor on the number of workers.
     """
     task = record.task(task_id)
     end = TaskState.CANCELLED if record.state is ExportState.CANCELLING else TaskState.FAILED
@@ -180,25 +183,25 @@ def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float)
 
 
 def cancel(record: ExportRecord, *, now: float) -> ExportRecord:
-    """Ask for the end: what has not begun never will; what runs is ended by its worker."""
+    """Begin to cancel: cancel waiting tasks now; running ones are ended by their workers."""
     if record.state.ended or record.state is ExportState.CANCELLING:
         return record
-    return advance(_waiting_cancelled(record.moved(ExportState.CANCELLING), now), now=now)
+    return advance(_cancel_waiting(record.moved(ExportState.CANCELLING), now), now=now)
 
 
-def stopped(record: ExportRecord, failure: Failure, *, now: float) -> ExportRecord:
-    """End an export where it is, for a failure that is none of its tasks'; it can be retried."""
+def stop(record: ExportRecord, failure: Failure, *, now: float) -> ExportRecord:
+    """End an export at once, for a failure outside its tasks; it can be retried."""
     for task in record.tasks:
         if not task.state.ended:
-            record = record.replacing(_cancelled(task, now))
+            record = record.replacing(_cancel_task(task, now))
     return record.with_(state=ExportState.FAILED, failure=failure, end_time=now)
 
 
-def restarted(record: ExportRecord) -> ExportRecord:
-    """An ended export ready for another run: finished tasks are kept unless what they were made from will change."""
+def restart(record: ExportRecord) -> ExportRecord:
+    """Return an ended export ready for another run. Finished tasks are kept unless their inputs will be made again."""
     again: set[str] = set()
-    for task in record.tasks:  # in an order in which they can run
-        stale = any(producer in again for producer in _producer_ids(task))
+    for task in record.tasks:  # producers come before consumers
+        stale = any(producer in again for producer in producers(task.inputs))
         if task.state is not TaskState.SUCCEEDED or stale:
             again.add(task.id)
             record = record.replacing(task.moved(TaskState.WAITING, outputs={}, facts={}))
@@ -206,12 +209,12 @@ def restarted(record: ExportRecord) -> ExportRecord:
 
 
 def advance(record: ExportRecord, *, now: float) -> ExportRecord:
-    """Queue every task whose inputs are there, skip those whose inputs will never come, and end the export after the last."""
+    """Queue every task whose inputs exist, skip those whose inputs will never exist, and end the export after the last task."""
     while True:
         for task in record.tasks:
             if task.state is not TaskState.WAITING:
                 continue
-            following = _ready(record, task)
+            following = _queue_or_skip(record, task)
             if following is not task:
                 record = record.replacing(following)
                 break
@@ -221,15 +224,15 @@ def advance(record: ExportRecord, *, now: float) -> ExportRecord:
         return record
     record = record.moved(_end_state(record), end_time=now)
     if record.state is ExportState.FAILED and record.failure is None:
-        record = record.with_(failure=_unexplained(record))
+        record = record.with_(failure=_missing_outputs(record))
     return record
 
 
-def _unexplained(record: ExportRecord) -> Failure:
-    """Why an export failed of which no task did: inputs of some are not among what others brought."""
+def _missing_outputs(record: ExportRecord) -> Failure:
+    """Return the failure of an export in which no task failed: some were skipped because other tasks lack an output they need."""
     skipped = [task.id for task in record.tasks if task.state is TaskState.SKIPPED]
     return StageError(
-        f"{', '.join(skipped)} cannot run: tasks before brought other outputs than were planned",
+        f"{', '.join(skipped)} cannot run: earlier tasks made other outputs than planned",
         reason="RESULT_INVALID",
     ).failure()
 
@@ -240,22 +243,21 @@ def _end_state(record: ExportRecord) -> ExportState:
     return ExportState.CANCELLED if record.state is ExportState.CANCELLING else ExportState.FAILED
 
 
-def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
-    """The task queued with its inputs, skipped, or unchanged while it has to wait."""
+def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
+    """Return the task queued with its inputs, skipped, or unchanged while it must wait."""
     inputs: dict[str, str] = {}
-    lost = made = 0  # a partial task runs over some of the outputs that are delivered, but needs whatever else it takes
+    lost = made = 0  # a partial task runs with some of the delivered formats missing, but needs all its other inputs
     needed = True
     for name, reference in task.inputs.items():
-        kind, _, where = reference.partition(":")
-        if kind == "source":
-            inputs[name] = record.sources[where]
+        source = parse_reference(reference)
+        if isinstance(source, Source):
+            inputs[name] = record.sources[source.name]
             continue
-        producer_id, _, output = where.partition("/")
-        producer = record.task(producer_id)
+        producer = record.task(source.task)
         if not producer.state.ended:
             return task
-        if producer.state is TaskState.SUCCEEDED and output in producer.outputs:
-            inputs[name] = producer.outputs[output]
+        if producer.state is TaskState.SUCCEEDED and source.name in producer.outputs:
+            inputs[name] = producer.outputs[source.name]
             made += bool(producer.format)
         elif task.partial and producer.format:
             lost += 1
@@ -264,12 +266,14 @@ def _ready(record: ExportRecord, task: TaskRecord) -> TaskRecord:
     if not needed or (lost and not made):
         return task.moved(TaskState.SKIPPED)
     if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
-        last = task.attempt  # waited for inputs that had to be made again
-        return _queued(record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again")
-    return _queued(record, task, inputs=inputs)
+        last = task.attempt  # it waited for inputs to be made again
+        return _queue_attempt(
+            record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again"
+        )
+    return _queue_attempt(record, task, inputs=inputs)
 
 
-def _queued(
+def _queue_attempt(
     record: ExportRecord,
     task: TaskRecord,
     *,
@@ -292,7 +296,7 @@ def _queued(
     return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
 
 
-def _succeeded(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
+def _record_success(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
     done = task.moved(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts).with_attempt(
         state=TaskState.SUCCEEDED,
         end_time=event.time,
@@ -300,19 +304,19 @@ def _succeeded(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRe
         reused=event.reused,
         peak_memory_bytes=event.peak_memory_bytes,
     )
-    record = record.with_(warnings=_joined(record.warnings, event.facts.get("warnings", ())))
+    record = record.with_(warnings=_merge_warnings(record.warnings, event.facts.get("warnings", ())))
     return with_sources(record, done) if task.stage == IMPORT else record.replacing(done)
 
 
-def _waiting_cancelled(record: ExportRecord, now: float) -> ExportRecord:
-    """The export without tasks that have not begun."""
+def _cancel_waiting(record: ExportRecord, now: float) -> ExportRecord:
+    """Cancel the tasks that have not begun."""
     for task in record.tasks:
         if task.state in {TaskState.WAITING, TaskState.QUEUED}:
-            record = record.replacing(_cancelled(task, now))
+            record = record.replacing(_cancel_task(task, now))
     return record
 
 
-def _cancelled(task: TaskRecord, now: float) -> TaskRecord:
+def _cancel_task(task: TaskRecord, now: float) -> TaskRecord:
     changed = task.moved(TaskState.CANCELLED)
     if task.attempts and not task.attempt.state.ended:
         changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
@@ -320,26 +324,20 @@ def _cancelled(task: TaskRecord, now: float) -> TaskRecord:
 
 
 def _failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
-    """Workers on which the task failed in this run for the reason of its latest failure."""
+    """Return the workers on which the task failed in this run for the same reason as last time."""
     failed = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.failure is not None]
     reason = failed[-1].failure.reason if failed and failed[-1].failure else ""
     same = [attempt.worker for attempt in failed if attempt.failure is not None and attempt.failure.reason == reason]
     return tuple(sorted({worker for worker in same if worker}))
 
 
-def _producer_ids(task: TaskRecord) -> tuple[str, ...]:
-    tasks = (reference.partition(":")[2] for reference in task.inputs.values() if reference.startswith("task:"))
-    return tuple(where.partition("/")[0] for where in tasks)
-
-
 def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRecord]:
-    """Finished tasks that made the artifact the failure names, or all that made an input when it names none of theirs."""
+    """Return the finished tasks that made the artifact named by the failure, or all producers of inputs if it names none of theirs."""
     failure = task.attempt.failure
     named = failure.about.get("digest", "") if failure else ""
-    producers = [record.task(task_id) for task_id in dict.fromkeys(_producer_ids(task))]
-    producers = [producer for producer in producers if producer.state is TaskState.SUCCEEDED]
-    return [producer for producer in producers if named in producer.outputs.values()] or producers
+    finished = [each for each in map(record.task, producers(task.inputs)) if each.state is TaskState.SUCCEEDED]
+    return [each for each in finished if named in each.outputs.values()] or finished
 
 
-def _joined(old: tuple[str, ...], new: Any) -> tuple[str, ...]:
+def _merge_warnings(old: tuple[str, ...], new: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*old, *new)))

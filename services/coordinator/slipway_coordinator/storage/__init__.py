@@ -1,1 +1,1 @@
-"""What the coordinator keeps: its database, its tables, its locks."""
+"""The coordinator's database: tables, migrations, events and leases."""

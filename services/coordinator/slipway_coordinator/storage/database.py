@@ -1,7 +1,7 @@
-"""What the coordinator keeps beside its workflows: the read model of exports, leases, and event sequence numbers.
+"""The coordinator's tables beside those of its workflows: the read model of exports, leases, and event sequence numbers.
 
-Plain tables in the same database as the workflows' own, through SQLAlchemy, so SQLite and PostgreSQL take the same code.
-All calls block for a few milliseconds; services run them in a thread.
+They are in the same database as the workflows' own. SQLAlchemy lets the same code use SQLite and PostgreSQL. All calls block for
+a few milliseconds; services run them in a thread.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from slipway_coordinator.storage.schema import labels as _labels
 
 SEQUENCE_BLOCK = 10_000
 
-# What a transaction has changed nobody else can change before it ends, and of a coordinator that froze, or whose network
-# failed, PostgreSQL would wait for hours. No transaction does anything beside its statements.
+# A transaction of a coordinator that froze, or lost its network, would keep its rows locked for hours: PostgreSQL ends it after
+# this time. Ours never pause, because they do nothing but run their statements.
 IDLE_SECONDS = 10
 
-# As text, like all that is carried out for every export: building an expression takes longer than carrying it out.
+# Statements run for every export are text, because building an expression takes longer than running it.
 _INSERT = sa.text("""
     INSERT INTO slipway_exports
         (name, project, create_time, request_id, creator, sequence_limit, state, ended, end_time, revision, run, record)
@@ -51,7 +51,7 @@ class Database:
         url: SQLAlchemy URL; for SQLite ``sqlite:///FILE``.
 
     Attributes:
-        transactions: Those in which all of this happens, except what concerns artifacts alone.
+        transactions: The transactions of all calls, except those that concern artifacts alone.
         leases: The table of leases.
         events: The table of events.
         ownership: The tables of projects' artifacts.
@@ -69,11 +69,11 @@ class Database:
         self.ownership = Ownership(self._engine)
 
     def prepare(self) -> None:
-        """Bring the tables up to date if they are an own file, otherwise see that they are, and can be changed.
+        """Migrate the tables of a SQLite file; on PostgreSQL, check that they are up to date and writable.
 
         Raises:
             ServiceError: reason ``STATE_SCHEMA``.
-            sqlalchemy.exc.DBAPIError: they cannot be read or changed.
+            sqlalchemy.exc.DBAPIError: The tables cannot be read or changed.
         """
         if self._engine.dialect.name == "sqlite":
             migrations.migrate(self._engine)
@@ -84,12 +84,12 @@ class Database:
                     _change_nothing(connection, table)
 
     def ping(self) -> None:
-        """See that the database answers."""
+        """Check that the database answers."""
         with self._engine.connect() as connection:
             connection.execute(sa.select(1))
 
     def migrate(self) -> int:
-        """Bring the tables up to date; answers how many migrations that took."""
+        """Bring the tables up to date; return how many migrations that took."""
         return migrations.migrate(self._engine)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Database:
         self._engine.dispose()
 
     def insert(self, record: ExportRecord) -> bool:
-        """Store a new export; False when there is one of this name, or of this request, already."""
+        """Store a new export; return False if this name or request already has one."""
         row = {
             "name": record.name,
             "project": record.project,
@@ -114,11 +114,11 @@ class Database:
         return True
 
     def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
-        """Store a newer revision of an export; False, and nothing changed, when the stored one is newer or gone.
+        """Store a newer revision of an export; return False, and change nothing, if the stored one is newer or gone.
 
         Args:
             record: The new revision.
-            before: One that was stored before, whose results are known to be the project's.
+            before: An earlier stored revision; its results are already noted as the project's.
         """
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
@@ -132,11 +132,11 @@ class Database:
         return stored == record.revision
 
     def get(self, name: str) -> ExportRecord | None:
-        """The export of this name."""
+        """Return the export with this name."""
         return self._one(_exports.c.name == name)
 
     def of_request(self, project: str, request_id: str) -> ExportRecord | None:
-        """The export that a request made."""
+        """Return the export that a request made."""
         return self._one(_exports.c.project == project, _exports.c.request_id == request_id)
 
     def page(
@@ -146,7 +146,7 @@ class Database:
         limit: int,
         after: tuple[float, str] | None = None,
     ) -> list[ExportRecord]:
-        """Exports that fulfil all conditions, newest first.
+        """Return exports that meet all conditions, newest first.
 
         Args:
             conditions: On the table of exports; see :mod:`slipway_coordinator.storage.filters`.
@@ -161,18 +161,18 @@ class Database:
         return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
 
     def unended(self) -> list[ExportRecord]:
-        """Exports that a coordinator has to go on with, oldest first."""
+        """Return the exports that have not ended, oldest first."""
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
         return self._all(query.order_by(_exports.c.create_time))
 
     def count_unended(self) -> int:
-        """How many exports have not ended."""
+        """Return how many exports have not ended."""
         query = sa.select(sa.func.count()).select_from(_exports).where(_exports.c.ended.is_(False))
         with self._engine.connect() as connection:
             return connection.execute(query).scalar_one()
 
     def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
-        """Exports that ended before a time, oldest first."""
+        """Return exports that ended before a time, oldest first."""
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < time)
         return self._all(query.order_by(_exports.c.end_time).limit(limit))
 
@@ -186,9 +186,9 @@ class Database:
             ownership.forget(connection, name)
 
     def reserve_sequences(self, name: str) -> int:
-        """Reserve the next :data:`SEQUENCE_BLOCK` event numbers of an export; returns the number before the first.
+        """Reserve the next :data:`SEQUENCE_BLOCK` event numbers of an export; return the number before the first.
 
-        Reserved numbers are never given again, so the numbers a client has seen stay meaningful over a restart.
+        A number is never reserved twice, so the numbers that a client has seen stay valid after a restart.
         """
         with self.transactions.begin() as connection:
             limit = connection.execute(
@@ -222,7 +222,7 @@ def _prepare_postgres(connection: Any, _record: Any) -> None:
 
 
 def _change_nothing(connection: sa.Connection, table: sa.Table) -> None:
-    """What a role without the right to change a table, or a read-only replica, refuses even where there is nothing to change."""
+    """Run no-op writes now, so that a read-only role or replica fails here and not later."""
     columns, none = list(table.columns), sa.false()
     connection.execute(sa.insert(table).from_select(columns, sa.select(table).where(none)))
     connection.execute(sa.update(table).where(none).values({columns[0]: columns[0]}))
@@ -247,7 +247,7 @@ def _record(text: str) -> ExportRecord:
 
 
 def _changing(record: ExportRecord) -> dict[str, Any]:
-    """Columns that change with every revision."""
+    """Return the columns that change with every revision."""
     return {
         "state": record.state.value,
         "ended": record.state.ended,

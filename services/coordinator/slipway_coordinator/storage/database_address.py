@@ -1,8 +1,9 @@
-"""Where a coordinator keeps its state: an SQLite file of its own, or a PostgreSQL database that a standby shares."""
+"""Address of a coordinator's state: its own SQLite file, or a PostgreSQL database shared with standbys."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,14 +15,14 @@ from slipway.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class SqliteState:
-    """A file that one coordinator uses; it brings its tables up to date by itself."""
+    """A file that one coordinator uses; the coordinator itself migrates its tables."""
 
     path: Path
     shared: ClassVar[bool] = False
 
     @property
     def url(self) -> str:
-        """For SQLAlchemy."""
+        """URL for SQLAlchemy."""
         return sa.URL.create("sqlite", database=str(self.path)).render_as_string()
 
     def __str__(self) -> str:
@@ -30,9 +31,9 @@ class SqliteState:
 
 @dataclass(frozen=True, slots=True)
 class PostgresState:
-    """A database that several coordinators share, one of them active. Its tables are brought up to date by a command.
+    """A database that several coordinators share, one of them active. ``slipway coordinator migrate`` migrates its tables.
 
-    Connections are direct: the lock and notifications belong to a session, which a pooler in transaction mode takes away.
+    Connections are direct: the lock and notifications belong to a session, which a pooler in transaction mode does not keep.
     """
 
     address: sa.URL
@@ -40,7 +41,7 @@ class PostgresState:
 
     @property
     def url(self) -> str:
-        """For SQLAlchemy; with the password, so never for a log."""
+        """URL for SQLAlchemy. It has the password: never log it."""
         return self.address.render_as_string(hide_password=False)
 
     def __str__(self) -> str:
@@ -50,17 +51,20 @@ class PostgresState:
 
 State = SqliteState | PostgresState
 
+_KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service)\s*=")
+"""How libpq writes an address, too; as a path it would be a file with the password in its name. ``./`` before it makes it one."""
 _SECRET_PARAMETERS = ("password", "sslpassword")
 _SQLITE = b"SQLite format 3\0"
 
 
 def state_at(place: str) -> State:
-    """The state at a path or ``postgresql://`` URL.
+    """Return the state at a path or ``postgresql://`` URL.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` for a URL of another kind, or a file that is no database
-            or cannot be written.
+        ServiceError: reason ``REQUEST_INVALID`` for another kind of URL, or a file that is not a database or cannot be written.
     """
+    if _KEYWORDS.match(place):
+        raise _unusable("the state is a list of PostgreSQL's keywords")
     if "://" not in place:
         return SqliteState(_database_file(Path(place).resolve()))
     try:
@@ -69,14 +73,16 @@ def state_at(place: str) -> State:
         raise _unusable("the state's URL cannot be read") from error
     if address.get_backend_name() not in {"postgresql", "postgres"}:
         raise _unusable(f"the state's URL is of the kind {address.drivername}")
-    if "@" in (address.host or ""):  # the rest of a password, which would be shown and logged as the host
-        raise _unusable("the state's URL has more than one @: write %40 for one in a password")
+    if "@" in (address.host or "") + (address.database or ""):  # part of a password that would be shown and logged
+        raise _unusable(
+            "the state's URL has more than one @, or a / before it: write %40 and %2F for those in a password"
+        )
     _check_parameters(address)
     return PostgresState(address.set(drivername="postgresql+psycopg"))
 
 
 def _check_parameters(address: sa.URL) -> None:
-    """Of a misspelt one nothing would be heard but that the database does not answer."""
+    """Refuse unknown connection parameters now: later they would only look like an unavailable database."""
     from psycopg import ProgrammingError, conninfo
 
     try:
@@ -86,20 +92,20 @@ def _check_parameters(address: sa.URL) -> None:
 
 
 def _database_file(path: Path) -> Path:
-    """A file that may become an SQLite database, or is one; other files come to lie beside it."""
+    """Check that a path is, or can become, a SQLite database with other files beside it."""
     try:
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))
     except FileNotFoundError as error:
-        if not path.parent.is_dir():  # misspelt, most likely: a new state would know none of the exports
-            raise _unusable(f"there is no folder {path.parent} to keep the state in") from error
+        if not path.parent.is_dir():  # most likely a misspelt path: a new state would have none of the exports
+            raise _unusable(f"the state's folder {path.parent} does not exist") from error
         start = b""
     except OSError as error:
-        raise _unusable(f"{path} is no file to keep the state in ({error.strerror})") from error
+        raise _unusable(f"{path} cannot be used as a state file ({error.strerror})") from error
     if not all(os.access(place, os.W_OK) for place in (path, path.parent) if place.exists()):
         raise _unusable(f"{path} cannot be written")
     if start and start != _SQLITE:
-        raise _unusable(f"{path} is no SQLite database")
+        raise _unusable(f"{path} is not a SQLite database")
     return path
 
 
@@ -107,6 +113,6 @@ def _unusable(problem: str) -> ServiceError:
     return ServiceError(
         problem,
         reason="REQUEST_INVALID",
-        remedy="use postgresql://USER@HOST/DATABASE, or the path of a file",
+        remedy="give postgresql://USER@HOST/DATABASE, or the path of a file",
         about={"field": "state"},
     )

@@ -1,7 +1,7 @@
-"""What a database says when it does not do what it is asked: as an error that names it, and as a line for the log.
+"""Translate a database's errors into ``ServiceError``, and into one line for the log.
 
-A server that refuses a connection says why in the language it was set up for, and the driver tells nothing else. So the server
-is asked whether it takes connections at all: if it does, it does not take this one, and waiting will not help.
+When a server refuses a connection, the driver gives only a message, in the server's language. So we ask the server whether it
+takes connections at all: if it does, it refuses this one, and waiting will not help.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from slipway_coordinator.storage.database_address import PostgresState, State
 
 _SECRETS = re.compile(r"(?<=:)[^:@/\s]+(?=@)|(?<=password=)('[^']*'|\S+)", re.IGNORECASE)
 
-# SQLSTATE: of a connection that is refused, of a database that is not there, of a missing privilege, of a read-only replica.
+# SQLSTATE of: a refused connection, a missing database, a missing privilege, a read-only replica.
 _DENIED = re.compile("28...|3D000|42501|25006")
-# Of a server without a connection left, which passes; one that says so in another language is taken to refuse.
+# A server without free connections, which is temporary. Said in another language, it counts as a refusal.
 _FULL = re.compile("too many (clients|connections)|connection slots")
 _DENIED_BY_SQLITE = {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"}
 
 
-def words(error: BaseException) -> str:
-    """The first line of what the driver says, without secrets, and without the statement and its values."""
+def driver_message(error: BaseException) -> str:
+    """Return the first line of the driver's message, without secrets, the statement and its values."""
     said = str(getattr(error, "orig", None) or error).strip()
     return _SECRETS.sub("***", said.partition("\n")[0])
 
 
 @contextmanager
-def faults_of(state: State) -> Iterator[None]:
-    """Begin to use the database of a state in a block that fails with what the database says.
+def translate_startup_errors(state: State) -> Iterator[None]:
+    """Translate the database's errors into ``ServiceError`` within a block.
 
     Raises:
-        ServiceError: reason ``STATE_DENIED`` when it refuses this program, ``STATE_SCHEMA`` when its tables are not what they
-            should be, ``COORDINATOR_UNAVAILABLE`` when it does not answer.
+        ServiceError: reason ``STATE_DENIED`` if the database refuses this program, ``STATE_SCHEMA`` if its tables are wrong,
+            ``COORDINATOR_UNAVAILABLE`` if it does not answer.
     """
     try:
         yield
@@ -48,8 +48,8 @@ def faults_of(state: State) -> Iterator[None]:
         raise _sqlite_fault(error, state) from error
 
 
-def enter(state: State) -> None:
-    """See that the server of a shared state lets this program in and has its tables; one that does not answer is waited for later.
+def check_access(state: State) -> None:
+    """Check that the server of a shared state accepts this program and has its tables. An unavailable server is no error here.
 
     Raises:
         ServiceError: reason ``STATE_DENIED`` or ``STATE_SCHEMA``.
@@ -58,7 +58,7 @@ def enter(state: State) -> None:
         return
     engine = sa.create_engine(state.url, connect_args={"connect_timeout": 3})
     try:
-        with faults_of(state):
+        with translate_startup_errors(state):
             migrations.check(engine)
     except ServiceError as fault:
         if fault.reason in {"STATE_DENIED", "STATE_SCHEMA"}:
@@ -72,19 +72,24 @@ def _postgres_fault(error: sa.exc.DBAPIError, state: PostgresState) -> ServiceEr
     if code and not _DENIED.fullmatch(code):
         if isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError)):
             return _silent(error, state)
-        return _wrong_tables(error, state, remedy="see what else uses the database, or restore a backup of it")
+        return _wrong_tables(
+            error, state, remedy="check which other program uses the database, or restore a backup of it"
+        )
     if code in {"42501", "25006"}:
         remedy = (
             "migrate with a role that owns the database, and serve with one that may read and change all tables "
             "in the schemas public and dbos of the primary"
         )
-    elif code or (_FULL.search(words(error)) is None and _takes_connections(state)):
-        remedy = "check user, password and database in the state's URL, and that both were made on the server"
+    elif code or (_FULL.search(driver_message(error)) is None and _takes_connections(state)):
+        remedy = "check user, password and database in the state's URL, and that user and database exist on the server"
     else:
         return _silent(error, state)
     about = {"user": state.address.username, "host": state.address.host, "database": state.address.database}
     return ServiceError(
-        f"the state's database {state} refuses: {words(error)}", reason="STATE_DENIED", remedy=remedy, about=about
+        f"the state's database {state} refuses: {driver_message(error)}",
+        reason="STATE_DENIED",
+        remedy=remedy,
+        about=about,
     )
 
 
@@ -99,14 +104,14 @@ def _sqlite_fault(error: sa.exc.DBAPIError, state: State) -> ServiceError:
     name = error.orig.sqlite_errorname if isinstance(error.orig, sqlite3.Error) else ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return ServiceError(
-            f"another program holds the state {state}: {words(error)}",
+            f"another program holds the state {state}: {driver_message(error)}",
             reason="COORDINATOR_UNAVAILABLE",
-            remedy="end it, or wait for it",
+            remedy="wait until it ends, or end it",
             about={"file": state},
         )
     if any(name.startswith(denied) for denied in _DENIED_BY_SQLITE):
         return ServiceError(
-            f"the state {state} cannot be written: {words(error)}",
+            f"the state {state} cannot be written: {driver_message(error)}",
             reason="STATE_DENIED",
             remedy="let this user write the file and its folder",
             about={"file": state},
@@ -118,14 +123,14 @@ def _sqlite_fault(error: sa.exc.DBAPIError, state: State) -> ServiceError:
 
 def _silent(error: sa.exc.DBAPIError, state: State) -> ServiceError:
     return ServiceError(
-        f"the state's database {state} does not answer: {words(error)}",
-        remedy="see that it runs and can be reached from here, and try again",
+        f"the state's database {state} does not answer: {driver_message(error)}",
+        remedy="check that it runs and can be reached from here, and try again",
     )
 
 
 def _wrong_tables(error: sa.exc.DBAPIError, state: State, *, remedy: str) -> ServiceError:
     return ServiceError(
-        f"the tables of {state} cannot be used: {words(error)}",
+        f"the tables of {state} cannot be used: {driver_message(error)}",
         reason="STATE_SCHEMA",
         remedy=remedy,
     )

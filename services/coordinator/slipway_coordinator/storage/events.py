@@ -1,7 +1,7 @@
-"""Events of exports for those who watch: numbered, kept for a while, and resumable.
+"""Numbered events of exports for watchers; a watcher can resume after any number.
 
-Only the newest state of an export and the newest progress of each task are kept, and the last log lines, so a slow watcher
-skips what is out of date instead of holding the others up.
+Only the newest state of an export, the newest progress of each task and the last log lines are kept, so a slow watcher skips
+outdated events and delays nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Payload = ExportRecord | export_pb2.TaskProgress | export_pb2.LogLine
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class WatchEvent:
     """One numbered event; ``time`` in seconds since the epoch."""
 
     sequence: int
@@ -35,7 +35,7 @@ class Happening:
 class _Channel:
     last: int
     limit: int
-    kept: dict[tuple[str, ...], Happening] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], WatchEvent] = field(default_factory=dict)
     log_lines: list[tuple[str, ...]] = field(default_factory=list)
     record: ExportRecord | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -54,18 +54,18 @@ class _Channel:
                 if len(self.log_lines) > LOG_LINES_KEPT:
                     self.kept.pop(self.log_lines.pop(0), None)
         self.kept.pop(key, None)  # so that the new one comes last
-        self.kept[key] = Happening(self.last, time.time(), payload)
+        self.kept[key] = WatchEvent(self.last, time.time(), payload)
 
-    def after(self, sequence: int) -> list[Happening]:
+    def after(self, sequence: int) -> list[WatchEvent]:
         found = []
-        for happening in reversed(self.kept.values()):
-            if happening.sequence <= sequence:
+        for event in reversed(self.kept.values()):
+            if event.sequence <= sequence:
                 break
-            found.append(happening)
+            found.append(event)
         return found[::-1]
 
     def knows(self, payload: Payload) -> bool:
-        """Whether nobody has to hear it: reports after the end or of no task, and a state that was read when the channel was opened."""
+        """Return whether a payload can be dropped: reports after the end or of an unknown task, and states already published."""
         if isinstance(payload, ExportRecord):
             return self.record is not None and payload.revision <= self.record.revision
         if isinstance(payload, export_pb2.TaskProgress) and self.record is not None:
@@ -82,7 +82,7 @@ class Hub:
 
     Args:
         reserve: Reserves the next block of event numbers of an export; see ``Database.reserve_sequences``.
-        load: Current state of an export, None when there is no such export.
+        load: Returns the current record of an export, None if there is no such export.
     """
 
     def __init__(
@@ -96,11 +96,13 @@ class Hub:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def publish(self, name: str, payload: Payload) -> None:
-        """Tell everybody who watches an export. Its end is the last they hear: a worker's report may come later."""
+        """Send a payload to everyone who watches an export. Nothing is sent after its end, though a worker's report may arrive later."""
         if isinstance(payload, ExportRecord):
-            async with self._turn(name):  # a channel that opens just now may have read what was stored before
+            async with self._turn(
+                name
+            ):  # wait for a channel that is just being opened: it may have read the older revision
                 if name not in self._channels:
-                    return  # who watches it later begins with what is stored then
+                    return  # a later watcher begins with the stored record
         channel = await self._channel(name)
         if channel is None or channel.knows(payload):
             return
@@ -115,23 +117,23 @@ class Hub:
         if channel.ended:
             self._drop_old()
 
-    async def watch(self, name: str, *, after: int) -> AsyncIterator[Happening]:
-        """What happens after the event of number ``after``, until the export ends. Yields nothing for an unknown export."""
+    async def watch(self, name: str, *, after: int) -> AsyncIterator[WatchEvent]:
+        """Yield the events after number ``after`` until the export ends; none for an unknown export."""
         channel = await self._channel(name)
         cursor = after
         while channel is not None:
-            for happening in channel.after(cursor):
-                yield happening
-                cursor = happening.sequence
+            for event in channel.after(cursor):
+                yield event
+                cursor = event.sequence
             if channel.after(cursor):
-                continue  # it happened while its reader was busy with the last one
+                continue  # published while the reader handled the last event
             if channel.ended:
                 return
             async with channel.changed:
                 await channel.changed.wait_for(lambda: bool(channel.after(cursor)))  # noqa: B023 - waited for here
 
     def forget(self, name: str) -> None:
-        """Drop what is kept of an export, for example because it was deleted."""
+        """Drop an export's channel, for example because the export was deleted."""
         self._channels.pop(name, None)
 
     async def _channel(self, name: str) -> _Channel | None:

@@ -1,4 +1,4 @@
-r"""Which exports a list shows: a small language, and page tokens that stay valid while exports come and go.
+r"""The filter language of lists, and page tokens that stay valid while exports come and go.
 
 ::
 
@@ -9,7 +9,7 @@ r"""Which exports a list shows: a small language, and page tokens that stay vali
                | ("create_time" | "end_time") ("<" | "<=" | ">" | ">=") TIME       RFC 3339, for example 2026-11-21T08:00:00Z
     VALUE      = word | "\"" text "\""                        a quote within the text is written \"
 
-An empty filter takes everything. A label that is not set is unequal to every value.
+An empty filter matches every export. A label that is not set is unequal to every value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slipway_coordinator.model.states import ExportState
 from slipway_coordinator.storage.schema import exports, labels
 
 _PAGED = re.compile(r"[a-z0-9._:/-]{1,300}")
-"""What a page may end with: the name of an export or a digest."""
+"""Last item of a page: the name of an export or a digest."""
 _CONDITION = re.compile(
     r'\s*(?P<field>[a-z_]+(?:\.[A-Za-z0-9_./-]+)?)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))'
 )
@@ -51,12 +51,12 @@ Condition = sa.ColumnElement[bool]
 
 
 def in_project(project: str) -> list[Condition]:
-    """Exports of one project; of all for ``-``."""
+    """Return the condition for exports of one project; none for ``-``, which means all projects."""
     return [] if project == "-" else [exports.c.project == project]
 
 
 def parse_filter(text: str) -> list[Condition]:
-    """The conditions of a filter.
+    """Parse a filter into its conditions.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID``, naming the part that is not understood.
@@ -108,15 +108,15 @@ def _time(value: str) -> float:
 
 
 def page_token(last: tuple[float, str], *, query: tuple[str, str]) -> str:
-    """Where the next page of a query begins: after the export of this creation time and name."""
+    """Return the token of the next page, which begins after the item with this creation time and name."""
     return base64.urlsafe_b64encode(json.dumps([*last, _fingerprint(query)]).encode()).decode()
 
 
 def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | None:
-    """What :func:`page_token` was given; None for the first page.
+    """Return the creation time and name in a :func:`page_token`; None for the first page.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` for a token of another query, or of nobody's.
+        ServiceError: reason ``REQUEST_INVALID`` for a token of another query, or an invented one.
     """
     if not token:
         return None

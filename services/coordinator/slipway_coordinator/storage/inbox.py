@@ -1,7 +1,7 @@
-"""What happened to exports, for their workflows: a durable, numbered list for every run.
+"""The inbox of a workflow: a durable, numbered list of events for every run of an export.
 
-An event is stored in the transaction that makes it happen, once per key, and never changes; the list is kept for as long as
-its export. A workflow that reads it again after a crash therefore reads the same.
+An event is stored in the same transaction as its cause, once per key, and never changes. The list is kept as long as its
+export, so a workflow reads the same events again after a crash.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import events as _events
 
 
-class Message(NamedTuple):
-    """An event in a list; ``number`` counts from 1."""
+class InboxEvent(NamedTuple):
+    """An event in a run's list; ``number`` counts from 1."""
 
     export: str
     run: int
@@ -47,47 +47,49 @@ class Events:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    def put(self, export: str, event: Event, key: str) -> Message | None:
-        """Add an event to the list of an export's run: what stands there under this key, None when the export has ended."""
+    def put(self, export: str, event: Event, key: str) -> InboxEvent | None:
+        """Append an event to the run's list; return the entry stored under its key, None if the export has ended."""
         with self._transactions.begin() as connection:
             values = {"export": export, "key": key, "event": event.model_dump_json(exclude_defaults=True)}
             row = connection.execute(_PUT, values).first()
-            return self.find(key) if row is None else Message(export, row.run, row.number, event)
+            return self.find(key) if row is None else InboxEvent(export, row.run, row.number, event)
 
-    def find(self, key: str) -> Message | None:
-        """What stands under a key, if anything does."""
+    def find(self, key: str) -> InboxEvent | None:
+        """Return the entry stored under a key, if any."""
         with self._transactions.begin() as connection:
             row = connection.execute(sa.select(_events).where(_events.c.key == key)).first()
-        return None if row is None else Message(row.export, row.run, row.number, Event.model_validate_json(row.event))
+        return (
+            None if row is None else InboxEvent(row.export, row.run, row.number, Event.model_validate_json(row.event))
+        )
 
-    def read(self, export: str, run: int, *, after: int = 0) -> list[Message]:
-        """The events of a run from the one that follows ``after``."""
+    def read(self, export: str, run: int, *, after: int = 0) -> list[InboxEvent]:
+        """Return the events of a run after number ``after``."""
         query = sa.select(_events.c.number, _events.c.event).order_by(_events.c.number)
         query = query.where(_events.c.export == export, _events.c.run == run, _events.c.number > after)
         with self._transactions.begin() as connection:
             rows = connection.execute(query).all()
-        return [Message(export, run, row.number, Event.model_validate_json(row.event)) for row in rows]
+        return [InboxEvent(export, run, row.number, Event.model_validate_json(row.event)) for row in rows]
 
 
 @dataclass
 class _Box:
-    messages: list[Message] = field(default_factory=list)
+    messages: list[InboxEvent] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Inbox:
-    """Hands events to the workflows of this process, as they come, and those that came before.
+    """Hands stored and new events to the workflows of this process.
 
     Args:
         read: Reads events as :meth:`Events.read` does.
     """
 
-    def __init__(self, read: Callable[[str, int, int], Awaitable[list[Message]]]) -> None:
+    def __init__(self, read: Callable[[str, int, int], Awaitable[list[InboxEvent]]]) -> None:
         self._read = read
         self._boxes: dict[tuple[str, int], _Box] = {}
 
-    def deliver(self, message: Message | None) -> None:
-        """Take in what was stored, if it was; harmless to repeat."""
+    def deliver(self, message: InboxEvent | None) -> None:
+        """Hand a stored event to its workflow; do nothing for None. Harmless to repeat."""
         if message is None:
             return
         box = self._boxes.get((message.export, message.run))
@@ -96,11 +98,11 @@ class Inbox:
             box.arrived.set()
 
     def open(self, export: str, run: int) -> None:
-        """Keep the events of a run from now on; nothing has happened in it before, so nothing has to be read."""
+        """Collect the events of a new run from now on; nothing happened before, so nothing is read."""
         self._boxes.setdefault((export, run), _Box())
 
-    async def after(self, export: str, run: int, number: int) -> list[Message]:
-        """The events of a run after that of this number, as soon as there are any."""
+    async def after(self, export: str, run: int, number: int) -> list[InboxEvent]:
+        """Wait for and return the events of a run after this number."""
         box = self._boxes.get((export, run))
         if box is None:
             box = self._boxes[export, run] = _Box()
@@ -112,10 +114,10 @@ class Inbox:
             box.messages.clear()
             if news and [message.number for message in news] == list(range(number + 1, number + 1 + len(news))):
                 return news
-            if news:  # one that was stored earlier is on its way
+            if news:  # there is a gap: an earlier event is stored but not yet delivered
                 return await self._read(export, run, number)
             await box.arrived.wait()
 
     def close(self, export: str, run: int) -> None:
-        """Nobody reads the events of a run any more."""
+        """Stop collecting the events of a run."""
         self._boxes.pop((export, run), None)

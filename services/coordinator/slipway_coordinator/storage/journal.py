@@ -1,7 +1,7 @@
-"""Changes of the state, in order and many to a transaction: what is asked for while one is committed makes up the next.
+"""Group commit: changes of the state are applied in order; those requested during one transaction make up the next.
 
-A change is durable when its caller is answered. Committing takes as long for one change as for a hundred, so a coordinator
-under load answers a hundred callers in the time of one.
+A change is durable when its call returns. A commit of a hundred changes takes as long as a commit of one, so a coordinator under
+load serves a hundred callers in the time of one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
-from slipway_coordinator.storage.database_faults import words
+from slipway_coordinator.storage.database_faults import driver_message
 
 log = logging.getLogger("slipway.coordinator.journal")
 
 T = TypeVar("T")
 _Change = Callable[[], Any]
 
-# Of each kind in one transaction: callers wait for the first, and shall not wait for long; the others go on meanwhile.
+# Limits per transaction: clients and workers wait for changes of the first kind, so few of the second kind may delay them.
 _MOST_SOON, _MOST_LATER = 64, 16
 
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.5
@@ -34,7 +34,7 @@ _COMPLAINT_SECONDS = 10.0
 
 
 class Transactions:
-    """Transactions on a database that calls in the same thread join.
+    """Database transactions that nested calls in the same thread join.
 
     Args:
         engine: The database.
@@ -46,10 +46,10 @@ class Transactions:
 
     @contextmanager
     def begin(self) -> Iterator[sa.Connection]:
-        """The transaction that is open in this thread, or one of its own that is committed at the end of the block.
+        """Join the transaction open in this thread, or open one and commit it at the end of the block.
 
-        Whoever catches an error of the database inside it has to raise another: PostgreSQL takes nothing more, and would
-        drop without a word what others have changed in it.
+        Code that catches a database error inside it must raise another: PostgreSQL accepts nothing more in the transaction and
+        would silently drop the changes of others in it.
         """
         joined: sa.Connection | None = getattr(self._open, "connection", None)
         if joined is not None:
@@ -64,10 +64,10 @@ class Transactions:
 
 
 class Journal:
-    """Carries changes out one after another, those of a kind in the order in which they were asked for. Used on one event loop.
+    """Applies changes one after another, those of a kind in the order of their calls. Used on one event loop.
 
     Args:
-        transactions: Where they are carried out, in a thread of the journal's.
+        transactions: Used for the changes, in a thread of the journal.
     """
 
     def __init__(self, transactions: Transactions) -> None:
@@ -77,22 +77,22 @@ class Journal:
         self._later: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
-    async def do(self, change: Callable[[], T], *, later: bool = False) -> T:
-        """Carry out a change: what it answers, once that is durable.
+    async def commit(self, change: Callable[[], T], *, later: bool = False) -> T:
+        """Apply a change and return its result once that is durable.
 
         Args:
-            change: Uses the transactions of this journal; carried out again when another change of its transaction failed, or
-                when nobody knows whether it was committed.
-            later: Let changes that clients and workers wait for go first, and be patient; for workflows.
+            change: Uses the transactions of this journal. It runs again if another change of its transaction failed, or if it is
+                unknown whether the transaction was committed.
+            later: For workflows: let changes that clients and workers wait for go first, and retry while the database is unavailable.
 
         Raises:
-            ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
+            ServiceError: reason ``COORDINATOR_UNAVAILABLE`` if the database is unavailable; callers try again.
         """
         if later:
-            return await patiently(lambda: self._asked(change, self._later))
-        return await self._asked(change, self._soon)
+            return await retry_until_available(lambda: self._enqueue(change, self._later))
+        return await self._enqueue(change, self._soon)
 
-    async def _asked(self, change: Callable[[], T], queue: deque[tuple[_Change, asyncio.Future[Any]]]) -> T:
+    async def _enqueue(self, change: Callable[[], T], queue: deque[tuple[_Change, asyncio.Future[Any]]]) -> T:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         queue.append((change, answer))
         if self._writing is None:
@@ -100,7 +100,7 @@ class Journal:
         return await answer
 
     def close(self) -> None:
-        """Carry nothing out any more."""
+        """Stop applying changes."""
         self._thread.shutdown()
 
     async def _write(self) -> None:
@@ -110,7 +110,7 @@ class Journal:
                 batch = [self._soon.popleft() for _ in range(min(len(self._soon), _MOST_SOON))]
                 batch += [self._later.popleft() for _ in range(min(len(self._later), _MOST_LATER))]
                 changes = [change for change, _ in batch]
-                results = await loop.run_in_executor(self._thread, self._carry_out, changes)
+                results = await loop.run_in_executor(self._thread, self._apply, changes)
                 for (_, answer), result in zip(batch, results, strict=True):
                     if answer.cancelled():
                         continue
@@ -121,35 +121,35 @@ class Journal:
         finally:
             self._writing = None
 
-    def _carry_out(self, changes: Sequence[_Change]) -> list[Any]:
-        """What each change answers or raises."""
+    def _apply(self, changes: Sequence[_Change]) -> list[Any]:
+        """Apply the changes in one transaction; return each change's result or exception."""
         try:
-            return answering(lambda: self._together(changes))
+            return translate_database_errors(lambda: self._apply_together(changes))
         except ServiceError as error:
             return [error] * len(changes)
-        except Exception as error:  # noqa: BLE001 - a fault in one of them: the others do not suffer from it
+        except Exception as error:  # noqa: BLE001 - a fault in one change: the others are applied one by one
             if len(changes) == 1:
                 return [error]
-        return [result for change in changes for result in self._carry_out([change])]
+        return [result for change in changes for result in self._apply([change])]
 
-    def _together(self, changes: Sequence[_Change]) -> list[Any]:
+    def _apply_together(self, changes: Sequence[_Change]) -> list[Any]:
         with self._transactions.begin():
             return [change() for change in changes]
 
 
-_under_way: set[asyncio.Task[Any]] = set()  # asyncio itself forgets tasks that nobody else holds
+_under_way: set[asyncio.Task[Any]] = set()  # asyncio holds only weak references to tasks
 
 
-async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Carry out a change and what follows from it in memory, even if who asked for it goes away meanwhile."""
+async def run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end even if the caller is cancelled, so that memory stays in step with the database."""
     task = asyncio.create_task(coroutine)
     _under_way.add(task)
     task.add_done_callback(_under_way.discard)
     return await asyncio.shield(task)
 
 
-async def patiently(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make an attempt again while the database does not answer: clients and workers do so themselves, workflows cannot.
+async def retry_until_available(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Retry while the database is unavailable (workflows only: clients and workers retry themselves).
 
     Raises:
         ServiceError: reason ``COORDINATOR_UNAVAILABLE`` after some minutes.
@@ -168,11 +168,11 @@ async def patiently(attempt: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def answering(function: Callable[[], T]) -> T:
-    """Make a call on a database.
+def translate_database_errors(function: Callable[[], T]) -> T:
+    """Call a function; raise ``ServiceError`` if the database is unavailable.
 
     Raises:
-        ServiceError: reason ``COORDINATOR_UNAVAILABLE`` when the database does not answer; callers try again.
+        ServiceError: reason ``COORDINATOR_UNAVAILABLE``; callers try again.
     """
     try:
         return function()
@@ -186,14 +186,14 @@ def answering(function: Callable[[], T]) -> T:
 
 
 class _Complaints:
-    """Logs why the database does not answer: at once when that is new, and the same again only after a while, as everybody asks."""
+    """Logs why the database is unavailable: a new cause at once, the same cause again only after a while, as every call reports it."""
 
     def __init__(self) -> None:
         self._last = ("", 0.0)
 
     def about(self, error: BaseException) -> None:
-        """Log what the driver says; may be called from any thread."""
-        said, now = words(error), time.monotonic()
+        """Log the driver's message. Safe from any thread."""
+        said, now = driver_message(error), time.monotonic()
         before, at = self._last
         if said != before or now >= at + _COMPLAINT_SECONDS:
             self._last = (said, now)

@@ -1,4 +1,4 @@
-"""The durable part of leases: who may run which attempt, and with which epoch."""
+"""The table of leases: which worker may run which attempt, and under which epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from slipway_coordinator.storage.schema import leases as _leases
 
 
 class LeaseState(StrEnum):
-    """Where a lease is. A HELD one may be renewed, an EXPIRED one taken up again by its owner; a RETURNED one is free for
-    everybody, its owner having given it up; an ENDED one has its result.
+    """State of a lease.
+
+    HELD: its worker may renew it. EXPIRED: its worker may adopt it again. RETURNED: its worker gave it up, so any worker may
+    take the attempt. ENDED: the attempt has its result, or is not wanted any more.
     """
 
     HELD = "held"
@@ -34,8 +36,8 @@ class LeaseRow:
     state: LeaseState
 
 
-# One statement, whether it was leased before or not. Epochs go on where those of forgotten exports ended: an export of the same
-# name as one before has attempts of the same names, and shall not be taken for it.
+# One statement for first and later grants. Epochs continue where those of forgotten exports ended: an export created again under
+# the same name has attempts with the same keys, and must not be confused with the first.
 _GRANT = sa.text("""
     INSERT INTO slipway_leases AS l (task, export, epoch, worker, state)
     VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held')
@@ -57,7 +59,7 @@ _REMEMBER = sa.text("""
 
 
 class Leases:
-    """The table of leases, which decides what counts. All calls block for some milliseconds.
+    """The authoritative table of leases. All calls block for some milliseconds.
 
     Args:
         transactions: The database; see :class:`~slipway_coordinator.storage.database.Database`.
@@ -67,40 +69,40 @@ class Leases:
         self._transactions = transactions
 
     def get(self, task: str) -> LeaseRow | None:
-        """The lease of an attempt, if it was ever leased."""
+        """Return the lease of an attempt, if it was ever leased."""
         with self._transactions.begin() as connection:
-            row = connection.execute(_GET, {"task": task}).first()
+            row = connection.execute(_GET, {"task": str(task)}).first()
         return None if row is None else _lease_row(row)
 
     def of(self, export: str) -> dict[str, LeaseRow]:
-        """The leases of an export's attempts, of those that were ever leased."""
+        """Return the leases of an export's attempts by key, for those ever leased."""
         with self._transactions.begin() as connection:
             return {row.task: _lease_row(row) for row in connection.execute(_OF, {"export": export})}
 
     def grant(self, task: str, *, export: str, worker: str) -> int | None:
-        """Lease an attempt to a worker; the epoch, which grows with every grant, or None when it has its result."""
+        """Lease an attempt to a worker; return the epoch, which grows with every grant, or None if the lease has ended."""
         with self._transactions.begin() as connection:
-            return connection.execute(_GRANT, {"task": task, "export": export, "worker": worker}).scalar()
+            return connection.execute(_GRANT, {"task": str(task), "export": export, "worker": worker}).scalar()
 
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
-        """Change the state of a lease; False, and nothing changed, when it is another's, or was handed in or back."""
-        values = {"task": task, "state": state.value, "epoch": epoch, "worker": worker}
+        """Change the state of a lease; return False, and change nothing, if it is another's, returned or ended."""
+        values = {"task": str(task), "state": state.value, "epoch": epoch, "worker": worker}
         with self._transactions.begin() as connection:
             return connection.execute(_MOVE, values).rowcount > 0
 
     def end(self, task: str) -> None:
-        """End a lease, whosever it is."""
+        """End a lease, whichever worker holds it."""
         with self._transactions.begin() as connection:
-            connection.execute(_END, {"task": task})
+            connection.execute(_END, {"task": str(task)})
 
     def forget(self, export: str) -> None:
-        """Forget the leases of an export, but not how high their epochs were."""
+        """Delete the leases of an export, but remember their highest epoch."""
         with self._transactions.begin() as connection:
             connection.execute(_REMEMBER, {"export": export})
             connection.execute(sa.delete(_leases).where(_leases.c.export == export))
 
     def expire_all(self) -> None:
-        """Mark every held lease as expired: its worker is known to be gone."""
+        """Mark every held lease as expired, because all workers are known to be gone."""
         query = sa.update(_leases).where(_leases.c.state == LeaseState.HELD.value)
         with self._transactions.begin() as connection:
             connection.execute(query.values(state=LeaseState.EXPIRED.value))

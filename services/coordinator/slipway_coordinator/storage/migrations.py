@@ -1,7 +1,7 @@
-"""How the coordinator's tables came to be: numbered migrations, each applied once and whole, forward only.
+"""Numbered migrations of the coordinator's tables, each applied once and as a whole, forward only.
 
-The same SQL for SQLite and PostgreSQL. A migration is never changed after a release; a new need is a new one. None uses
-:mod:`slipway_coordinator.storage.schema`, nor the classes of records: those are of today, and a migration does what it did on its day.
+SQLite and PostgreSQL run the same SQL. A migration is never changed after a release: add a new one instead. None uses
+:mod:`slipway_coordinator.storage.schema` or the classes of records, because those will change and a migration must not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipway.errors import ServiceError
 
 _versions = sa.Table(
     "slipway_schema",
-    sa.MetaData(),  # never changes: it is there before the first migration
+    sa.MetaData(),  # never changes: it exists before the first migration
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("applied_time", sa.Double, nullable=False),
 )
@@ -112,7 +112,7 @@ MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _owne
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:
-    """Apply what is missing; answers how many migrations that were. All or nothing, and one process at a time."""
+    """Apply the missing migrations in one transaction, one process at a time; return how many there were."""
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver would begin after the first change of a table
@@ -127,7 +127,7 @@ def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], No
 
 
 def check(engine: sa.Engine) -> None:
-    """See that the tables are those this program was written for.
+    """Check that the tables have this program's version.
 
     Raises:
         ServiceError: reason ``STATE_SCHEMA``.
@@ -139,7 +139,7 @@ def check(engine: sa.Engine) -> None:
         return
     older = version < len(MIGRATIONS)
     raise ServiceError(
-        f"the state's tables are of version {version}, this program needs {len(MIGRATIONS)}",
+        f"the state's tables have version {version}, this program needs {len(MIGRATIONS)}",
         reason="STATE_SCHEMA",
         remedy="run slipway coordinator migrate --state …" if older else "run the newer program",
         about={"version": version, "needed": len(MIGRATIONS)},

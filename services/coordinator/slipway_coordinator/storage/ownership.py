@@ -1,7 +1,7 @@
-"""Which artifacts belong to which project, and which content each project has brought.
+"""Record which artifacts belong to which project, and which content each project has uploaded.
 
-An artifact is a project's by its exports (their sources and results, for as long as they are remembered) or because the
-project made it of content it brought. Content is noted so that an artifact can be made of it; a day later it has served.
+A project owns the sources and results of its exports, for as long as these are remembered, and the artifacts it made of content
+it uploaded. Uploaded content is remembered for a day, so that an artifact can be made of it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Ownership:
         self._engine = engine
 
     def owned(self, project: str, digests: Iterable[str]) -> set[str]:
-        """Those of some artifacts that belong to a project."""
+        """Return which of these artifacts belong to a project."""
         return self._found(_artifacts, project, digests)
 
     def page(self, project: str, *, limit: int, after: str = "") -> list[str]:
-        """Digests of a project's artifacts, or of all when it is ``-``, sorted, from the one that follows ``after``."""
+        """Return digests of a project's artifacts (``-``: of all projects) that sort after ``after``."""
         query = sa.select(_artifacts.c.digest).distinct().where(_artifacts.c.digest > after)
         if project != "-":
             query = query.where(_artifacts.c.project == project)
@@ -51,18 +51,18 @@ class Ownership:
             return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
 
     def brought(self, project: str, digests: Iterable[str]) -> set[str]:
-        """Those of some contents that a project has brought."""
+        """Return which of these contents a project has uploaded."""
         return self._found(_blobs, project, digests)
 
     def bring(self, project: str, digest: str) -> None:
-        """Note that a project has brought the content of a digest."""
+        """Record that a project has uploaded the content of a digest."""
         with self._engine.begin() as connection:
             old = _blobs.c.create_time < time.time() - BROUGHT_SECONDS
             connection.execute(sa.delete(_blobs).where(old))
             connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
 
     def make(self, project: str, digest: str) -> None:
-        """Note that a project has made an artifact of what it brought; made again, it is as new."""
+        """Record that a project has made an artifact of uploaded content; making it again renews its time."""
         row = {"project": project, "digest": digest, "export": ""}
         with self._engine.begin() as connection:
             connection.execute(_ADD_ARTIFACT, row | {"create_time": time.time()})
@@ -70,7 +70,7 @@ class Ownership:
             connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
 
     def forget_made(self, *, before: float) -> None:
-        """Forget artifacts that were made before a time, and belong to no export."""
+        """Forget artifacts made before a time that belong to no export."""
         query = sa.delete(_artifacts).where(_artifacts.c.export == "", _artifacts.c.create_time < before)
         with self._engine.begin() as connection:
             connection.execute(query)
@@ -97,5 +97,5 @@ def note(connection: sa.Connection, export: str, digests: Collection[str], *, pr
 
 
 def forget(connection: sa.Connection, export: str) -> None:
-    """Take away what a project had by an export that is forgotten."""
+    """Remove a project's ownership through an export that is deleted."""
     connection.execute(sa.delete(_artifacts).where(_artifacts.c.export == export))

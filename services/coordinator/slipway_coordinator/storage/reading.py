@@ -1,8 +1,9 @@
-"""Reading the exports of a state file that may be in use, without taking its lock and without changing it."""
+"""Read the exports of a state file that may be in use, without taking its lock or changing it."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,34 +17,49 @@ from slipway_coordinator.storage.filters import parse_filter
 from slipway_coordinator.storage.schema import exports
 
 _BUSY_SECONDS = 5
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noqa: A002 - the field's name everywhere
-    """Return the exports in an SQLite state, newest first; none of a state whose tables are not made yet.
+    """Return the exports in a SQLite state, newest first; none if it has no tables yet.
 
     Args:
         state: The file.
-        filter: As for a list at a coordinator; empty takes all.
+        filter: As for a list at a coordinator; empty matches all.
 
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read; ``REQUEST_INVALID`` for a filter that is not understood.
     """
-    documents = read_documents(state, *parse_filter(filter)) or []
+    documents = _documents(state, *parse_filter(filter)) or []
     try:
         return [ExportRecord.from_json(document) for document in documents]
     except pydantic.ValidationError as error:
         raise _unreadable(state, "an export in it was written by another version of Slipway") from error
 
 
-def read_documents(
-    state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False
-) -> list[dict[str, Any]] | None:
-    """Return the same exports as plain data, whichever version of Slipway wrote them; None of a state without tables.
+def digests_named(state: Path, *, running: bool) -> frozenset[str] | None:
+    """Return every digest that the exports in use name, whichever version of Slipway wrote them; None of a state without tables.
+
+    Args:
+        state: The file.
+        running: Whether a process has it open. That process may be delivering an ended export, so all exports count. Without one,
+            those that have not ended count, and all of the file is checked for damage first.
+
+    Raises:
+        ServiceError: ``STATE_SCHEMA`` when it cannot be read.
+    """
+    unended = (exports.c.ended.is_(False),) if not running else ()
+    documents = _documents(state, *unended, whole=not running)
+    return None if documents is None else frozenset(_DIGEST.findall(json.dumps(documents)))
+
+
+def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False) -> list[dict[str, Any]] | None:
+    """Return the exports of :func:`read_exports` as plain data; None for a state without tables.
 
     Args:
         state: The file.
         conditions: On :data:`slipway_coordinator.storage.schema.exports`.
-        whole: Look for damage in all of the file first, not only in what the query happens to read.
+        whole: Check the whole file for damage first, not only the pages that the query reads.
 
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read.
@@ -60,7 +76,7 @@ def read_documents(
     except sa.exc.DatabaseError as error:
         if "no such table" in str(error.orig):
             return None
-        # Only errors of the base class itself are about the file's content; others may pass, as that it is in use.
+        # Only errors of the base class itself concern the file's content; others, such as a locked file, may pass.
         raise _unreadable(state, str(error.orig), damaged=type(error) is sa.exc.DatabaseError) from error
     except ValueError as error:
         raise _unreadable(state, "an export in it is damaged") from error
@@ -72,7 +88,7 @@ def read_documents(
 
 
 def _unreadable(state: Path, why: str, *, damaged: bool = True) -> ServiceError:
-    again = f"remove {state.parent} and run its export again: finished stages are in the store"
+    again = f"remove {state.parent} and run its export again: the store still has its finished stages"
     return ServiceError(
         f"{state} cannot be read: {why}",
         reason="STATE_SCHEMA",

@@ -1,1 +1,1 @@
-"""Content that passes through the coordinator: how much at a time, how fast, whose turn it is."""
+"""Transfers of content through the coordinator: limits, speed and fair turns."""

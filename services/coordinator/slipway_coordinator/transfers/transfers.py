@@ -1,4 +1,4 @@
-"""Content that passes through the coordinator: how much at a time, how fast, and blocking work on it in threads."""
+"""Transfers of content through the coordinator: their limits, their speed, and their blocking work in threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from slipway.errors import ModelExportError, ServiceError
 from slipway.observability import metrics
-from slipway.rpc.wire import RETRY_AFTER
+from slipway.rpc.statuses import RETRY_AFTER
 from slipway_coordinator.transfers.turns import Turns
 
 T = TypeVar("T")
@@ -26,13 +26,13 @@ _ITEMS_OF_A_LOOK = 64
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """What passes through a coordinator at a time, and how fast.
+    """Limits of transfers through a coordinator.
 
     Attributes:
-        at_once: Files in each direction, and looks at the store; with what a file holds in memory, this bounds what they take together.
-        each: Those of one principal.
-        bytes_per_second: What a client has to send or read on average, while the coordinator waits for it.
-        patience_seconds: How far a client may fall behind that: how long it may send or read nothing.
+        at_once: Concurrent files in each direction, and concurrent lookups in the store; this bounds the memory for transfers.
+        each: The same for one principal.
+        bytes_per_second: Average speed at which a client must send or read while the coordinator waits for it.
+        patience_seconds: How far a client may fall behind that speed: the longest time it may send or read nothing.
     """
 
     at_once: int = 16
@@ -42,9 +42,9 @@ class TransferLimits:
 
 
 class Pace:
-    """Whether a client is fast enough. Its patience ends with the time that it lets the coordinator wait, and grows with every byte.
+    """Measures whether a client is fast enough: waiting for it uses up patience, every byte restores some.
 
-    Only waiting for the client counts, so nobody is blamed for a slow store.
+    Only waiting for the client counts, so a slow store is never its fault.
     """
 
     def __init__(self, limits: TransferLimits) -> None:
@@ -68,7 +68,7 @@ class Pace:
 
     @contextlib.contextmanager
     def sending(self, count: int) -> Iterator[None]:
-        """Count bytes that are sent in a block, which lasts until the client has room for what follows.
+        """Measure the sending of bytes in a block, which lasts until the client has room for more.
 
         Raises:
             ServiceError: reason ``TRANSFER_SLOW``, after the block.
@@ -102,7 +102,7 @@ class Pace:
 
 
 class Transfers:
-    """Turns of callers, and the threads that do their work: apart for what comes in, what goes out, and looks at the store.
+    """Turns of callers and threads for their work, separate for uploads, downloads and lookups in the store.
 
     All methods run on one event loop.
     """
@@ -116,14 +116,14 @@ class Transfers:
 
     @contextlib.contextmanager
     def upload(self, project: str, *, most: int) -> Iterator[None]:
-        """Be one of a project's uploads, whether it has its turn or waits for it.
+        """Count as one of a project's open uploads within a block, waiting for a turn or not.
 
         Raises:
             ServiceError: reason ``UPLOADS_FULL``.
         """
         if self._uploads[project] >= most:
             raise ServiceError(
-                f"{project} has {most} uploads open, which is as many as are allowed",
+                f"{project} has {most} uploads open, the most allowed",
                 reason="UPLOADS_FULL",
                 remedy="try again later, or raise the coordinator's SLIPWAY_OPEN_UPLOADS",
                 about={RETRY_AFTER: _RETRY_SECONDS},
@@ -137,18 +137,18 @@ class Transfers:
                 del self._uploads[project]
 
     def pace(self) -> Pace:
-        """Begin to measure how fast a client is."""
+        """Begin to measure a client's speed."""
         return Pace(self._limits)
 
-    async def look(self, principal: str, project: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Wait for a turn, and call something short in a thread."""
+    async def look_up(self, principal: str, project: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Wait for a turn, then call a short function in a thread."""
         async with self.looks.turn(principal, project=project):
             return await self.looks.run(function, *arguments)
 
-    async def look_at_each(
+    async def look_up_each(
         self, principal: str, project: str, function: Callable[[Item], T], items: Iterable[Item]
     ) -> list[T]:
-        """Call it for each of any number of items, some of them in a turn, so that the looks of others come between."""
+        """Call a function for each item, a batch per turn, so that other callers' lookups run in between."""
         rest = iter(items)
         found: list[list[T]] = []
 
@@ -157,8 +157,8 @@ class Transfers:
 
         async def some() -> None:
             while batch := list(itertools.islice(rest, _ITEMS_OF_A_LOOK)):
-                found.append([])  # in the order of the items, whichever is done first
-                await self.look(principal, project, look_at, batch, found[-1])
+                found.append([])  # keeps the order of the items, whichever batch ends first
+                await self.look_up(principal, project, look_at, batch, found[-1])
 
         try:
             async with asyncio.TaskGroup() as group:  # the first failure ends the others
@@ -169,13 +169,13 @@ class Transfers:
         return [result for results in found for result in results]
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         for lane in (self.incoming, self.outgoing, self.looks):
             lane.threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Lane:
-    """One kind of work: its turns, and a thread for each of them."""
+    """The turns of one kind of work, with a thread for each."""
 
     def __init__(self, limits: TransferLimits, name: str) -> None:
         self._turns = Turns(limits.at_once, each=limits.each)
@@ -183,25 +183,25 @@ class Lane:
 
     @property
     def busy(self) -> int:
-        """How many turns are held."""
+        """Number of turns held."""
         return self._turns.busy
 
     def turn(self, principal: str, *, project: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Wait for a turn, and hold it."""
+        """Wait for a turn and hold it within a block."""
         return self._turns.one(principal, project=project)
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Do the blocking work of a turn. Who is cancelled meanwhile waits for its end, so that nobody cleans up under its hands."""
+        """Run blocking work in a thread. A cancelled caller still waits for its end, so that cleanup never runs beside it."""
         future = asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait([future])
-            future.exception()  # nobody else asks for it
+            future.exception()  # mark it as retrieved
             raise
 
     async def stream(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:
-        """Yield what a blocking iterator gives; the next chunk is read while one is sent."""
+        """Yield the chunks of a blocking iterator, reading the next one while one is sent."""
         coming = asyncio.ensure_future(self.run(next, chunks, None))
         try:
             while (data := await coming) is not None:
@@ -214,7 +214,7 @@ class Lane:
 
 @contextlib.contextmanager
 def counting_refusals(direction: str) -> Iterator[None]:
-    """Count what ends a transfer that is ``received`` or ``sent``."""
+    """Count the errors that end a ``received`` or ``sent`` transfer."""
     try:
         yield
     except ModelExportError as error:

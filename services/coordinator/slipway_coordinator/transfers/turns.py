@@ -1,4 +1,4 @@
-"""Turns of those who transfer content in one direction: bounded in all, fair among projects and their principals."""
+"""Turns for transfers in one direction: limited in total, fair among projects and their principals."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class _Waiter:
 
 
 class Turns:
-    """Turns that are given in rotation to the projects that wait. All methods run on one event loop.
+    """Turns given in rotation to the waiting projects. All methods run on one event loop.
 
-    A project may have a turn more only while it has fewer than are free. So one alone gets half of all turns, the next one half
-    of the rest, and of 16 turns, a sixth project is the first that has to wait for others. (The rule is that of dynamic thresholds for
-    shared memory switches: Choudhury and Hahne, 1998, with a factor of 1.)
+    A project gets another turn only while it holds fewer than are free. So a project alone gets half of all turns, the next one
+    half of the rest, and with 16 turns the sixth project is the first that must wait for others. (This is the rule of dynamic
+    thresholds for shared memory switches: Choudhury and Hahne, 1998, with a factor of 1.)
 
     Args:
-        at_once: How many there are.
-        each: How many one principal may have.
+        at_once: Number of turns.
+        each: Most turns of one principal.
     """
 
     def __init__(self, at_once: int, *, each: int) -> None:
@@ -37,12 +37,12 @@ class Turns:
 
     @property
     def busy(self) -> int:
-        """How many turns are held."""
+        """Number of turns held."""
         return self._of_project.total()
 
     @contextlib.asynccontextmanager
     async def one(self, principal: str, *, project: str) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it."""
+        """Wait for a turn and hold it within a block."""
         waiter = _Waiter(project, principal, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(project, deque()).append(waiter)
         self._grant()

@@ -1,1 +1,1 @@
-"""The durable workflow of each export, and what follows from how exports change."""
+"""The durable workflow of each export, and reactions to its changes."""

@@ -1,4 +1,4 @@
-"""The engine of the workflows: DBOS, launched, asked and ended. There is one in a process. All but :func:`start` block."""
+"""Launch, query and end DBOS, the workflow engine. A process has one. All functions but :func:`start` block."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from slipway_coordinator.storage.database import IDLE_SECONDS
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.workflow import workflow
 
-# Fixed, so that whichever process holds the lock goes on with all workflows.
+# Fixed, so that whichever process holds the lock resumes all workflows.
 EXECUTOR_ID = "coordinator"
 
 WORKFLOW_VERSION = "slipway-3"
-"""Changes when a workflow's steps change, so that stored ones could not be replayed: they are started anew (docs/adr/0017). So it
-does when the same configuration gives another plan: the plan of an export whose sources are imported is made again in every replay.
+"""Raise this when a workflow's steps change: stored workflows of another version are started anew, not replayed (docs/adr/0017).
+Raise it too when the same configuration gives another plan, because a replay plans an export with imported sources again.
 """
 
 _LAST_WITHOUT_POSITION = "slipway-2"
 
-# DBOS looks this often for messages between workflows. There are none here, but its end waits for the next look.
+# Interval at which DBOS polls for messages between workflows. There are none, but its shutdown waits for the next poll.
 _LOOK_SECONDS = 0.05
 
 
 def launch(state: State) -> None:
-    """Begin, and go on with the workflows of this version that have not ended. The caller holds the state's lock.
+    """Launch the engine, which resumes the unended workflows of this version. The caller holds the state's lock.
 
     Raises:
-        ServiceError: reason ``STATE_SCHEMA`` when the engine's tables are those of another version, or it may not see them.
+        ServiceError: reason ``STATE_SCHEMA`` if the engine's tables have another version or cannot be read.
     """
     logging.getLogger("dbos").setLevel(logging.CRITICAL)
     config = DBOSConfig(
@@ -44,7 +44,7 @@ def launch(state: State) -> None:
         application_version=WORKFLOW_VERSION,
         serializer=DBOSPortableJSONSerializer(),
         sys_db_idle_transaction_timeout_sec=IDLE_SECONDS,
-        log_level="CRITICAL",  # what matters reaches the export's record; DBOS prints to stderr by itself
+        log_level="CRITICAL",  # DBOS prints to stderr by itself; failures that matter reach the export's record
         enable_otlp=False,
         notification_listener_polling_interval_sec=_LOOK_SECONDS,
     )
@@ -60,23 +60,23 @@ def launch(state: State) -> None:
 
 
 def end() -> None:
-    """Wait for the engine's threads, and end it."""
+    """Wait for the engine's threads and end the engine."""
     DBOS.destroy()
 
 
 async def start(record: ExportRecord) -> None:
-    """Begin the workflow of a run from the export as it is; returns when that is stored."""
+    """Start the workflow of a run with this record; return when the start is stored."""
     with SetWorkflowID(record.workflow_id):
         await DBOS.start_workflow_async(workflow.export_workflow, record.to_json(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkflow:
-    """The workflow of a run as the engine has stored it.
+    """The workflow of a run as stored by the engine.
 
     Attributes:
-        version: Which version of workflows began it.
-        state: The engine's word for where it is.
+        version: Workflow version that began it.
+        state: Its state, in the engine's words.
         first_revision: Revision of the export that it was started with.
     """
 
@@ -86,24 +86,24 @@ class StoredWorkflow:
 
     @property
     def ended(self) -> bool:
-        """Whether the engine does nothing more with it."""
+        """Whether the engine has finished with it."""
         return self.state not in {"PENDING", "ENQUEUED"}
 
     @property
-    def fits(self) -> bool:
-        """Whether this program replays it."""
+    def can_replay(self) -> bool:
+        """Whether this program can replay it."""
         return self.version == WORKFLOW_VERSION
 
     def events_read(self, record: ExportRecord) -> int:
-        """Return the number of the last event that the stored export follows from."""
+        """Return the number of the last event that the stored export includes."""
         if self.version != _LAST_WITHOUT_POSITION or "events_read" in record.model_fields_set:  # noted by a take-over
             return record.events_read
-        # The first revision after the one it was started with is the beginning, and every event makes another.
+        # The begin of the run made the first revision after first_revision, and every event made another.
         return max(record.revision - self.first_revision - 1, 0)
 
 
-def stored(record: ExportRecord) -> StoredWorkflow | None:
-    """Return the workflow of an export's run; None when it was not begun."""
+def stored_workflow(record: ExportRecord) -> StoredWorkflow | None:
+    """Return the workflow of an export's run; None if it was not begun."""
     status = DBOS.get_workflow_status(record.workflow_id)
     if status is None:
         return None
@@ -112,11 +112,11 @@ def stored(record: ExportRecord) -> StoredWorkflow | None:
 
 
 def forget(record: ExportRecord) -> None:
-    """Drop the workflows of all runs of an export."""
+    """Delete the workflows of all runs of an export."""
     for run in range(1, record.run + 1):
         DBOS.delete_workflow(f"{record.name}#{run}")
 
 
 def forget_run(record: ExportRecord) -> None:
-    """Drop the workflow of an export's run, which :func:`start` may then begin anew."""
+    """Delete the workflow of an export's run; :func:`start` may then begin it anew."""
     DBOS.delete_workflow(record.workflow_id)

@@ -1,4 +1,4 @@
-"""How long ended exports are remembered."""
+"""Forget ended exports after their retention time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("slipway.coordinator.history")
 
-_WHO = "(--retain-days)"  # no principal
+_WHO = "(--retain-days)"  # stands in the audit log for a principal
 _EVERY_SECONDS = 600.0
 _AT_ONCE = 100
 _DAY_SECONDS = 86_400.0
@@ -36,7 +36,7 @@ class Exports(Protocol):
 
 
 async def forget_old(coordinator: Exports, *, days: float) -> int:
-    """Forget exports that ended more than this many days ago, their workflows, and artifacts made as long ago; answers how many."""
+    """Forget exports that ended more than ``days`` ago, their workflows, and artifacts made as long ago; return how many exports."""
     before = time.time() - days * _DAY_SECONDS
     forgotten = 0
     while old := await coordinator.call(lambda: coordinator.database.ended_before(before, limit=_AT_ONCE)):
@@ -44,7 +44,7 @@ async def forget_old(coordinator: Exports, *, days: float) -> int:
             try:
                 await coordinator.delete(record)
             except ServiceError as error:
-                if error.reason != "EXPORT_STATE":  # it is run again, and not old any more
+                if error.reason != "EXPORT_STATE":  # it was retried, so it is not old any more
                     raise
             else:
                 audit.write("DeleteExport", outcome=audit.DONE, principal=_WHO, resource=record.name)
@@ -54,14 +54,14 @@ async def forget_old(coordinator: Exports, *, days: float) -> int:
 
 
 async def keep_forgetting(coordinator: Exports, *, days: float) -> None:
-    """The same again and again, for as long as the coordinator runs."""
+    """Forget old exports every few minutes, for as long as the coordinator runs."""
     while True:
         try:
             forgotten = await forget_old(coordinator, days=days)
         except ServiceError as error:
-            log.warning(f"old exports are not forgotten now: {error}")
-        except Exception:  # without another look, nothing would ever be forgotten again
-            log.exception("old exports could not be forgotten")
+            log.warning(f"old exports cannot be forgotten now: {error}")
+        except Exception:  # if this loop ended, nothing would ever be forgotten again
+            log.exception("forgetting old exports failed")
         else:
             if forgotten:
                 log.info(f"forgot {forgotten} exports that ended more than {days:g} days ago")

@@ -1,9 +1,9 @@
-"""What is seen of exports from outside: spans and metrics, both derived from how records change.
+"""Spans and metrics of exports, derived from changes of their records.
 
-A workflow is replayed after a crash, and so are its changes. Spans are written every time, with ids and times that follow from
-the record: what a crash kept from being sent is sent by the next coordinator, what was sent is sent again unchanged. Metrics
-count a change only when it is news. No span is open in the coordinator: those of an attempt and of an export are written at
-their end, and others refer to them before by the ids they will have.
+A workflow is replayed after a crash, and so are its changes. Spans are written every time, with ids and times derived from the
+record: the next coordinator sends those that a crash kept from being sent, and repeats the others unchanged. Metrics count a
+change only the first time. No span stays open in the coordinator: those of an attempt and of an export are written at their end;
+other spans refer to them earlier by the ids they will have.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.errors import Failure
 from slipway.observability import metrics, telemetry
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.states import TaskState
 
@@ -22,33 +23,33 @@ if TYPE_CHECKING:
 
 
 def export_span(record: ExportRecord) -> str:
-    """The span of a run of an export."""
+    """Return the span of a run of an export."""
     return telemetry.derived(record.traceparent, record.name, record.run)
 
 
-def attempt_span(traceparent: str, key: str, epoch: int) -> str:
-    """The span of an attempt under one lease, which is the parent of what its worker records.
+def attempt_span(traceparent: str, key: AttemptKey, epoch: int) -> str:
+    """Return the span of an attempt under one lease; it is the parent of the worker's spans.
 
     Args:
-        traceparent: The export's.
-        key: Name of the attempt, ``{export}:{task}:{attempt}``.
-        epoch: Of the lease.
+        traceparent: That of the export.
+        key: Name of the attempt.
+        epoch: Epoch of the lease.
     """
     return telemetry.derived(traceparent, key, epoch)
 
 
 def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news: bool) -> None:
-    """Take a change of an export in.
+    """Write the spans and metrics of a change of an export.
 
     Args:
         before: The record before; None at the beginning of a run.
         after: The record now.
-        at: When it changed, in seconds since the epoch; the same when it is replayed.
-        news: Whether it is seen for the first time.
+        at: Time of the change in seconds since the epoch; a replay gives the same.
+        news: Whether the change is not a replayed one.
     """
     _observe_export(before, after, news=news)
     for task in after.tasks:
-        known = () if before is None else before.tasks  # those after an import are planned when it has succeeded
+        known = () if before is None else before.tasks  # it lacks the tasks that are planned after an import
         old = next((one.attempts for one in known if one.id == task.id), None)
         for attempt in task.attempts:
             if attempt.run == after.run:
@@ -57,11 +58,11 @@ def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news
 
 
 class Gauges:
-    """What waits, what runs and who is there, by stage. A stage that was seen once stays, with zero.
+    """Gauges of waiting and running tasks and of workers, by stage. A stage seen once stays, with zero.
 
     Args:
-        board: Knows it.
-        active: Whether this coordinator takes calls.
+        board: The source of the figures.
+        active: Returns whether this coordinator is active.
     """
 
     def __init__(self, board: Board, active: Callable[[], bool]) -> None:
@@ -70,7 +71,7 @@ class Gauges:
         self._seen: set[str] = set()
 
     def __call__(self) -> Iterator[metrics.Sample]:
-        """Look now, from any thread."""
+        """Yield the samples of this moment. Safe from any thread."""
         yield metrics.ACTIVE, {}, float(self._active())
         load = self._board.load()
         waits = {stage: [wait for other, wait in load.waiting if other == stage] for stage, _ in load.waiting}
@@ -161,7 +162,7 @@ def _observe_attempt(
 
 
 def _attempt_before(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> tuple[str, ...]:
-    """What a retry is a retry of: the attempt before, or the same attempt under the lease before."""
+    """Return the span that a retry links to: the same attempt under the lease before, or the attempt before."""
     if attempt.lost_epoch:
         return (attempt_span(record.traceparent, _key(record, task, attempt), attempt.lost_epoch),)
     before = next((one for one in task.attempts if one.number == attempt.number - 1), None)
@@ -169,13 +170,13 @@ def _attempt_before(record: ExportRecord, task: TaskRecord, attempt: AttemptReco
 
 
 def _point(name: str, at: float, facts: dict[str, Any], *, parent: str, links: tuple[str, ...] = ()) -> None:
-    """A transition: a span without length, written when it happens."""
+    """Write a span of zero length for a transition."""
     identity = telemetry.derived(parent, parent, name, at)
     telemetry.record(name, identity=identity, parent=parent, start=at, end=at, attributes=facts, links=links)
 
 
-def _key(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> str:
-    return f"{record.name}:{task.id}:{attempt.number}"
+def _key(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> AttemptKey:
+    return AttemptKey.of(record.name, task.id, attempt.number)
 
 
 def _failure(failure: Failure | None) -> tuple[str, str] | None:

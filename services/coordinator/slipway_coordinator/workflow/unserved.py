@@ -1,4 +1,4 @@
-"""Offers that no known worker can take: said to those who watch, and failed where nobody will come."""
+"""Report offers that no known worker can take, or fail them where no other worker will come."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from slipway.errors import ServiceError
 from slipway.observability.telemetry import within
+from slipway.planning.attempt_keys import AttemptKey
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -17,21 +18,21 @@ from slipway_protos.v1 import export_pb2
 log = logging.getLogger("slipway.coordinator")
 
 Notify = Callable[[str, Event, str], Awaitable[None]]
-"""``notify(export, event, key)``: tell an export's workflow something, durably, once per key."""
+"""``notify(export, event, key)``: store an event for an export's workflow, once per key."""
 
-# Longer than it takes to start a worker on a node that is there; a worker that comes later takes the task all the same.
+# Longer than it takes to start a worker on an existing node. A worker that comes later can still take the task.
 SAY_AFTER_SECONDS = 60.0
 
 
 class Unserved:
-    """Looks at the offers that wait from time to time.
+    """Watches for waiting offers that no worker can take.
 
     Args:
-        board: Knows what waits, and which workers there are.
-        hub: Tells those who watch an export.
-        notify: Tells an export's workflow.
+        board: Knows the offers and workers.
+        hub: Sends warnings to an export's watchers.
+        notify: Stores events for an export's workflow.
         fail_after: Seconds after which such an attempt fails; None waits for ever.
-        say_after: Seconds after which it is said, once.
+        say_after: Seconds after which one warning is published.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class Unserved:
         self._notify = notify
         self._fail_after = fail_after
         self._say_after = say_after
-        self._said: set[str] = set()
+        self._said: set[AttemptKey] = set()
 
-    async def look(self) -> None:
-        """Do what is due."""
+    async def check(self) -> None:
+        """Publish the warnings, or fail the attempts, that are due."""
         if self._fail_after is not None:
             for offer in self._board.unserved(longer_than=self._fail_after):
                 await self._fail(offer)
@@ -72,7 +73,7 @@ class Unserved:
         failure = ServiceError(
             self._board.lacking(offer),
             reason="NO_WORKER",
-            remedy="slipway doctor says what is missing for it, and how to install it",
+            remedy="run slipway doctor, which says what is missing and how to install it",
             about={"stage": offer.stage},
         ).failure()
         event = Event(kind=EventKind.FAILED, time=time.time(), task=offer.task, attempt=offer.attempt, failure=failure)

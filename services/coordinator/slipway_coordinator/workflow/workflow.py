@@ -1,10 +1,10 @@
-"""The durable workflow of one export: what happened comes in as messages, one step per decision, replayed after a crash.
+"""The durable workflow of one export: it reads events, decides in stored steps, and is replayed after a crash.
 
 Everything that happens to an export (a lease, a result, a cancellation) is an event in its inbox. The workflow holds the export
-as a record, applies pure functions to it, and shows new records to the rest of the process. The inbox is durable and gives the
-same events in the same order when a workflow is replayed, so reading it is no step. Decisions that could come out otherwise
-after a restart (the recovery table, the clock) are steps, whose results are stored. Revisions count what happened, so they do
-not depend on how many events are shown at once. A stage's failure is a value in an event, never an exception.
+as a record, applies pure functions to it, and publishes every new record. The inbox is durable and gives a replayed workflow the
+same events in the same order, so reading it is not a step. Decisions that could differ after a restart (they use the recovery
+table or the clock) are steps, whose results are stored. Every event makes one revision, however many events are read at once. A
+stage's failure is a value in an event, never an exception.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.observability.telemetry import within
 from slipway.registry import plays
 from slipway.stage import Role
-from slipway_coordinator.model import transitions as graph
+from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
 from slipway_coordinator.model.states import ExportState
-from slipway_coordinator.storage.inbox import Message
+from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")
 
 
-class Change(NamedTuple):
-    """A step of an export, at a time in seconds since the epoch; ``before`` is None at the beginning of a run."""
+class Transition(NamedTuple):
+    """One transition of an export, at a time in seconds since the epoch; ``before`` is None at the beginning of a run."""
 
     before: ExportRecord | None
     after: ExportRecord
@@ -40,27 +40,27 @@ class Change(NamedTuple):
 
 
 class Surroundings(Protocol):
-    """What a workflow needs from the process it runs in."""
+    """The services that a workflow needs from its process."""
 
     rules: RuleTable
     alone: bool
 
-    def entered(self, task: asyncio.Task[Any] | None) -> None:
-        """Note the asyncio task that carries out a workflow, so that it can be stopped with the process."""
+    def track_task(self, task: asyncio.Task[Any] | None) -> None:
+        """Register the asyncio task that runs a workflow, so that it is stopped with the process."""
 
-    async def events(self, record: ExportRecord, *, after: int) -> list[Message]:
-        """What happened in this run after the event of this number, once there is something."""
+    async def events(self, record: ExportRecord, *, after: int) -> list[InboxEvent]:
+        """Wait for and return this run's events after the one numbered ``after``."""
 
-    async def show(self, record: ExportRecord, changes: Sequence[Change]) -> None:
-        """Store a new revision, tell those who watch, and offer what shall run. Harmless to repeat.
+    async def publish_revision(self, record: ExportRecord, changes: Sequence[Transition]) -> None:
+        """Store a new revision, publish it to watchers, and offer its attempts. Harmless to repeat.
 
         Args:
             record: The new revision.
-            changes: What led to it from the one shown before, in order; nothing when it was stored before.
+            changes: The transitions from the revision published before, in order; empty if it was stored before.
         """
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
-        """End an export that the coordinator itself cannot go on with."""
+        """End an export that a fault in the coordinator itself keeps from continuing."""
 
 
 @dataclass
@@ -68,12 +68,12 @@ class _Current:
     surroundings: Surroundings | None = None
 
 
-# DBOS itself is one per process, and calls workflows by name after a restart: this is how they find the process around them.
+# DBOS is one per process and calls workflows by name after a restart, so they find their process through this global.
 _current = _Current()
 
 
-def install(surroundings: Surroundings | None) -> None:
-    """Say what the workflows of this process run in; None when it shuts down.
+def install_surroundings(surroundings: Surroundings | None) -> None:
+    """Set the surroundings of this process's workflows; None at shutdown.
 
     Raises:
         ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
@@ -82,7 +82,7 @@ def install(surroundings: Surroundings | None) -> None:
         raise ServiceError(
             "this process runs a coordinator already",
             reason="COORDINATOR_LOCKED",
-            remedy="end it first, or start a process",
+            remedy="end it first, or start another process",
         )
     _current.surroundings = surroundings
 
@@ -95,13 +95,13 @@ def _surroundings() -> Surroundings:
 
 @DBOS.workflow(name="slipway.export", max_recovery_attempts=None)
 async def export_workflow(record_json: dict[str, Any], now: float) -> str:
-    """Carry out a run of an export: from its beginning, or from where another version left it; returns the state it ended in.
+    """Run an export from its beginning, or from where another version left it; return its final state.
 
     Args:
-        record_json: The export as it was stored when this workflow was started.
-        now: When that was, in seconds since the epoch.
+        record_json: The export as stored when this workflow was started.
+        now: Time of that start in seconds since the epoch.
     """
-    _surroundings().entered(asyncio.current_task())
+    _surroundings().track_task(asyncio.current_task())
     record = ExportRecord.from_json(record_json)
     try:
         with within(record.traceparent):
@@ -115,20 +115,20 @@ async def export_workflow(record_json: dict[str, Any], now: float) -> str:
 async def _carry_out(record: ExportRecord, now: float) -> str:
     changes = []
     if record.state is ExportState.QUEUED:
-        record = graph.begin(record, now=now).with_(revision=record.revision + 1)
-        changes.append(Change(None, record, now))
+        record = transitions.begin(record, now=now).with_(revision=record.revision + 1)
+        changes.append(Transition(None, record, now))
     while True:
-        await _surroundings().show(record, changes)
+        await _surroundings().publish_revision(record, changes)
         if record.state.ended:
             return record.state.value
         changes = []
         for message in await _surroundings().events(record, after=record.events_read):
             before = record
-            record = graph.apply(record, message.event)
-            for task in graph.undecided(record):
+            record = transitions.apply(record, message.event)
+            for task in transitions.undecided(record):
                 record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
             record = record.with_(revision=before.revision + 1, events_read=message.number)
-            changes.append(Change(before, record, message.event.time))
+            changes.append(Transition(before, record, message.event.time))
             if record.state.ended:
                 break
 
@@ -140,7 +140,7 @@ async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 
 def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: bool) -> dict[str, Any]:
-    """What to do about a failed attempt: ``next`` attempt or None, and the final ``failure`` with guidance."""
+    """Decide about a failed attempt: return its ``next`` attempt or None, and the final ``failure`` with guidance."""
     failure = task.attempt.failure
     assert failure is not None
     settings = record.configuration.get("recovery", {})
@@ -172,7 +172,7 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
 
 
 def fault(error: Exception) -> Failure:
-    """The failure of an export that a fault in the coordinator ended."""
+    """Return the failure of an export that was ended by a fault in the coordinator."""
     if isinstance(error, ModelExportError):
         return error.failure()
     return ServiceError(
@@ -181,7 +181,7 @@ def fault(error: Exception) -> Failure:
 
 
 def model_facts(record: ExportRecord) -> dict[str, Any]:
-    """What is known about the model: what finished tasks recorded, and ``model_bytes``, the size of the merged weights."""
+    """Return facts about the model: those that finished tasks recorded, and ``model_bytes``, the size of the merged weights."""
     facts: dict[str, Any] = {}
     for task in record.tasks:
         facts |= {name: value for name, value in task.facts.items() if isinstance(value, str | int | float)}
@@ -194,6 +194,6 @@ def _apply_decision(record: ExportRecord, task: TaskRecord, decision: dict[str, 
     record = record.with_(recovery_profile=decision["profile"])
     if decision["next"] is not None:
         following = NextAttempt.model_validate(decision["next"])
-        return graph.retry(record, task.id, following, now=decision["time"])
+        return transitions.retry(record, task.id, following, now=decision["time"])
     failure = Failure.from_json(decision["failure"])
-    return graph.give_up(record, task.id, failure, now=decision["time"])
+    return transitions.give_up(record, task.id, failure, now=decision["time"])

@@ -92,7 +92,7 @@ class Adapter:
         return {key.removeprefix(PREFIX).partition(".lora_")[0] for key in self.forms}
 
     def by_module(self) -> Iterator[tuple[str, TensorInfo]]:
-        """Every tensor that is not left to peft, with the module it names; not those of targeted parameters."""
+        """Yield every tensor that is not left to peft, with the module it names; not those of targeted parameters."""
         for module, pair in self.pairs.items():
             yield from ((module, pair.a), (module, pair.b))
         for name, whole in self.whole.items():
@@ -101,7 +101,7 @@ class Adapter:
         yield from self.rows.items()
 
     def tensors(self) -> list[TensorInfo]:
-        """Every tensor of the adapter, once."""
+        """Return every tensor of the adapter, once."""
         pairs = [info for pair in self.pairs.values() for info in (pair.a, pair.b)]
         experts = [info for expert in self.experts.values() for info in (expert.a, expert.b)]
         whole = [info for tensor in self.whole.values() for info in (tensor.info, *tensor.copies, *tensor.untrained)]
@@ -155,12 +155,12 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _module_of(key: str) -> str:
-    """The module that a stored tensor is of, if it is a LoRA factor."""
+    """Return the module that a stored tensor is of, if it is a LoRA factor."""
     return unwrapped(key).removeprefix(PREFIX).partition(".lora_")[0]
 
 
 def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
-    """Tensors by the names peft saves them under.
+    """Return tensors by the names peft saves them under.
 
     In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too, and before them
     what the model was wrapped in (``module``, ``_orig_mod``), be that before or after it was given the adapter.
@@ -177,7 +177,7 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
 
 
 def unwrapped(key: str) -> str:
-    """A tensor's name without what the model was wrapped in."""
+    """Return a tensor's name without what the model was wrapped in."""
     return _WRAPPED.sub(PREFIX, key)
 
 
@@ -192,7 +192,7 @@ _Sides = dict[tuple[str, bool], dict[str, TensorInfo]]
 
 
 def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[_Sides, dict[str, TensorInfo]]:
-    """The halves of plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
+    """Return the halves of plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
     sides: _Sides = {}
     rest: dict[str, TensorInfo] = {}
     adapters: set[str] = set()
@@ -240,7 +240,7 @@ def _pair_name(key: str) -> re.Match[str] | None:
 
 
 def _is_of_form(key: str, config: AdapterConfig) -> bool:
-    """Whether a tensor belongs to the adapter's form, which peft knows (plain LoRA is told without importing it)."""
+    """Return whether a tensor belongs to the adapter's form, which peft knows (plain LoRA is told without importing it)."""
     if config.raw.get("peft_type") == "LORA":
         return ".lora_" in key
     from slipway_merge.peft.config import is_peft_tensor
@@ -280,7 +280,7 @@ def _check_both(slot: Mapping[str, TensorInfo]) -> None:
 
 
 def _role(name: str) -> tuple[str, str]:
-    """Name of the weight that a whole tensor stands for, and which of peft's wrappers it was saved from."""
+    """Return the name of the weight that a whole tensor stands for, and which of peft's wrappers it was saved from."""
     match = re.fullmatch(
         r"(.+?)(?:\.token_adapter)?\.(modules_to_save|original_module|base_layer)(?:\.default)?\.([^.]+)", name
     )

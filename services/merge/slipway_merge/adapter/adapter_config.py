@@ -97,15 +97,15 @@ class AdapterConfig:
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def matching_alphas(self, module: str) -> list[float]:
-        """The different alphas whose patterns match a module, in the order they were saved in."""
+        """Return the different alphas whose patterns match a module, in the order they were saved in."""
         return list(dict.fromkeys(self.alpha_pattern[key] for key in self._alphas.matching(module)))
 
     def targets(self, module: str) -> bool:
-        """Whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
+        """Return whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
         return not self.selective and self.names(module)
 
     def names(self, module: str) -> bool:
-        """Whether this module is among those named, some of which may be left out."""
+        """Return whether this module is among those named, some of which may be left out."""
         if isinstance(self.target_modules, str):
             return self.target_modules != "all-linear" and re.fullmatch(self.target_modules, module) is not None
         parts = module.split(".")
@@ -154,7 +154,7 @@ def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) ->
 
 
 def _is_for_peft(raw: Mapping[str, Any]) -> bool:
-    """Whether peft merges this adapter: another type than LoRA, or an option of LoRA that is more than a product.
+    """Return whether peft merges this adapter: another type than LoRA, or an option of LoRA that is more than a product.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an initialisation that nobody can repeat.
@@ -229,7 +229,7 @@ def _ranges(raw: Mapping[str, Any], key: str) -> tuple[tuple[int, int], ...]:
 
 
 def _tokens(raw: Mapping[str, Any]) -> tuple[int, ...] | Mapping[str, tuple[int, ...]]:
-    """Rows that ``trainable_token_indices`` (or, as an adapter of its own, ``token_indices``) replaces."""
+    """Return rows that ``trainable_token_indices`` (or, as an adapter of its own, ``token_indices``) replaces."""
     key = "token_indices" if raw.get("peft_type") == "TRAINABLE_TOKENS" else "trainable_token_indices"
     value = raw.get(key) or []
     parts = value if isinstance(value, dict) else {"": value}

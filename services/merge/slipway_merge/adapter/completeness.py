@@ -46,7 +46,7 @@ def check_complete(
 
 
 def _check_tokens(adapter: Adapter) -> None:
-    """Rows are there for the modules the configuration names (those tied to another may be saved with it alone)."""
+    """Return rows are there for the modules the configuration names (those tied to another may be saved with it alone)."""
     tokens = adapter.config.tokens
     named = dict(tokens) if isinstance(tokens, Mapping) else {"its input embedding": tokens} if tokens else {}
     names = list(named)

@@ -38,7 +38,7 @@ class Conversions:
 
 
 def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
-    """How transformers would load these stored tensors into the model."""
+    """Return how transformers would load these stored tensors into the model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -72,7 +72,7 @@ def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
 
 
 def _stacks_rows(converter: Any) -> bool:
-    """Whether a converter lays experts behind each other and, within an expert, tensors under each other; nothing else."""
+    """Return whether a converter lays experts behind each other and, within an expert, tensors under each other; nothing else."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
     operations = list(converter.operations)

@@ -19,7 +19,7 @@ def checked_replacement(
     vocab_size: int | None,
     same: Callable[[TensorInfo, TensorInfo], bool],
 ) -> TensorInfo:
-    """The tensor that replaces a base weight: of its shape, or with another number of vocabulary rows.
+    """Return the tensor that replaces a base weight: of its shape, or with another number of vocabulary rows.
 
     Args:
         name: The base weight.
@@ -48,7 +48,7 @@ def checked_replacement(
 def fitted_update(
     pair: Pair, name: str, shape: tuple[int, ...], *, may_be_transposed: bool, is_transposed: Callable[[], bool]
 ) -> Update:
-    """The product of a pair as it is added to the weight.
+    """Return the product of a pair as it is added to the weight.
 
     Args:
         pair: The pair.
@@ -73,7 +73,7 @@ def fitted_update(
 
 
 def has_transposed(base: Mapping[str, TensorInfo]) -> bool:
-    """Whether any weight is stored as (in, out), by its bias; a square one does not show it, and the model has to be asked.
+    """Return whether any weight is stored as (in, out), by its bias; a square one does not show it, and the model has to be asked.
 
     The adapter's ``fan_in_fan_out`` does not tell: peft leaves it at what the last layer it met was, be that a linear head among
     ``Conv1D``.
@@ -86,7 +86,7 @@ def has_transposed(base: Mapping[str, TensorInfo]) -> bool:
 
 
 def new_vocab_size(values: Mapping[str, Value], base: Mapping[str, TensorInfo]) -> int | None:
-    """Rows of the embeddings after a resize; None without one.
+    """Return the rows of the embeddings after a resize; None without one.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when they differ.

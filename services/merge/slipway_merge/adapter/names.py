@@ -29,7 +29,7 @@ class NameMap:
     renamed: dict[str, str] = field(default_factory=dict, hash=False)
 
     def stored(self, name: str) -> str | None:
-        """The base tensor a name of the trained model stands for, or None."""
+        """Return the base tensor a name of the trained model stands for, or None."""
         if name in self.names:
             return name
         if name in self.renamed:
@@ -40,7 +40,7 @@ class NameMap:
         return candidate if candidate in self.names else None
 
     def modelled(self, stored: str) -> str:
-        """The name of the trained model for a base tensor (the stored name where no prefix differs)."""
+        """Return the name of the trained model for a base tensor (the stored name where no prefix differs)."""
         if stored in self._originals:
             return self._originals[stored]
         if self.strip or (self.add and stored.startswith(self.add)):
@@ -54,7 +54,7 @@ class NameMap:
 
 
 def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
-    """The prefix that makes most of the wanted names base tensors; none when they already are.
+    """Return the prefix that makes most of the wanted names base tensors; none when they already are.
 
     A prefix is only ever taken off or put on, never exchanged, and has no layer number in it, so that an encoder's adapter
     cannot land in a decoder nor one layer's in another.

@@ -47,7 +47,7 @@ class Naming:
         return replace(names, renamed={**renamed, **found}) if found else names
 
     def output(self, name: str) -> str:
-        """The name in the output of a weight that the adapter names."""
+        """Return the name in the output of a weight that the adapter names."""
         stored = self.names.stored(name)
         if stored is not None:
             return stored
@@ -55,15 +55,15 @@ class Naming:
         return self._conversions().renamed.get(current, current)
 
     def of_model(self, name: str) -> str:
-        """The name in the output of a weight that the model names."""
+        """Return the name in the output of a weight that the model names."""
         return self._conversions().renamed.get(name) or self.output(name)
 
     def modelled(self, stored: str) -> str:
-        """The name that the model itself has for a base tensor, whatever an adapter calls it."""
+        """Return the name that the model itself has for a base tensor, whatever an adapter calls it."""
         return self._modelled.get(stored) or (self.names.modelled(stored) if stored in self._base else stored)
 
     def in_model(self, module: str) -> str:
-        """The model's own name for a module that the adapter names."""
+        """Return the model's own name for a module that the adapter names."""
         return self.modelled(self.output(f"{module}.weight")).removesuffix(".weight")
 
     @cached_property
@@ -72,7 +72,7 @@ class Naming:
 
 
 def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Callable[[str], str]) -> Adapter:
-    """The adapter, with what is left to peft under the names of the model's own modules: an earlier transformers had others.
+    """Return the adapter, with what is left to peft under the names of the model's own modules: an earlier transformers had others.
 
     Args:
         adapter: The adapter.

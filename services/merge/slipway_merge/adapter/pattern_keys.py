@@ -62,5 +62,5 @@ class PatternKeys:
 
 @cache
 def _expression(key: str) -> re.Pattern[str]:
-    """A key as peft matches it; kept, because an adapter may have more of them than :mod:`re` keeps."""
+    """Return a key as peft matches it; kept, because an adapter may have more of them than :mod:`re` keeps."""
     return re.compile(rf"(.*\.)?({key})$")

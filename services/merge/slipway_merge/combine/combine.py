@@ -144,7 +144,7 @@ def _check_bases(parts: Sequence[_Part], ctx: Context) -> None:
 
 
 def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> None:
-    """All adapters of a module see the same weight and, where factors are mixed, have the same rank.
+    """Return all adapters of a module see the same weight and, where factors are mixed, have the same rank.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.

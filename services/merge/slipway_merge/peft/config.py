@@ -16,7 +16,7 @@ from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 
 
 def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
-    """The adapter's configuration as peft's own class.
+    """Return the adapter's configuration as peft's own class.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option peft does not know, or why this form has no merge.
@@ -38,7 +38,7 @@ def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
 
 
 def _merges(tuner: type) -> bool:
-    """Whether a method of peft has layers of its own that implement a merge."""
+    """Return whether a method of peft has layers of its own that implement a merge."""
     if not issubclass(tuner, BaseTuner) or not hasattr(tuner, "tuner_layer_cls"):
         return False
     layers = [tuner.tuner_layer_cls]
@@ -48,7 +48,7 @@ def _merges(tuner: type) -> bool:
 
 
 def is_peft_tensor(key: str, raw: Mapping[str, Any]) -> bool:
-    """Whether an adapter tensor belongs to the form itself, not to a module or bias saved along."""
+    """Return whether an adapter tensor belongs to the form itself, not to a module or bias saved along."""
     kinds = {kind.value: prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items()}
     prefix = kinds.get(str(raw.get("peft_type"))) or "?"
     parts = key.removeprefix(PREFIX).split(".")

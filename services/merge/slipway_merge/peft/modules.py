@@ -22,12 +22,12 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
+from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-#: Further types that adapters store: positions of entries, and masks.
-_STORED_TYPES = {**TORCH_DTYPES, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+#: Weights; positions of entries, and masks.
+_STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
 PREFIX = "base_model.model."
 #: One module is computed at a time, whatever the number of threads: so the memory is that of one, and peft sees one thread.
 _ONE_AT_A_TIME = threading.RLock()
@@ -62,7 +62,7 @@ def through_peft(what: str) -> Iterator[None]:
 
 
 def mapped(info: TensorInfo) -> torch.Tensor:
-    """A stored tensor in its own type; its memory is the file's, private to this process.
+    """Return a stored tensor in its own type; its memory is the file's, private to this process.
 
     Raises:
         ModelMergeError: ``DTYPE_UNSUPPORTED`` for a type that no adapter form computes with.
@@ -99,7 +99,7 @@ def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> t
 
 
 def filled(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
-    """A copy of a layer with other values: ``fill`` gets each parameter's name and its (meta) tensor."""
+    """Return a copy of a layer with other values: ``fill`` gets each parameter's name and its (meta) tensor."""
     layer = copy.deepcopy(layer)
     for path, parameter in list(layer.named_parameters()):
         owner, _, name = path.rpartition(".")
@@ -153,7 +153,7 @@ class Holder:
         return bool(own) or self.tuner.uses_shared_state
 
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """The adapter tensors these layers take, as a checkpoint names them, with their shapes."""
+        """Return the adapter tensors these layers take, as a checkpoint names them, with their shapes."""
         state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
@@ -186,12 +186,12 @@ class Holder:
                     parameter.data = parameter.data.float() if parameter.dtype in narrow else parameter.data
 
     def base_layer(self, name: str) -> nn.Module:
-        """A layer without its adapter, as the adapter left it."""
+        """Return a layer without its adapter, as the adapter left it."""
         base: nn.Module = self.tuner.model.get_submodule(name).get_base_layer()
         return base
 
     def departure(self, name: str, merged: Mapping[str, torch.Tensor], layer: nn.Module) -> float | None:
-        """How far a merged layer's output is from that of the layer with its adapter, on random input, relative to the latter.
+        """Return how far a merged layer's output is from that of the layer with its adapter, on random input, relative to the latter.
 
         Args:
             name: The layer, which is not merged yet.
@@ -212,7 +212,7 @@ class Holder:
     def share_of_rounding(
         self, name: str, layer: nn.Module, parameter: str, written: TensorInfo, *, keep: bool
     ) -> float:
-        """How far a written parameter takes a layer's output from that of the layer with its adapter, unmerged.
+        """Return how far a written parameter takes a layer's output from that of the layer with its adapter, unmerged.
 
         The largest difference on random input, as a share of what rounding the parameter explains. What merges is not asked.
 
@@ -267,7 +267,7 @@ class Holder:
 
 
 def takes_known_inputs(layer: nn.Module) -> bool:
-    """Whether a layer's input can be made without its model."""
+    """Return whether a layer's input can be made without its model."""
     return _inputs(layer) is not None
 
 

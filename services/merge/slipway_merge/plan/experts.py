@@ -54,7 +54,7 @@ class StackedPair:
         return self.scaling * (b @ a)
 
     def line(self, expert: int, number: int, a: Array, b: Array) -> Array:
-        """What is added to one row of one expert as its parameter holds it, from all factors in float64."""
+        """Return what is added to one row of one expert as its parameter holds it, from all factors in float64."""
         a = a[expert * self.rank : (expert + 1) * self.rank]  # (r, in)
         b = b[:, expert :: self.shape[0]]  # (out, r)
         return np.asarray(self.scaling * (b @ a[:, number] if self.transposed else b[number] @ a))
@@ -63,7 +63,7 @@ class StackedPair:
 def stacked_pairs(
     pairs: Mapping[tuple[str, int], ExpertPair], config: AdapterConfig, model: PreTrainedModel
 ) -> dict[str, StackedPair]:
-    """The factors by the name of the parameter they change.
+    """Return the factors by the name of the parameter they change.
 
     Raises:
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
@@ -120,7 +120,7 @@ def _stacked(
 
 
 def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
-    """The change of a parameter that is stored as it is."""
+    """Return the change of a parameter that is stored as it is."""
     if len(source.shape) == 2 and pair.shape[0] == 1:
         return one_expert(pair, 0, slice(0, pair.shape[1]), source)
 
@@ -134,7 +134,7 @@ def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
 
 
 def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) -> Value:
-    """The change of one stored tensor of a stack: some output rows of one expert."""
+    """Return the change of one stored tensor of a stack: some output rows of one expert."""
 
     def compute(weight: torch.Tensor) -> None:
         weight += pair.product(expert, rows, weight.dtype)
@@ -145,7 +145,7 @@ def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) 
 
 
 def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int, slice]]:
-    """Every stored tensor of a stack with its expert and its rows there."""
+    """Return every stored tensor of a stack with its expert and its rows there."""
     found = []
     for expert, names in enumerate(stack.parts):
         start = 0

@@ -19,7 +19,7 @@ _SIXTEEN_BITS = frozenset({"F16", "BF16"})
 
 
 def unknown_start(forms: PeftForms) -> str | None:
-    """A warning where the result depends on how precise the weights were that training took apart; None elsewhere."""
+    """Return a warning where the result depends on how precise the weights were that training took apart; None elsewhere."""
     init = str(forms.raw.get("init_lora_weights")).lower()
     narrow = {info.dtype for sources in forms.sources.values() for info in sources.values()} & _SIXTEEN_BITS
     if not narrow or (forms.form not in _TAKING_APART and init not in REPEATED_INITS):

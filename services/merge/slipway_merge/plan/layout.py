@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slipway.models.dtypes import FLOATS
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_merge.tensors.values import Value
-
-#: Data types that are converted when another one is asked for; everything else (integers, masks) is kept.
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Shard:
         return sum(not tensor.untouched and not tensor.value.changed for tensor in self.tensors)
 
     def pieces(self) -> list[tuple[OutputTensor, ...]]:
-        """The tensors in their order; untouched ones that follow each other in their source too are one piece."""
+        """Return the tensors in their order; untouched ones that follow each other in their source too are one piece."""
         pieces: list[tuple[OutputTensor, ...]] = []
         for tensor in self.tensors:
             last = pieces[-1][-1] if pieces else None
@@ -76,7 +74,7 @@ class Layout:
         return sum(tensor.nbytes for shard in self.shards for tensor in shard.tensors)
 
     def index(self) -> tuple[str, str] | None:
-        """Name and text of the index, for several shards."""
+        """Return the name and text of the index, for several shards."""
         weight_map = {tensor.name: shard.filename for shard in self.shards for tensor in shard.tensors}
         return index_file(weight_map, total_bytes=self.data_bytes)
 
@@ -95,6 +93,7 @@ def plan_layout(values: Mapping[str, Value], *, dtype: str | None, max_shard_byt
     """
     groups = []
     for name, value in values.items():
+        # Integers and masks are kept as they are.
         out = dtype if dtype and value.source.dtype in FLOATS else value.source.dtype
         groups.append((TensorSpec(name, out, value.source.shape),))
     return Layout(tuple(_shard(file, values) for file in plan_files(groups, max_shard_bytes=max_shard_bytes)))

@@ -64,16 +64,16 @@ class PeftForms:
         self._changed: dict[tuple[object, ...], frozenset[str]] = {}
 
     def parameters(self, module: str) -> list[str]:
-        """Names of a module's parameters, relative to it."""
+        """Return the names of a module's parameters, relative to it."""
         return [name for name, _ in self.layers[module].named_parameters()]
 
     def own_tensors(self, module: str) -> dict[str, TensorInfo]:
-        """The adapter tensors of one module."""
+        """Return the adapter tensors of one module."""
         start = f"{PREFIX}{module}."
         return {key: info for key, info in self.tensors.items() if key.startswith(start)}
 
     def check(self) -> None:
-        """Every tensor has its place and every place its tensor, of the right shape.
+        """Return every tensor has its place and every place its tensor, of the right shape.
 
         Raises:
             ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
@@ -106,13 +106,13 @@ class PeftForms:
             )
 
     def alters(self, module: str, parameter: str) -> bool:
-        """Whether the form changes a weight as soon as it is put on it, before any training."""
+        """Return whether the form changes a weight as soon as it is put on it, before any training."""
         with through_peft(f"module {module!r}"):
             weight = self._holder(module).base_layer(module).get_parameter(parameter)
         return not torch.equal(weight.float(), mapped(self.sources[module][parameter]).float())
 
     def changed(self, module: str) -> frozenset[str]:
-        """Which of a module's parameters the merge changes, found out once per kind of layer.
+        """Return which of a module's parameters the merge changes, found out once per kind of layer.
 
         The first layer of a kind speaks for all, so it is merged with values that leave nothing as it was: its trained
         ones may happen to (an expert that no token reached).
@@ -152,7 +152,7 @@ class PeftForms:
         return self._changed[kind]
 
     def computed(self, module: str, parameter: str) -> Computed:
-        """How the merged values of one parameter come about."""
+        """Return how the merged values of one parameter come about."""
 
         def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
             with through_peft(f"module {module!r}"):
@@ -177,7 +177,7 @@ class PeftForms:
             return self._blank_holder([first]).shares_state
 
     def _blank_holder(self, names: list[str]) -> Holder:
-        """A holder without values: on ``meta`` where the form can be built there, otherwise of zeros."""
+        """Return a holder without values: on ``meta`` where the form can be built there, otherwise of zeros."""
         try:
             holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
             holder.expected()
@@ -211,7 +211,7 @@ class PeftForms:
         return self._together
 
     def _holder(self, module: str) -> Holder:
-        """The module with its trained adapter.
+        """Return the module with its trained adapter.
 
         It is built in the stored type, as it was for the training: some forms derive a part of themselves from the base.
         """
@@ -238,7 +238,7 @@ def _incomplete(key: str, shape: tuple[int, ...]) -> ModelMergeError:
 
 
 def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
-    """Names of the modules a configuration targets, found by peft's own matching and in the model's order."""
+    """Return the names of the modules a configuration targets, found by peft's own matching and in the model's order."""
     tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
     found: list[str] = []
 

@@ -57,7 +57,7 @@ class Planner:
             self.base = replicated(self.base, self.layers)
 
     def plan(self) -> MergePlan:
-        """The merge, or why it cannot be done.
+        """Return the merge, or why it cannot be done.
 
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``, ``ADAPTER_UNSUPPORTED`` or
@@ -147,7 +147,7 @@ class Planner:
         return self.ties.groups(self.vocab_size, self.facts)
 
     def of_base(self, name: str) -> TensorInfo | None:
-        """What the base has for an output tensor, possibly under a tied name."""
+        """Return what the base has for an output tensor, possibly under a tied name."""
         members = [name, *next((group for group in self.groups if name in group), ())]
         return next((self.base[member] for member in members if member in self.base), None)
 
@@ -157,7 +157,7 @@ class Planner:
         return Ties(self.base, self.adapter, self._form_weights, self.naming, self.reader)
 
     def _copies(self, name: str) -> list[str]:
-        """The tensors of repeated layers that are one in training, so that what is trained of one (a bias) is trained of all."""
+        """Return the tensors of repeated layers that are one in training, so that what is trained of one (a bias) is trained of all."""
         return [other for other, info in self.base.items() if info is self.base[name]]
 
     def _weight(self, pair: Pair) -> str:
@@ -195,7 +195,7 @@ class Planner:
                 )
 
     def _changes(self) -> dict[str, Alteration]:
-        """What the adapter does to the weights it does not replace, by output name; nothing is done twice.
+        """Return what the adapter does to the weights it does not replace, by output name; nothing is done twice.
 
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
@@ -226,7 +226,7 @@ class Planner:
         return changes
 
     def _check_no_bias(self, name: str) -> None:
-        """The rows of an embedding are those of a tied head, too."""
+        """Return the rows of an embedding are those of a tied head, too."""
         for member in next((group for group in self.groups if group[0] == name), [name]):
             bias = self.naming.modelled(f"{member.removesuffix('weight')}bias")
             tied = next((names for names in self.facts("which layers have a bias").groups() if bias in names), [bias])
@@ -276,7 +276,7 @@ class Planner:
         return Value(source, update=update)
 
     def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
-        """What a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
+        """Return what a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
         own = [whole for whole in self.adapter.whole.values() if self.naming.output(whole.name) == name]
         if own:
             return own[0].info
@@ -308,7 +308,7 @@ class Planner:
         return self.naming.modelled(name) in facts.transposed
 
     def _is_in_model(self, stored: str) -> bool:
-        """Files may hold layers that the model class leaves out (multi-token prediction, fused experts)."""
+        """Return files may hold layers that the model class leaves out (multi-token prediction, fused experts)."""
         return self.naming.modelled(stored) in self.facts("which modules the adapter should cover").shapes
 
     def _warn_of_ambiguous_alphas(self) -> None:

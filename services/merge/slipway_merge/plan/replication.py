@@ -30,7 +30,7 @@ def source_layers(ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 
 def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[str, TensorInfo]:
-    """The deeper model's tensors by their names, in the base's order, each with the bytes of its original.
+    """Return the deeper model's tensors by their names, in the base's order, each with the bytes of its original.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model with several stacks, ``ADAPTER_BASE_MISMATCH`` for a layer that
@@ -63,7 +63,7 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
 
 
 def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Sequence[int]) -> None:
-    """The deeper model has at each place the kind of layer that was copied there.
+    """Return the deeper model has at each place the kind of layer that was copied there.
 
     Args:
         model: The deeper model, without weights.
@@ -87,7 +87,7 @@ def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Seque
 
 
 def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The configuration with the new number of layers, and the lists of one entry per layer repeated as the layers are."""
+    """Return the configuration with the new number of layers, and the lists of one entry per layer repeated as the layers are."""
     changed = dict(config)
     before = changed.get("num_hidden_layers")
     for key in _PER_LAYER:

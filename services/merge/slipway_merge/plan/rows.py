@@ -14,7 +14,7 @@ from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 
 
 def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
-    """A head that has such rows has no bias: peft computes it without in training, and with it again once the rows are merged.
+    """Return a head that has such rows has no bias: peft computes it without in training, and with it again once the rows are merged.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED``.
@@ -29,7 +29,7 @@ def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, rea
 
 
 def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:
-    """The weight with ``info``'s rows in the places ``rows``.
+    """Return the weight with ``info``'s rows in the places ``rows``.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when a row is not there or has another width.

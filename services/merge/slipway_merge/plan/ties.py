@@ -161,7 +161,7 @@ class Ties:
         return {self.naming.output(name) for name in [*weights, *self.form_weights, *self.adapter.whole]}
 
     def _may_be_tied(self, touched: set[str], vocab_size: int | None) -> bool:
-        """Whether any touched weight is an embedding or like one, so that the model has to be asked."""
+        """Return whether any touched weight is an embedding or like one, so that the model has to be asked."""
         pairs = self.adapter.pairs.items()
         if any(pair.embedding and self.naming.output(f"{module}.weight") in touched for module, pair in pairs):
             return True
@@ -169,14 +169,14 @@ class Ties:
         return any(info is None or vocab_size is None or vocab_size in info.shape for info in infos)
 
     def _really_tied(self, group: list[str]) -> list[str]:
-        """The members of a group that are not stored, or stored with the values of the first that is."""
+        """Return the members of a group that are not stored, or stored with the values of the first that is."""
         first = next((self.base[name] for name in group if name in self.base), None)
         if first is None:
             return []
         return [name for name in group if name not in self.base or self.reader.same(first, self.base[name])]
 
     def _are_same_rows(self, names: list[str]) -> bool:
-        """Whether all that happens to these weights is that the same rows of each are replaced by the same values."""
+        """Return whether all that happens to these weights is that the same rows of each are replaced by the same values."""
         rows = {self.naming.output(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
         if not rows.keys() >= set(names):
             return False
@@ -185,7 +185,7 @@ class Ties:
         return len(numbers) == 1 and all(self.reader.same(found[0][1], info) for _, info in found[1:])
 
     def _all_same(self, values: list[Value]) -> bool:
-        """Whether all hold the same, and the same product is added to each."""
+        """Return whether all hold the same, and the same product is added to each."""
         first = values[0]
         return all(
             value.computed is None
@@ -202,14 +202,14 @@ class Ties:
         return self._are_same(first.left, second.left) and self._are_same(first.right, second.right)
 
     def _are_same(self, first: Factor, second: Factor) -> bool:
-        """Whether two factors hold the same; those of an embedding are stored transposed."""
+        """Return whether two factors hold the same; those of an embedding are stored transposed."""
         if first.transposed == second.transposed:
             return self.reader.same(first.info, second.info)
         return np.array_equal(self.reader.read(first.info), self.reader.read(second.info).T)
 
 
 def give_each_its_own(values: dict[str, Value], groups: Iterable[list[str]], naming: Naming) -> None:
-    """What else was tied is not in an untied model, so it is written under every name (the bias of BERT's head).
+    """Return what else was tied is not in an untied model, so it is written under every name (the bias of BERT's head).
 
     Args:
         values: What is written, by output name; added to.

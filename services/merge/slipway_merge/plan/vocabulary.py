@@ -11,7 +11,7 @@ from slipway.files.json_documents import LARGEST_LIST, read_json
 
 
 def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> None:
-    """The checkpoint's tokenizer gives no id beyond the merged embedding (unless the base's tokenizer does so already).
+    """Return the checkpoint's tokenizer gives no id beyond the merged embedding (unless the base's tokenizer does so already).
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.

@@ -19,7 +19,7 @@ class Block:
         self._memory: dict[str, Array] = {}
 
     def array(self, use: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """An array for a use, valid until the next call for the same use. Its content is undefined."""
+        """Return an array for a use, valid until the next call for the same use. Its content is undefined."""
         size = math.prod(shape) * dtype.itemsize
         if use not in self._memory or self._memory[use].nbytes < size:
             self._memory[use] = np.empty(size, np.uint8)

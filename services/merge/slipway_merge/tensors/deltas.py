@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.models.safetensors_file import DTYPE_BITS
+from slipway.models.dtypes import DTYPES
 from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.halves import convert
 from slipway_merge.tensors.kernel import Kernel, kernel
@@ -74,12 +74,12 @@ class Change:
 
 
 def compute_type(output: str, source: str) -> np.dtype[Any]:
-    """Type to compute in, by the safetensors names of two types: at least twice as precise as the output's, and holding the source's."""
-    return np.dtype(np.float64 if DTYPE_BITS[output] >= 32 or DTYPE_BITS[source] > 32 else np.float32)
+    """Return the type to compute in, by the safetensors names of two types: at least twice as precise as the output's, and holding the source's."""
+    return np.dtype(np.float64 if DTYPES[output].bits >= 32 or DTYPES[source].bits > 32 else np.float32)
 
 
 def arithmetic() -> str:
-    """What computes low-rank updates of bfloat16 weights here: the compiled kernel's instructions, or numpy."""
+    """Return what computes low-rank updates of bfloat16 weights here: the compiled kernel's instructions, or numpy."""
     compiled = kernel()
     return compiled.name if compiled else "numpy"
 
@@ -116,7 +116,7 @@ class LowRank:
             return self._factors
 
     def panels(self, kernel: Kernel) -> Array:
-        """The right factor as the kernel wants it."""
+        """Return the right factor as the kernel wants it."""
         right = self.factors()[1]
         with self._lock:
             if self._panels is None:
@@ -130,7 +130,7 @@ class LowRank:
 
 
 def is_zero(update: Update, reader: TensorReader) -> bool:
-    """Whether a product is zero because one factor is (an untrained adapter: B starts as zeros).
+    """Return whether a product is zero because one factor is (an untrained adapter: B starts as zeros).
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
@@ -147,7 +147,7 @@ def _factor(factor: Factor, reader: TensorReader) -> Array:
 def merge_block(
     base: Array, low_rank: LowRank, *, first_row: int, source: str, output: str, block: Block, change: Change
 ) -> Array:
-    """Rows of a weight after a low-rank update, rounded once; as :func:`round_block`.
+    """Return the rows of a weight after a low-rank update, rounded once; as :func:`round_block`.
 
     Args:
         base: Stored values of the rows. (rows, columns)
@@ -181,7 +181,7 @@ def merge_block(
 def round_block(
     base: Array, *, source: str, output: str, block: Block, change: Change, add: Callable[[Array, Array], Array] | None
 ) -> Array:
-    """One block of rows of a weight after its change, rounded once to the output's type; ``change`` is brought up to date.
+    """Return one block of rows of a weight after its change, rounded once to the output's type; ``change`` is brought up to date.
 
     Args:
         base: Stored values. (rows, columns)

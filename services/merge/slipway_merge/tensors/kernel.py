@@ -40,7 +40,7 @@ class Kernel:
         self._merge.restype = None
 
     def panels(self, right: Array) -> Array:
-        """A right factor (r, columns) as :meth:`merge` wants it: groups of columns one after the other, zeros at the end."""
+        """Return a right factor (r, columns) as :meth:`merge` wants it: groups of columns one after the other, zeros at the end."""
         padded = np.pad(right, ((0, 0), (0, -right.shape[1] % self._panel)))
         return np.ascontiguousarray(padded.reshape(len(right), -1, self._panel).transpose(1, 0, 2))
 
@@ -65,7 +65,7 @@ class Kernel:
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled library, if there is one."""
+    """Return the compiled library, if there is one."""
     paths = (Path(__file__).with_name(f"_kernel{suffix}") for suffix in EXTENSION_SUFFIXES)
     path = next((path for path in paths if path.exists()), None)
     if path is None:
@@ -77,7 +77,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel for this processor, if there is one."""
+    """Return the kernel for this processor, if there is one."""
     loaded = library()
     name: bytes | None = loaded.slipway_kernel() if loaded else None
     return Kernel(loaded, name.decode()) if loaded and name else None

@@ -23,12 +23,12 @@ COMPUTING_UNITS = 64
 
 
 def generator(name: str) -> np.random.Generator:
-    """The source of a tensor's sample."""
+    """Return the source of a tensor's sample."""
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def wide_roundoff(dtype: str) -> float:
-    """Largest relative error of the type that values of ``dtype`` are computed in."""
+    """Return the largest relative error of the type that values of ``dtype`` are computed in."""
     return UNIT_ROUNDOFF["F64" if dtype in ("F32", "F64") else "F32"]
 
 
@@ -39,7 +39,7 @@ def sampled_rows(info: TensorInfo) -> list[int]:
 
 
 def read_rows(reader: TensorReader, info: TensorInfo, numbers: list[int]) -> Array:
-    """Rows of a stored tensor, seen as a matrix of its last dimension, in float64: (rows, columns)."""
+    """Return the rows of a stored tensor, seen as a matrix of its last dimension, in float64: (rows, columns)."""
     columns = info.shape[-1] if info.shape else 1
     dtype = FLOAT_TYPES[info.dtype]
     found = np.empty((len(numbers), columns), dtype)
@@ -49,7 +49,7 @@ def read_rows(reader: TensorReader, info: TensorInfo, numbers: list[int]) -> Arr
 
 
 def share_of_rounding(written: Array, expected: Array, dtype: str) -> float:
-    """The largest difference between written and expected values, as a share of what rounding to ``dtype`` explains."""
+    """Return the largest difference between written and expected values, as a share of what rounding to ``dtype`` explains."""
     computing = COMPUTING_UNITS * wide_roundoff(dtype) * np.abs(expected).max(initial=0.0)
     tolerance = np.abs(expected) * UNIT_ROUNDOFF[dtype] + SMALLEST_ERROR[dtype] + computing + 1e-300
     return float((np.abs(written - expected) / tolerance).max(initial=0.0))

@@ -11,21 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from slipway.errors import ModelMergeError
+from slipway.models.dtypes import FLOATS, numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo, corrupt
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Types that can be computed with, by their safetensors name.
-FLOAT_TYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
+FLOAT_TYPES = numpy_dtypes(*FLOATS)
 #: The bits of a type that are all set in NaN and infinity, and never all set in a number.
 _NOT_FINITE: dict[str, np.unsignedinteger[Any]] = {
     "F64": np.uint64(0x7FF0_0000_0000_0000),
@@ -77,14 +72,14 @@ class TensorReader:
             view, position = view[count:], position + count
 
     def read(self, info: TensorInfo) -> Array:
-        """A whole tensor of a floating-point type."""
+        """Return a whole tensor of a floating-point type."""
         dtype = float_type(info)
         buffer = np.empty(info.nbytes, np.uint8)
         self.fill(buffer, info, 0)
         return buffer.view(dtype).reshape(info.shape)
 
     def same(self, first: TensorInfo, second: TensorInfo, *, block_bytes: int = 8 << 20) -> bool:
-        """Whether two stored tensors hold the same values (the same bytes, when they have the same type)."""
+        """Return whether two stored tensors hold the same values (the same bytes, when they have the same type)."""
         if first.shape != second.shape:
             return False
         if first.dtype != second.dtype:
@@ -141,7 +136,7 @@ def row_blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[int,
 
 
 def is_finite(values: Array, dtype: str) -> bool:
-    """Whether stored values hold neither NaN nor infinity.
+    """Return whether stored values hold neither NaN nor infinity.
 
     Args:
         values: Values of any type, or their bytes; contiguous.
@@ -176,7 +171,7 @@ def check_finite(values: Array, dtype: str, *, name: str, where: str) -> None:
 
 
 def float_type(info: TensorInfo) -> np.dtype[Any]:
-    """The type of a stored tensor that can be computed with.
+    """Return the type of a stored tensor that can be computed with.
 
     Raises:
         ModelMergeError: ``DTYPE_UNSUPPORTED``.

@@ -70,7 +70,7 @@ def spot_check(
 
 
 def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, written: TensorReader) -> float:
-    """The largest error as a share of what rounding explains."""
+    """Return the largest error as a share of what rounding explains."""
     update = tensor.value.update
     assert update is not None
     random = generator(tensor.name)
@@ -95,7 +95,7 @@ def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, 
 
 
 def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReader) -> float:
-    """The largest error as a share of what rounding explains."""
+    """Return the largest error as a share of what rounding explains."""
     computed = tensor.value.computed
     assert computed is not None
     if computed.error is not None:
@@ -109,7 +109,7 @@ def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReade
 
 
 def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:
-    """What rounding explains in each row: independent errors, each evenly spread up to the largest."""
+    """Return what rounding explains in each row: independent errors, each evenly spread up to the largest."""
     largest = np.maximum(np.abs(merged) * UNIT_ROUNDOFF[dtype], SMALLEST_ERROR[dtype])
     deviation = np.sqrt(np.square(largest * vector).sum(axis=1) / 3)
     # What was merged was computed in a wider type, whose own error matters where base and update nearly cancel.
@@ -118,7 +118,7 @@ def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:
 
 
 def _rows(reader: TensorReader, info: TensorInfo, first: int, rows: int) -> Array:
-    """Some rows of a stored tensor, seen as a matrix, in float64."""
+    """Return some rows of a stored tensor, seen as a matrix, in float64."""
     columns = math.prod(info.shape[1:])
     dtype = FLOAT_TYPES[info.dtype]
     buffer = np.empty(rows * columns * dtype.itemsize, np.uint8)

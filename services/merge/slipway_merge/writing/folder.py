@@ -11,6 +11,7 @@ from typing import Any
 from slipway.errors import ModelMergeError
 from slipway.files.json_documents import read_json
 from slipway.models import base_format
+from slipway.models.dtypes import DTYPES, FLOATS
 from slipway.models.model_files import (
     CHAT_TEMPLATE_FOLDER,
     CHAT_TEMPLATES,
@@ -21,7 +22,7 @@ from slipway.models.model_files import (
 )
 
 #: Safetensors names of data types → names in ``config.json``.
-DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
 #: Keys that describe where or how the model was trained, not what it is.
 _LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
 
@@ -49,7 +50,7 @@ def read_config(base: Path) -> dict[str, Any]:
 def merged_config(
     config: Mapping[str, Any], *, dtype: str | None, untied: bool, vocab_size: int | None
 ) -> dict[str, Any]:
-    """The base's configuration, changed only where the merge changed the model.
+    """Return the base's configuration, changed only where the merge changed the model.
 
     Args:
         config: Configuration of the base.

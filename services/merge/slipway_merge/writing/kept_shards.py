@@ -117,7 +117,7 @@ def _digest(path: Path, on_bytes: Callable[[int], None]) -> str:
 
 
 def _identity(shard: Shard) -> str:
-    """Digest over everything the plan says about a shard's bytes.
+    """Return the digest over everything the plan says about a shard's bytes.
 
     The inputs' content is not read for it: a kept folder belongs to one action, whose key has the digests of its inputs.
     """

@@ -58,7 +58,7 @@ class Portion(ABC):
 
 
 def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Iterator[Portion]:
-    """All portions of a file in the order of their places. Sources are read when a portion is made.
+    """Yield all portions of a file in the order of their places. Sources are read when a portion is made.
 
     Args:
         shard: What the file is to hold.
@@ -222,7 +222,7 @@ def _read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: in
 
 
 def _matrix(tensor: OutputTensor) -> tuple[int, int]:
-    """Rows and columns, all dimensions but the first taken together."""
+    """Return rows and columns, all dimensions but the first taken together."""
     shape = tensor.value.source.shape
     return (shape[0] if shape else 1), math.prod(shape[1:])
 

@@ -74,7 +74,7 @@ class Schedule:
         self._changed = threading.Condition()
 
     def take(self) -> tuple[OpenShard, Portion] | None:
-        """The next portion for a thread, which waits for memory if need be; None when there is nothing left to do."""
+        """Return the next portion for a thread, which waits for memory if need be; None when there is nothing left to do."""
         with self._changed:
             while not self._stopped:
                 shard = self._least_busy()
@@ -88,7 +88,7 @@ class Schedule:
         return None
 
     def give_back(self, shard: OpenShard, portion: Portion) -> None:
-        """A portion is done, and its memory free."""
+        """Return a portion is done, and its memory free."""
         with self._changed:
             self._used -= portion.needs
             shard.threads -= 1

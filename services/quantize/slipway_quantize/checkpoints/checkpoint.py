@@ -15,22 +15,12 @@ from torch import Tensor
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
+from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.safetensors_file import read_index
 
 CHUNK_ELEMENTS = 1 << 20  # 4 MiB in float32: small beside any real tensor, large beside the cost of a call
 
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

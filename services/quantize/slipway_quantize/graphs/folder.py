@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from onnx_ir.serde import SerdeError
 
 from slipway.errors import QuantizationError
+from slipway.models.dtypes import DTYPES, FLOATS, numpy_dtypes
 from slipway_quantize.checkpoints.checkpoint import CHUNK_ELEMENTS
 from slipway_quantize.checkpoints.weights_file import write_all
 
@@ -25,12 +25,7 @@ DATA_FILE = "model.onnx.data"
 # Runtimes map external data into memory; a tensor that starts on a page needs no copy.
 _PAGE = 4096
 _SMALL = 64
-_FLOATS = {
-    ir.DataType.FLOAT: np.dtype("<f4"),
-    ir.DataType.DOUBLE: np.dtype("<f8"),
-    ir.DataType.FLOAT16: np.dtype("<f2"),
-    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-}
+_FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
 
 
 def load_graph(folder: Path) -> ir.Model:

@@ -154,7 +154,7 @@ class RunResult(_Message):
 
     Attributes:
         status: ``done``; ``not_run`` when this machine cannot run it; ``failed`` when the model cannot be used.
-        reason: Of a failure, a key of ``slipway.errors.REASONS``.
+        reason: Of a failure, a key of ``slipway.reasons.REASONS``.
         message: Why not run or failed, in words.
         engine: What ran it.
         vocabulary: V.

@@ -10,17 +10,15 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.machine.threads import session_options
+from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.validation.findings import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, Past, Step, Unusable
 
-NUMPY_TYPES: dict[str, Any] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(bool)": np.bool_,
+NUMPY_TYPES = {
+    f"tensor({DTYPES[name].onnx.lower()})": dtype
+    for name, dtype in numpy_dtypes("F32", "F16", "I64", "I32", "BOOL").items()
 }
 ORT_ERRORS: tuple[type[Exception], ...] = (
     # ONNX Runtime's own classes share no base but Exception.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway.validation.findings import Engine
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
@@ -73,7 +74,7 @@ class TensorRTModel:
         self._inputs = [name for name in names if is_input[name]]
         self._outputs = [name for name in names if not is_input[name]]
         self._past = [name for name in self._inputs if name.startswith(PAST_PREFIX)]
-        self._dtypes = {name: _torch_dtype(library, torch, engine.get_tensor_dtype(name)) for name in names}
+        self._dtypes = {name: _torch_dtype(library, engine.get_tensor_dtype(name)) for name in names}
         if "input_ids" not in self._inputs or "logits" not in self._outputs:
             raise Unusable(f"the engine has inputs {self._inputs[:3]} and outputs {self._outputs[:3]}, not a decoder's")
         self.has_cache = bool(self._past)
@@ -143,15 +144,9 @@ def _address(tensor: Any) -> int:
     return int(tensor.data_ptr()) or 256
 
 
-def _torch_dtype(library: ModuleType, torch: ModuleType, dtype: Any) -> Any:
-    table = {
-        library.float32: torch.float32,
-        library.float16: torch.float16,
-        library.bfloat16: torch.bfloat16,
-        library.int64: torch.int64,
-        library.int32: torch.int32,
-        library.bool: torch.bool,
-    }
+def _torch_dtype(library: ModuleType, dtype: Any) -> Any:
+    known = torch_dtypes("F32", "F16", "BF16", "I64", "I32", "BOOL")
+    table = {getattr(library, DTYPES[name].torch): dtype for name, dtype in known.items()}
     if dtype not in table:
         raise Unusable(f"the engine has a tensor of type {dtype}, which cannot be fed")
     return table[dtype]

@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import read_config
+from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.validation.findings import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
@@ -93,9 +93,11 @@ def from_pretrained(folder: Path, *, dtype: Any) -> Any:
         Unusable: It cannot be loaded.
     """
     try:
-        read_config(folder)  # transformers would read it without a limit
+        check_loadable(folder, AutoModelForCausalLM)
         return AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
-    except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+    except (
+        CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError
+    ) as error:  # fmt: skip
         raise Unusable(f"transformers cannot load {folder.name!r}: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""The content of single files, streamed into and out of a bucket.
+"""Stream the content of single files into and out of a bucket.
 
-A large file goes in by parts under its final name: an upload is not visible before it is completed, and it is completed only
-when its content was found to have the digest.
+A large file is uploaded in parts under its final name. An upload is not visible before it is completed, and it is completed only
+after its digest was verified.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from slipway.files.links import open_unlinked
 from slipway.observability import metrics
 
 PART_BYTES = 8 << 20
-"""Two of these are in memory for each file on its way in: one that fills, one that is sent."""
-_MOST_PARTS = 10_000  # of the S3 protocol
+"""Each incoming file has two parts in memory: one that fills, and one that is sent."""
+_MOST_PARTS = 10_000  # limit of the S3 protocol
 _TRIES = 5
 
 
@@ -44,11 +44,11 @@ class S3Blobs:
         self.manifest, self.exists, self.has_blob = store.manifest, store.exists, store.has_blob
 
     def admit(self, manifest: Manifest) -> None:
-        """Commit an artifact whose content is there."""
+        """Commit an artifact whose content is in the bucket."""
         self._store.commit(manifest)
 
     def read(self, file: ManifestFile, artifact: str, *, offset: int = 0) -> Iterator[bytes]:
-        """As :meth:`~slipway.artifacts.blobs.Blobs.read`; goes on by itself where an answer of the service broke off."""
+        """As :meth:`~slipway.artifacts.blobs.Blobs.read`; resume when a response breaks off."""
         bucket, name = self._store.bucket, blob_name(file.digest)
         chunks = _chunks(bucket, name, range(offset, file.size_bytes))
         if offset == 0:
@@ -65,14 +65,14 @@ class S3Blobs:
         return _S3Writer(self._store.bucket, file)
 
     def keep(self, file: ManifestFile, path: Path, *, on_bytes: OnBytes) -> None:
-        """As :meth:`~slipway.artifacts.blobs.Blobs.keep`, by parts at the same time."""
+        """As :meth:`~slipway.artifacts.blobs.Blobs.keep`, sending several parts at the same time."""
         store = self._store.during(on_bytes)
         with workers() as pool:
             store.put_blob(file, lambda: open_unlinked(path), pool, lambda _: on_bytes(0))
 
 
 def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:
-    """Bytes of an object; fewer when it is shorter."""
+    """Yield a span of an object; less if the object is shorter."""
     position, fruitless, doing = span.start, 0, f"reading {name}"
     while position < span.stop:
         begin = position
@@ -96,7 +96,7 @@ def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:
 
 
 def _open(bucket: S3Bucket, name: str, offset: int, length: int) -> BaseHTTPResponse | None:
-    """The answer that brings a span; None when the object ends before it."""
+    """Request a span; return the response, or None if the object ends before it."""
     try:
         return bucket.sdk.get_object(bucket.bucket, bucket.key(name), offset=offset, length=length)
     except S3Error as error:
@@ -138,11 +138,11 @@ class _S3Writer(BlobWriter):
         self._sender.shutdown(cancel_futures=True)
         if self._upload_id:
             upload_id, self._upload_id = self._upload_id, ""
-            with contextlib.suppress(*S3_EXCEPTIONS):  # what stays behind is expired by the bucket's lifecycle
+            with contextlib.suppress(*S3_EXCEPTIONS):  # the bucket's lifecycle rule expires an abandoned upload
                 self._bucket.sdk._abort_multipart_upload(self._bucket.bucket, self._key, upload_id)
 
     def _send(self) -> None:
-        """Send the part that is full while the next one fills."""
+        """Send the full part while the next one fills."""
         self._sent()
         data, self._part = bytes(self._part), bytearray()
         if not data:

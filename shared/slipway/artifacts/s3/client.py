@@ -1,4 +1,4 @@
-"""One bucket of an S3 service through the ``minio`` SDK: every call is repeated until it succeeds or patience ends."""
+"""One bucket of an S3 service through the ``minio`` SDK; calls are retried for a while when the service is unavailable."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ OnWait = Callable[[], None]
 _T = TypeVar("_T")
 
 WORKERS = 4
-"""Requests that carry data at the same time. With a part each in memory, this bounds what a transfer takes."""
+"""Concurrent requests that carry data. Each has one part in memory, so this bounds the memory of a transfer."""
 PATIENCE_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _DELETES_A_CALL = 500
 
-# Who waits for an answer over a network that was away for a while learns in seconds that nobody is there any more.
+# Detect within seconds that the other end of a connection has gone.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -62,16 +62,16 @@ class StoredObject:
 
 
 class S3Bucket:
-    """A bucket, or what lies below a prefix of it; keys are relative to the prefix.
+    """A bucket, or the part of it below a prefix; keys are relative to the prefix.
 
     Args:
         options: The service and the credentials.
         bucket: Name of the bucket, which must exist.
         prefix: Without slashes at its ends; may be empty.
-        patience_seconds: How long a call is repeated while the service does not answer.
+        patience_seconds: How long a call is retried while the service is unavailable.
 
     Raises:
-        ArtifactError: ``STORE_DENIED`` when there are no credentials, ``STORE_INVALID`` when the endpoint is no address.
+        ArtifactError: ``STORE_DENIED`` if there are no credentials, ``STORE_INVALID`` if the endpoint is not an address.
     """
 
     def __init__(
@@ -85,22 +85,20 @@ class S3Bucket:
         self.sdk = _connect(options)
 
     def key(self, name: str) -> str:
-        """Full key of a name."""
+        """Return the full key of a name."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def during(self, on_wait: OnWait) -> S3Bucket:
-        """The same bucket, for calls that somebody may want to stop: ``on_wait`` is called between attempts, and what it
-        raises ends them.
-        """
+        """Return the same bucket with calls that can be stopped: they call ``on_wait`` between attempts, which may raise."""
         watched = copy.copy(self)
         watched._on_wait = on_wait
         return watched
 
     def call(self, doing: str, request: Callable[[], _T]) -> _T:
-        """Make a call, again and again while its failure is one that passes.
+        """Make a call; retry while its failure is a temporary one.
 
         Args:
-            doing: What the call is for, for messages; its first word, a verb, is the operation in the metrics.
+            doing: What the call does, for messages; its first word, a verb, is the operation in the metrics.
             request: The call; it must be safe to repeat.
 
         Raises:
@@ -119,9 +117,9 @@ class S3Bucket:
                 metrics.STORE_REQUESTS.add(operation=operation, outcome=outcome)
                 if final:
                     raise store_error(error, doing, self.where) from error
-                if not warned and pause > 1:  # a single refusal is everyday, a longer one is worth a word
+                if not warned and pause > 1:  # single failures are common; warn only about longer ones
                     warned = True
-                    log.warning(f"{doing}: {self.where} does not answer, trying for {self._patience:.0f} s")
+                    log.warning(f"{doing}: {self.where} does not answer, retrying for {self._patience:.0f} s")
             else:
                 metrics.STORE_REQUESTS.add(operation=operation, outcome="ok")
                 return answer
@@ -129,15 +127,15 @@ class S3Bucket:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def get(self, name: str) -> bytes:
-        """A small object.
+        """Return the content of a small object.
 
         Raises:
-            ArtifactError: ``ARTIFACT_NOT_FOUND`` and as :meth:`call`.
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`call`.
         """
         return self.get_range(name, 0, 0)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """``length`` bytes of an object (fewer at its end) from ``offset``; all that follow when it is 0."""
+        """Return ``length`` bytes of an object from ``offset``, fewer at its end; all the rest if ``length`` is 0."""
 
         def request() -> bytes:
             response = self.sdk.get_object(self.bucket, self.key(name), offset=offset, length=length)
@@ -151,7 +149,7 @@ class S3Bucket:
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object whole; others see all of it or nothing."""
+        """Write an object atomically."""
         self.call(
             f"writing {name}",
             lambda: self.sdk.put_object(self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30),
@@ -159,7 +157,7 @@ class S3Bucket:
         metrics.STORE_BYTES.add(len(data), direction="sent")
 
     def find(self, name: str) -> StoredObject | None:
-        """An object's size and age, or None if there is none."""
+        """Return an object's size and age, or None if there is none."""
 
         def request() -> StoredObject | None:
             try:
@@ -173,7 +171,7 @@ class S3Bucket:
         return self.call(f"looking for {name}", request)
 
     def listing(self, below: str = "", *, most: int | None = None) -> list[StoredObject]:
-        """All objects whose name begins with ``below``, sorted by name; the first ``most`` of them."""
+        """Return the objects whose name begins with ``below``, sorted by name; at most the first ``most``."""
         start = len(self.key(""))
 
         def request() -> list[StoredObject]:
@@ -193,7 +191,7 @@ class S3Bucket:
         return sorted(self.call(f"listing {below or 'everything'}", request), key=lambda entry: entry.key)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; those that are not there are no error."""
+        """Remove objects; missing ones are not an error."""
         for some in _batches(sorted(names), _DELETES_A_CALL):
             doomed = [DeleteObject(self.key(name)) for name in some]
 
@@ -203,13 +201,13 @@ class S3Bucket:
             refused = self.call("removing objects", request)
             if refused:
                 raise ArtifactError(
-                    f"the store {self.where} does not remove {len(refused)} objects, first {refused[0]}",
+                    f"the store {self.where} refused to remove {len(refused)} objects, first {refused[0]}",
                     reason="STORE_DENIED",
                     remedy="give the credentials s3:DeleteObject",
                 )
 
     def touch(self, name: str) -> None:
-        """Make an object as new, where it lies: its content stays, its age starts over."""
+        """Reset an object's age in place; its content stays."""
         source = CopySource(self.bucket, self.key(name))
         metadata: dict[str, str | list[str] | tuple[str]] = {"used": str(int(time.time()))}
         self.call(
@@ -271,5 +269,5 @@ def _no_address(what: str) -> ArtifactError:
 
 
 def _seconds(time: datetime | None) -> float:
-    """Whole seconds: MinIO lists objects with milliseconds, and says of a single one the second."""
+    """Return whole seconds: MinIO gives milliseconds in lists, but only seconds for a single object."""
     return float(int(time.timestamp())) if time else 0.0

@@ -1,9 +1,8 @@
-"""Garbage collection of a bucket: mark what manifests name, sweep what is old and nobody names.
+"""Garbage collection of a bucket: mark the blobs that manifests name, sweep old blobs that none names.
 
-It needs no lock. Blobs are listed before manifests are read, so that the manifest of every blob that is complete by then
-is seen; a blob whose manifest is still to come was written or made as new within the grace period, and is left alone. What to
-keep is asked after that, and whoever begins to use an artifact later makes it as new: each object is looked at once more
-before it goes.
+It needs no lock. Blobs are listed before manifests are read, so the manifest of every artifact complete by then is seen; a blob
+whose manifest comes later was written or touched within the grace period, and is kept. ``keep`` is called after that. Anyone who
+begins to use an artifact later touches it, so each object's age is checked once more before its removal.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ def collect_bucket(
     keep: Callable[[], Collection[str]] = tuple,
     dry_run: bool = False,
 ) -> Collected:
-    """Remove artifacts and the blobs that only they had; several collections at once are safe.
+    """Remove artifacts and the blobs that only they name; several collections at once are safe.
 
     Args:
         store: The store; nothing younger than its grace period is removed.
         max_age_seconds: Remove artifacts not used for this long.
         max_bytes: Then remove the least recently used until the blobs take no more than this.
-        keep: Says which artifacts to leave alone.
-        dry_run: Only say what would go.
+        keep: Returns the artifacts to keep.
+        dry_run: Only report what would be removed.
 
     Raises:
-        ArtifactError: As :meth:`S3Bucket.call`; what ``keep`` raises, and nothing was removed.
+        ArtifactError: As :meth:`S3Bucket.call`; an error of ``keep``, and nothing was removed.
     """
     bucket, now = store.bucket, time.time()
     blobs = store.listing(BLOBS)
@@ -70,7 +69,7 @@ def collect_bucket(
 
 
 def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
-    """Have the service drop uploads that were never finished; other rules of the bucket stay. False if it cannot."""
+    """Add a lifecycle rule that drops unfinished uploads; other rules of the bucket stay. Return False if the service refuses."""
     name = f"slipway-unfinished-uploads-{bucket.prefix.replace('/', '-')}".rstrip("-")
     try:
         found = bucket.sdk.get_bucket_lifecycle(bucket.bucket)
@@ -86,15 +85,15 @@ def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
             )
         )
         bucket.sdk.set_bucket_lifecycle(bucket.bucket, LifecycleConfig(rules))
-    except S3Error:  # MinIO drops them by itself and knows no such rule; credentials may lack the right
+    except S3Error:  # MinIO has no such rule (it drops them by itself), or the credentials lack the right
         return False
     return True
 
 
 def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]:
-    """Remove objects that are still as old as they were: one that was made as new meanwhile is used, or about to be named.
+    """Remove objects whose age has not changed: one touched meanwhile is in use, or a manifest is about to name it.
 
-    Few at a time, so that hardly any time passes between looking and removing.
+    Work in small batches, so that little time passes between check and removal.
     """
     removed: list[StoredObject] = []
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:

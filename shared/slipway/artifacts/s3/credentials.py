@@ -1,8 +1,8 @@
-"""Credentials of an S3 service: fixed, from a file, of a web identity (IRSA), or of the container (EKS Pod Identity, ECS).
+"""Credentials of an S3 service: fixed, from a file, from a web identity (IRSA), or from the container (EKS Pod Identity, ECS).
 
-The SDK speaks the protocols. What is here chooses among them, and keeps the rules that it does not: temporary credentials are
-renewed well before they expire, by one thread; those that are still valid outlast a service that is away; tokens go to hosts of
-the platform only, and no token is in a message.
+The SDK implements the protocols. This module chooses one and adds rules that the SDK lacks: one thread renews temporary
+credentials well before they expire; valid ones stay in use while the issuing service is unavailable; tokens are sent only to hosts
+of the platform; no token appears in a message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BUSY = (429, 500, 502, 503, 504)
 _QUERY = re.compile(r"\?\S*")
 _CODE = re.compile(rb"(?:<Code>|\"[Cc]ode\"\s*:\s*\")([A-Za-z.]{1,80})")
 _ANSWER_BYTES = 16 << 10
-#: The agents of ECS and of EKS Pod Identity; over plain HTTP, a token goes to them and to this machine only.
+#: The agents of ECS and EKS Pod Identity. Over plain HTTP, a token is sent only to them and to this machine.
 _AGENTS = frozenset(map(ipaddress.ip_address, ("169.254.170.2", "169.254.170.23", "fd00:ec2::23")))
 _TOKEN_BYTES = 64 << 10
 
@@ -52,11 +52,11 @@ def credentials(options: S3Options, http: urllib3.PoolManager) -> Provider:
     """Return the first source of credentials that the options name, in the order of AWS's own tools.
 
     Args:
-        options: The service and where its credentials are.
-        http: Connections to the services that hand out credentials.
+        options: The service and the sources of its credentials.
+        http: Connections to the services that issue credentials.
 
     Raises:
-        ArtifactError: ``STORE_DENIED`` when they name none, ``STORE_INVALID`` for an address that may not see the token.
+        ArtifactError: ``STORE_DENIED`` if the options name no source, ``STORE_INVALID`` for an address that must not get the token.
     """
     access, secret = options.access_key.get_secret_value(), options.secret_key.get_secret_value()
     if access and secret:
@@ -77,7 +77,7 @@ def credentials(options: S3Options, http: urllib3.PoolManager) -> Provider:
 
 
 def check_agent(url: str) -> None:
-    """See that the container's token may go to an address: any over HTTPS, else this machine or one of the platform's agents.
+    """Check that the container's token may be sent to an address: any over HTTPS; otherwise this machine or a platform agent.
 
     Raises:
         ArtifactError: ``STORE_INVALID``.
@@ -91,21 +91,21 @@ def check_agent(url: str) -> None:
         local = address.is_loopback or address in _AGENTS
     if not ((parts.scheme == "https" and parts.hostname) or (parts.scheme == "http" and local)):
         raise ArtifactError(
-            f"AWS_CONTAINER_CREDENTIALS_FULL_URI is {url!r}, where the token may not go",
+            f"AWS_CONTAINER_CREDENTIALS_FULL_URI is {url!r}, an address that must not get the token",
             reason="STORE_INVALID",
-            remedy="use https://, or over http:// this machine, 169.254.170.2, 169.254.170.23 or [fd00:ec2::23]",
+            remedy="use https://, or http:// with this machine, 169.254.170.2, 169.254.170.23 or [fd00:ec2::23]",
         )
 
 
 class Renewed(Provider):
     """Temporary credentials, renewed before they expire.
 
-    They are renewed when five minutes or a quarter of their time are left, whichever is less. Meanwhile the other threads go on
-    with those there are; while the service is away, so do all, until they expire.
+    They are renewed when five minutes or a quarter of their lifetime are left, whichever is less. Meanwhile the other threads use
+    the old ones. While the service is unavailable, all threads do, until they expire.
 
     Args:
-        fetch: Fetches new ones.
-        source: Where from, for messages.
+        fetch: Fetches new credentials.
+        source: Names the source in messages.
     """
 
     def __init__(self, fetch: Callable[[], Credentials], source: _Source) -> None:
@@ -118,8 +118,8 @@ class Renewed(Provider):
         """Return credentials that are valid now.
 
         Raises:
-            ArtifactError: ``STORE_DENIED`` when they are refused.
-            urllib3.exceptions.HTTPError: The service is away; the call may be repeated.
+            ArtifactError: ``STORE_DENIED`` if the service refuses.
+                urllib3.exceptions.HTTPError: The service is unavailable; the call may be repeated.
         """
         found = self._found
         if found is not None and time.time() < self._renew_at:
@@ -162,7 +162,7 @@ class _FromFile(Provider):
 
 
 class _Source:
-    """Where credentials come from, and what helps when they do not."""
+    """A source of credentials: its name and its remedy, for messages."""
 
     def __init__(self, name: str, remedy: str) -> None:
         self.name, self._remedy = name, remedy
@@ -189,7 +189,7 @@ class _Source:
         )
 
     def told(self, fetch: Callable[[], Credentials]) -> Credentials:
-        """Fetch credentials, and say of what is wrong with them where they come from; never what the token is."""
+        """Fetch credentials; translate a failure into an error that names the source and never the token."""
         try:
             return fetch()
         except ArtifactError:
@@ -203,7 +203,7 @@ class _Source:
 
 
 def _web_identity(options: S3Options, http: urllib3.PoolManager) -> Credentials:
-    """Exchange the service account's token, which Kubernetes replaces from time to time, for credentials of the role."""
+    """Exchange the service account's token for the role's credentials; Kubernetes replaces the token from time to time."""
     file = options.web_identity_token_file
     assert file is not None
     provider = WebIdentityProvider(
@@ -217,25 +217,25 @@ def _web_identity(options: S3Options, http: urllib3.PoolManager) -> Credentials:
 
 
 def _container(options: S3Options, http: urllib3.PoolManager) -> Credentials:
-    """Ask the container's agent for credentials, with the token as it is now."""
+    """Ask the container's agent for credentials, with the current token."""
     token = options.container_token.get_secret_value()
     if options.container_token_file is not None:
         with options.container_token_file.open(encoding="utf-8") as file:
             token = file.read(_TOKEN_BYTES).strip()
     if "\n" in token or "\r" in token:
         raise ValueError("the token has several lines")
-    provider = IamAwsProvider(http_client=http)  # its own choice of address knows neither these settings nor this check
+    provider = IamAwsProvider(http_client=http)  # fetch() below avoids its own, unchecked choice of address
     return provider.fetch(options.container_url, headers={"Authorization": token} if token else None)
 
 
 class _Connections(urllib3.PoolManager):
-    """Connections that send a form as a body: in the address, where the SDK puts it, logs and messages would show the token."""
+    """Connections that send a form as the body. The SDK puts it in the URL, where logs and messages would show the token."""
 
     def urlopen(self, method: str, url: str, redirect: bool = True, **arguments: Any) -> urllib3.BaseHTTPResponse:  # type: ignore[override]
         """Make a request.
 
         Raises:
-            ValueError: The service refuses; the message is the code that it gives.
+            ValueError: The service refuses; the message has the service's code.
         """
         if method == "POST" and not arguments.get("body"):
             url, _, form = url.partition("?")
@@ -248,7 +248,7 @@ class _Connections(urllib3.PoolManager):
 
 
 def connections(ca_file: str) -> urllib3.PoolManager:
-    """Return connections to what hands out credentials: a few quick tries, no redirection, no proxy.
+    """Return connections to services that issue credentials: a few quick tries, no redirects, no proxy.
 
     Args:
         ca_file: Certificates to trust.
@@ -266,7 +266,7 @@ def connections(ca_file: str) -> urllib3.PoolManager:
 
 
 def _shown(error: BaseException) -> str:
-    """The first line of a message, without the query of an address."""
+    """Return the first line of a message, without the query of an address."""
     lines = str(error).splitlines()
     if isinstance(error, KeyError):
         return f"the answer lacks {lines[0]}"

@@ -1,4 +1,4 @@
-"""What goes wrong at an S3 service, as Slipway's own errors: which can be waited out, and what helps with the others."""
+"""Translate errors of an S3 service into ``ArtifactError``: which ones are temporary, and remedies for the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
 
 from slipway.errors import ArtifactError
 
-#: Everything a call of the SDK raises when the service, or the way to it, is at fault; what is no XML was cut short on that way.
+#: Everything a call of the SDK raises for a fault of the service or the network. (ParseError: a response was cut short.)
 S3_EXCEPTIONS = (MinioException, HTTPError, ConnectionError, TimeoutError, ParseError)
 MISSING = frozenset({"NoSuchKey", "NoSuchObject", "ResourceNotFound", "NoSuchVersion", "NoSuchUpload"})
 _BUSY = frozenset(
@@ -25,12 +25,12 @@ _FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", 
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether the service answered that there is no such object."""
+    """Return whether the service reported a missing object."""
     return isinstance(error, S3Error) and error.code in MISSING
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Return whether the same call may succeed a little later."""
     match error:
         case S3Error():
             return error.code in _BUSY or _is_passing_status(error.response.status)
@@ -50,30 +50,30 @@ def _is_passing_status(status: int) -> bool:
 
 
 def store_error(error: BaseException, doing: str, where: str) -> ArtifactError:
-    """The error to raise for a call that failed for good."""
+    """Return the error for a call that failed permanently."""
     about = {"store": where}
     code = error.code if isinstance(error, S3Error) else type(error).__name__
     what = f"{doing}: the store {where} answers {code}"
     if is_missing(error):
         return ArtifactError(what, reason="ARTIFACT_NOT_FOUND", about=about)
     if code in _DENIED or (isinstance(error, S3Error) and error.response.status == 403):
-        remedy = "check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) and what they may do with the bucket"
+        remedy = "check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) and their rights on the bucket"
         return ArtifactError(what, reason="STORE_DENIED", remedy=remedy, about=about)
     if code == "NoSuchBucket":
         remedy = "create the bucket, or correct its name"
         return ArtifactError(what, reason="STORE_INVALID", remedy=remedy, about=about)
     if code in _FULL:
-        remedy = "free space in the bucket, or raise its quota: slipway cache gc"
+        remedy = "free space in the bucket with slipway cache gc, or raise its quota"
         return ArtifactError(what, reason="DISK_FULL", remedy=remedy, about=about)
     if is_passing(error):
-        remedy = "see whether it runs and can be reached, then try again"
+        remedy = "check that it runs and can be reached, then try again"
         return ArtifactError(f"{what} ({_cause(error)})", reason="STORE_UNAVAILABLE", remedy=remedy, about=about)
     remedy = "check the endpoint (AWS_ENDPOINT_URL; http:// for one without TLS), the region and the certificates"
     return ArtifactError(f"{what} ({_cause(error)})", reason="STORE_INVALID", remedy=remedy, about=about)
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost message: urllib3 wraps, and repeats URLs that are of no use to the reader."""
+    """Return the innermost message: urllib3 wraps errors and repeats URLs, which do not help the reader."""
     if isinstance(error, MaxRetryError) and error.reason is not None:
         error = error.reason
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
 """The artifact store in a bucket of an S3 service: one object per file, under the names of :mod:`slipway.artifacts.names`.
 
-A file is hashed before it is sent, straight to the name its digest gives it. What the bucket has already is not sent, and
-nothing has to be moved afterwards: an upload is not visible before its last part.
+A file is hashed before it is sent directly to the name that its digest gives. Files that the bucket already has are not sent.
+Nothing is moved afterwards, because an upload is not visible before its last part.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from slipway.errors import ArtifactError
 from slipway.files.links import open_real, open_unlinked
 
 GRACE_SECONDS = 24 * 3600.0
-"""Garbage collection leaves younger objects alone. No commit may take longer than half of it."""
+"""Garbage collection keeps younger objects. No commit may take longer than half of this."""
 
 
 class S3Store:
     """An :class:`~slipway.artifacts.store.ArtifactStore` in a bucket, for any number of processes and machines.
 
     Args:
-        bucket: Where it lies.
-        grace_seconds: As for the collections of this store: a blob that is found and older than half of it is made as new.
+        bucket: The bucket.
+        grace_seconds: Grace period of this store's collections. A blob that is found and older than half of it is touched.
     """
 
     def __init__(self, bucket: S3Bucket, *, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -54,7 +54,7 @@ class S3Store:
         self.grace_seconds = grace_seconds
 
     def during(self, on_bytes: OnBytes | None) -> S3Store:
-        """The same store for one transfer, which ``on_bytes`` may end while it waits for the service, too."""
+        """Return the same store for one transfer; ``on_bytes`` may stop it also while it waits for the service."""
         if on_bytes is None:
             return self
         return S3Store(self.bucket.during(lambda: on_bytes(0)), grace_seconds=self.grace_seconds)
@@ -94,7 +94,7 @@ class S3Store:
     def put_blobs(
         self, manifest: Manifest, open_from: Callable[[ManifestFile], BinaryIO], *, on_bytes: OnBytes | None
     ) -> str:
-        """Commit an artifact whose files have been hashed; ``open_from`` opens each where it lies, unbuffered."""
+        """Commit an artifact whose files have been hashed; ``open_from`` opens each of them, unbuffered."""
         with workers() as pool:
             in_threads(
                 lambda entry, count: self.during(count).put_blob(entry, partial(open_from, entry), pool, count),
@@ -104,7 +104,7 @@ class S3Store:
         return self.during(on_bytes).commit(manifest)
 
     def commit(self, manifest: Manifest) -> str:
-        """Write a manifest, after its blobs; answers the artifact's digest."""
+        """Write a manifest after its blobs; return the artifact's digest."""
         digest = manifest.digest
         self.bucket.put(manifest_name(digest), manifest.to_bytes())
         return digest
@@ -114,7 +114,7 @@ class S3Store:
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_CORRUPT`` naming the file, whose blob is removed from the bucket, so
-                that making or pushing it again repairs the store; ``DISK_FULL``; and as :meth:`S3Bucket.call`.
+                storing it again repairs the store; ``DISK_FULL``; and as :meth:`S3Bucket.call`.
         """
         store = self.during(on_bytes)
         manifest = store.manifest(digest)
@@ -140,7 +140,7 @@ class S3Store:
     def fetch_blob(
         self, file: ManifestFile, artifact: str, path: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes
     ) -> None:
-        """Write one verified blob into a new file. Before it is called corrupt it is fetched a second time."""
+        """Write one verified blob into a new file; fetch it a second time before reporting it as corrupt."""
         name = blob_name(file.digest)
         for _ in range(2):
             try:
@@ -156,7 +156,7 @@ class S3Store:
         raise corrupt(artifact, file.path)
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact. Before a manifest is called corrupt it is read a second time.
+        """Return the manifest of an artifact; read it a second time before reporting it as corrupt.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``, and as :meth:`S3Bucket.call`.
@@ -175,7 +175,7 @@ class S3Store:
         raise corrupt(digest, "its manifest")
 
     def exists(self, digest: str) -> bool:
-        """Whether the manifest and every blob of an artifact are there, with their sizes."""
+        """Return whether the bucket has the manifest and every blob of an artifact, with the right sizes."""
         try:
             manifest = self.manifest(digest)
         except ArtifactError as error:
@@ -189,7 +189,7 @@ class S3Store:
         )
 
     def action(self, key: str) -> ActionResult | None:
-        """The result recorded under an action key, if every output still exists."""
+        """Return the result recorded under an action key, if every output still exists."""
         result = self.recorded(key)
         if result is None or not all(self.exists(digest) for digest in result.outputs.values()):
             return None
@@ -198,7 +198,7 @@ class S3Store:
         return result
 
     def recorded(self, key: str) -> ActionResult | None:
-        """The result recorded under an action key, whether or not its outputs exist."""
+        """Return the result recorded under an action key, whether or not its outputs exist."""
         try:
             return ActionResult.from_bytes(self.bucket.get(action_name(key)))
         except ArtifactError as error:
@@ -207,11 +207,11 @@ class S3Store:
             raise
 
     def record_action(self, key: str, result: ActionResult) -> None:
-        """Remember a result under its action key."""
+        """Record a result under its action key."""
         self.bucket.put(action_name(key), result.to_bytes())
 
     def results(self) -> Iterator[ActionResult]:
-        """All recorded results, whether or not their outputs still exist."""
+        """Yield all recorded results, whether or not their outputs still exist."""
         for entry in self.listing(ACTIONS):
             result = self.recorded(key_of(entry.key))
             if result is not None:
@@ -223,11 +223,11 @@ class S3Store:
         return self.bucket.where
 
     def size_bytes(self) -> int:
-        """Bytes of all blobs."""
+        """Return the total size of all blobs."""
         return sum(entry.size_bytes for entry in self.listing(BLOBS))
 
     def digests(self) -> list[str]:
-        """Digests of all artifacts, sorted."""
+        """Return the digests of all artifacts, sorted."""
         return [digest_of(entry.key) for entry in self.listing(MANIFESTS)]
 
     def listing(self, folder: str) -> list[StoredObject]:
@@ -235,7 +235,7 @@ class S3Store:
         return [entry for entry in self.bucket.listing(folder) if is_name(entry.key)]
 
     def last_used(self, digest: str) -> float:
-        """When an artifact was last made, fetched or reused, in seconds since the epoch.
+        """Return when an artifact was last made, fetched or reused, in seconds since the epoch.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`S3Bucket.call`.
@@ -246,7 +246,7 @@ class S3Store:
         return found.modified
 
     def has_blob(self, file: ManifestFile) -> bool:
-        """Whether a file's blob is there, with its size, and no collection is about to take it."""
+        """Return whether the bucket has a file's blob, with the right size, and no collection is about to remove it."""
         found = self.bucket.find(blob_name(file.digest))
         return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
 
@@ -257,7 +257,7 @@ class S3Store:
         pool: ThreadPoolExecutor,
         on_bytes: OnBytes,
     ) -> None:
-        """Store one file, unless the bucket has it.
+        """Store one file unless the bucket has it.
 
         Raises:
             ArtifactError: ``FILE_ERROR`` when it changes meanwhile, and as :meth:`S3Bucket.call`.
@@ -276,15 +276,15 @@ class S3Store:
             raise changed(file.name)
 
     def _touch(self, name: str) -> None:
-        """Note a use, when the last one noted is some time ago; credentials that only read are enough to read."""
+        """Touch an object if its last touch is some time ago; read-only credentials are not an error."""
         found = self.bucket.find(name)
         if found is not None:
             self._fresh(found)
 
     def _fresh(self, found: StoredObject) -> bool:
-        """Whether no collection takes an object for old during the next half of the grace period; it is made so if it can be.
+        """Return whether an object is safe from collections for the next half of the grace period; touch it if necessary.
 
-        A collection that runs now may have seen already that nobody names it.
+        Its present age is not enough: a running collection may already have found that no manifest names it.
         """
         if time.time() - found.modified < self.grace_seconds / 2:
             return True

@@ -1,7 +1,7 @@
-"""Files to and from a bucket: in parts, several at a time, with bounded memory.
+"""Transfer files to and from a bucket in parts, several at a time, with bounded memory.
 
-A part that goes up is in memory once per worker (it is signed before it is sent), a part that comes down never: it is
-written where it belongs as it arrives, and hashed behind the writers while its pages are still in memory.
+Each worker holds one outgoing part in memory, because a part is signed before it is sent. Incoming parts are written to their place
+in the file as they arrive, and hashed right after while their pages are still cached.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from slipway.errors import ArtifactError
 from slipway.observability import metrics
 
 PART_BYTES = 64 << 20
-_MOST_PARTS = 10_000  # of the S3 protocol
+_MOST_PARTS = 10_000  # limit of the S3 protocol
 _READ_BYTES = 1 << 20
 
 
 def upload(
     bucket: S3Bucket, name: str, file: BinaryIO, size: int, *, pool: ThreadPoolExecutor, on_bytes: OnBytes
 ) -> None:
-    """Put an open file into the bucket; it appears under its name when all of it is there.
+    """Upload an open file; the object appears once it is complete.
 
     Args:
-        bucket: Where to.
-        name: Of the object.
-        file: Read at positions by several threads; its own position does not matter.
-        size: Of the file, in bytes.
+        bucket: The target.
+        name: Name of the object.
+        file: Read at given positions by several threads; its own position does not matter.
+        size: Size of the file in bytes.
         pool: Workers; each holds one part in memory.
-        on_bytes: Gets the bytes of each part once it is there.
+        on_bytes: Gets the size of each part once it is stored.
 
     Raises:
         ArtifactError: As :meth:`S3Bucket.call`.
@@ -70,7 +70,7 @@ def upload(
         parts = gather(sending)
     except BaseException:
         _stop(sending)
-        with contextlib.suppress(*S3_EXCEPTIONS):  # what stays behind is expired by the bucket's lifecycle
+        with contextlib.suppress(*S3_EXCEPTIONS):  # the bucket's lifecycle rule expires an abandoned upload
             bucket.sdk._abort_multipart_upload(bucket.bucket, key, upload_id)
         raise
     bucket.call(doing, lambda: complete(bucket, name, upload_id, parts, size))
@@ -79,9 +79,9 @@ def upload(
 def download(
     bucket: S3Bucket, name: str, size: int, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes
 ) -> str:
-    """Write an object of known size into a new file; answers the digest of what came.
+    """Write an object of known size into a new file; return the digest of the bytes received.
 
-    An object that is shorter gives the digest of what there is, which is not the expected one.
+    A shorter object gives the digest of its actual bytes, which is not the expected one.
 
     Raises:
         ArtifactError: ``ARTIFACT_NOT_FOUND``, ``DISK_FULL``, and as :meth:`S3Bucket.call`.
@@ -89,7 +89,7 @@ def download(
     sha = hashlib.sha256()
     with target.open("x+b") as file:
         if size:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk shows now, and the file is laid out in one piece
+            os.posix_fallocate(file.fileno(), 0, size)  # fail now on a full disk, and avoid fragments
         parts = [
             pool.submit(_receive, bucket, name, file, range(start, min(start + PART_BYTES, size)), on_bytes)
             for start in range(0, size, PART_BYTES)
@@ -120,13 +120,13 @@ def _put_whole(bucket: S3Bucket, name: str, file: BinaryIO, size: int, on_bytes:
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
-    """Exactly these bytes of a file.
+    """Return exactly these bytes of a file.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it has become shorter.
+        ArtifactError: ``FILE_ERROR`` if it has become shorter.
     """
     data = os.pread(file.fileno(), length, offset)
-    while len(data) < length:  # the kernel gives at most 2 GiB at a time
+    while len(data) < length:  # one read returns at most 2 GiB
         more = os.pread(file.fileno(), length - len(data), offset + len(data))
         if not more:
             raise ArtifactError(f"{file.name} became shorter while it was read", reason="FILE_ERROR")
@@ -135,7 +135,7 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 
 def complete(bucket: S3Bucket, name: str, upload_id: str, parts: list[Part], size: int) -> None:
-    """Commit an upload; an answer that was lost is made up for by looking."""
+    """Complete an upload; if the service no longer knows it, check whether an earlier call completed it."""
     try:
         bucket.sdk._complete_multipart_upload(bucket.bucket, bucket.key(name), upload_id, parts)
     except MinioException as error:
@@ -145,11 +145,11 @@ def complete(bucket: S3Bucket, name: str, upload_id: str, parts: list[Part], siz
 
 
 def _receive(bucket: S3Bucket, name: str, file: BinaryIO, span: range, on_bytes: OnBytes) -> tuple[int, int]:
-    """Write the bytes of a span; answers first and last position of what came, which the object's end may shorten."""
+    """Write the bytes of a span; return the start and end of the bytes received. The object may end before the span."""
     position, end = span.start, span.stop
 
     def request() -> bool:
-        """Go on where the last answer broke off; whether there was anything."""
+        """Resume where the last response broke off; return whether any bytes came."""
         nonlocal position
         begin = position
         try:

@@ -26,6 +26,7 @@ from slipway.folders.kept import UNUSED_SECONDS, remove_unused
 from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
 from slipway.sizes import parse_size
+from slipway.texts import MalformedText
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -206,9 +207,8 @@ def age(text: str) -> float:
 def _bytes(text: str) -> int:
     try:
         return parse_size(text)
-    except ValueError as error:
-        message, _, remedy = str(error).partition("|")
-        raise ConfigurationError(f"--max-size {message}", remedy=remedy) from error
+    except MalformedText as error:
+        raise ConfigurationError(f"--max-size {error.message}", remedy=error.remedy) from error
 
 
 def _makers(store: ArtifactStore) -> dict[str, list[str]]:

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import Connection, artifacts_at, with_connection
+from slipway.cli.asked import Commands
+from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
 from slipway.cli.options import Debug, Json, examples
 from slipway.counts import counted
 
 PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
-_NONE = Connection()
 VERIFY_EXAMPLES = examples(
     "slipway verify exported/qwen3_20261121_020758",
     "slipway pull sha256:0123… model && slipway verify model",
@@ -21,6 +21,7 @@ VERIFY_EXAMPLES = examples(
 )
 
 cache = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Look at the artifact store, and clean it up.",
@@ -28,10 +29,9 @@ cache = typer.Typer(
 )
 
 
-@with_connection
 def push(
+    ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to store.")],
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -39,6 +39,7 @@ def push(
     from slipway.cli.artifacts.cache_work import push_folder
     from slipway.cli.terminal.console import answers, print_json
 
+    connection = connection_of(ctx)
     with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = push_folder(folder, store)
     if as_json:
@@ -47,11 +48,10 @@ def push(
         answers.print(done["digest"], highlight=False)
 
 
-@with_connection
 def pull(
+    ctx: typer.Context,
     digest: Annotated[str, typer.Argument(help="Digest, sha256:…")],
     folder: Annotated[Path, typer.Argument(help="New folder for its files.")],
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -59,6 +59,7 @@ def pull(
     from slipway.cli.artifacts.cache_work import pull_artifact
     from slipway.cli.terminal.console import answers, print_json
 
+    connection = connection_of(ctx)
     with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = pull_artifact(digest, folder, store)
     if as_json:
@@ -67,10 +68,9 @@ def pull(
         answers.print(f"{counted(done['files'], 'file')} in {folder}", highlight=False)
 
 
-@with_connection
 def verify(
+    ctx: typer.Context,
     path: Annotated[str, typer.Argument(help="Folder of an export or of a pulled artifact, or an artifact's digest.")],
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -79,6 +79,7 @@ def verify(
     from slipway.cli.terminal.console import answers, print_json
 
     if path.startswith("sha256:"):
+        connection = connection_of(ctx)
         settings = connection.settings()
         with artifacts_at(connection.coordinator, settings) as store:
             done = verify_artifact(path, store, scratch=settings.scratch)
@@ -104,9 +105,13 @@ def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG0
         show(cache_table(listing))
 
 
-@cache.command("gc", epilog=examples("slipway cache gc --older-than 30d", "slipway cache gc --max-size 50GB --dry-run"))
-@with_connection
+@cache.command(
+    "gc",
+    epilog=examples("slipway cache gc --older-than 30d", "slipway cache gc --max-size 50GB --dry-run"),
+    cls=ConnectedCommand,
+)
 def cache_gc(  # noqa: PLR0917 - typer calls it by name
+    ctx: typer.Context,
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Remove what was not used for so long: 12h, 30d.")
     ] = None,
@@ -114,7 +119,6 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
         str | None, typer.Option("--max-size", metavar="SIZE", help="Then the least recently used, down to this: 50GB.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -127,7 +131,7 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.artifacts.cache_work import collect_cache
     from slipway.cli.terminal.console import answers, print_json
 
-    done = collect_cache(connection, older_than=older_than, max_size=max_size, dry_run=dry_run)
+    done = collect_cache(connection_of(ctx), older_than=older_than, max_size=max_size, dry_run=dry_run)
     if as_json:
         print_json(done)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway.cli.connection import Connection, with_connection
+from slipway.cli.connection import connection_of
 from slipway.cli.options import (
     Assignments,
     BaseModel,
@@ -55,8 +55,8 @@ def load_configuration(
     )
 
 
-@with_connection
 def export(  # noqa: PLR0917 - typer calls it by name
+    ctx: typer.Context,
     config: Config = None,
     base_model: BaseModel = None,
     checkpoint: Checkpoint = None,
@@ -65,7 +65,6 @@ def export(  # noqa: PLR0917 - typer calls it by name
     bring_sources: BringSources = False,
     request_id: RequestId = "",
     plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
-    connection: Connection = Connection(),  # noqa: B008 - frozen
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -74,7 +73,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
 
     The same command again goes on where an earlier one stopped, and reuses everything that is done.
     """
-    settings = connection.settings()
+    settings = connection_of(ctx).settings()
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=out, assignments=assignments)
     if plan:
         from slipway.cli.export.planned import show_plan

@@ -17,11 +17,13 @@ from slipway.cli.connection import artifacts_at
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.terminal.console import print_json, show, unbroken
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
-from slipway.errors import REASONS, ModelExportError
+from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.plan import more_adapters, plan
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
+from slipway.planning.references import Source, parse_reference
+from slipway.reasons import REASONS
 from slipway.settings import Settings
 from slipway.settings.sections import Listed
 from slipway.sizes import format_size
@@ -163,7 +165,9 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
         hint="",
     )
     for task in tasks:
-        inputs = ", ".join(dict.fromkeys(source.partition(":")[2].partition("/")[0] for source in task.inputs.values()))
+        sources = map(parse_reference, task.inputs.values())
+        names = (each.name if isinstance(each, Source) else each.task for each in sources)
+        inputs = ", ".join(dict.fromkeys(names))
         params = " ".join(f"{name}={_param(value)}" for name, value in task.params.items())
         made = (checked.task_bytes or {}).get(task.id, 0)
         table.add_row(task.id, task.format, f"≤ {format_size(made)}" if made else "", inputs, params)

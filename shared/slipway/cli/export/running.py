@@ -8,8 +8,8 @@ from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import LoadedConfiguration
-from slipway.errors import REASONS
 from slipway.observability.telemetry import tracing
+from slipway.reasons import REASONS
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
 

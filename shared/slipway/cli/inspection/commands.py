@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import Connection, artifacts_at, with_connection
+from slipway.cli.connection import artifacts_at, connection_of
 from slipway.cli.options import Debug, Json, examples
 
 DOCTOR_EXAMPLES = examples("slipway doctor", "slipway doctor --json")
 CHECKPOINTS_EXAMPLES = examples(
     "slipway checkpoints outputs/qwen3-finetuned", "slipway checkpoints s3://bucket/runs/a --json"
 )
-_NONE = Connection()
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
@@ -32,10 +31,9 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
         show(doctor_tables(report))
 
 
-@with_connection
 def checkpoints(
+    ctx: typer.Context,
     directory: Annotated[str, typer.Argument(help="Folder of a training run, s3://bucket/prefix, or digest.")],
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -48,6 +46,7 @@ def checkpoints(
     from slipway.models.checkpoints import list_checkpoints, no_checkpoint
     from slipway.sources import SourceFolders
 
+    connection = connection_of(ctx)
     settings = connection.settings()
     with contextlib.ExitStack() as stack:
         stored = directory.startswith("sha256:")

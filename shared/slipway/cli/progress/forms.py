@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -19,13 +17,6 @@ class ProgressForm(StrEnum):
     PLAIN = "plain"
     JSON = "json"
     NONE = "none"
-
-
-def progress_is_json(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a command line, parsed or not, asks for JSON lines on standard error."""
-    given = [word.partition("=")[2] for word in words if word.startswith("--progress=")]
-    given += [value for flag, value in itertools.pairwise(words) if flag == "--progress"]
-    return (given or [environment.get("SLIPWAY_PROGRESS", "")])[-1].lower() == ProgressForm.JSON
 
 
 def error_line(failure: Failure) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.rpc.state_names import EXPORT_STATES, TASK_STATES
-from slipway.rpc.wire import failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
 _SMOOTHING = 0.3

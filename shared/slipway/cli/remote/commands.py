@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import Connection, artifacts_at, with_connection
+from slipway.cli.connection import artifacts_at, connection_of
 from slipway.cli.options import (
     Assignments,
     BaseModel,
@@ -23,7 +24,6 @@ from slipway.cli.progress.forms import ProgressForm
 
 _EXPORT = "e-0123456789abcdef01"
 
-_NONE = Connection()
 
 Name = Annotated[str, typer.Argument(metavar="EXPORT", help="Name of the export, or its last part.")]
 Filter = Annotated[
@@ -39,8 +39,8 @@ Priority = Annotated[
 ]
 
 
-@with_connection
 def submit(  # noqa: PLR0917 - typer calls it by name
+    ctx: typer.Context,
     config: Config = None,
     base_model: BaseModel = None,
     checkpoint: Checkpoint = None,
@@ -49,7 +49,6 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     progress: Progress = ProgressForm.AUTO,
     request_id: RequestId = "",
     bring_sources: BringSources = False,
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -65,6 +64,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.export_sources.naming import sources_to_import
     from slipway.sources import SourceFolders
 
+    connection = connection_of(ctx)
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
     settings = connection.settings()
     with contextlib.ExitStack() as stack:
@@ -101,12 +101,12 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     answer_export(export, as_json=as_json, commands=commands)
 
 
-@with_connection
-def get(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+def get(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Show one export, of a coordinator or of this machine, and how to fetch what it made."""
     from slipway.cli.export.next_commands import fetch_commands
     from slipway.cli.remote.view import answer_export
 
+    connection = connection_of(ctx)
     state = ""
     if connection.coordinator:
         with connection.client() as client:
@@ -120,16 +120,16 @@ def get(export: Name, connection: Connection = _NONE, as_json: Json = False, deb
     answer_export(found, as_json=as_json, state=state, commands=fetch_commands(found, connection.options()))
 
 
-@with_connection
 def list_exports(
+    ctx: typer.Context,
     filter: Filter = "",  # noqa: A002 - the field's name everywhere
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """List exports, newest first: those of a coordinator, or without one those that ran on this machine."""
     from slipway.cli.remote.view import answer_exports, answer_local_exports
 
+    connection = connection_of(ctx)
     if not connection.coordinator:
         from slipway.embedded.local_exports import local_exports
 
@@ -140,11 +140,10 @@ def list_exports(
         answer_exports(list(exports), as_json=as_json)
 
 
-@with_connection
 def watch(
+    ctx: typer.Context,
     export: Name,
     progress: Progress = ProgressForm.AUTO,
-    connection: Connection = _NONE,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -152,37 +151,35 @@ def watch(
     from slipway.cli.export.next_commands import fetch_commands
     from slipway.cli.remote.view import answer_export, exit_code_of, follow
 
+    connection = connection_of(ctx)
     with connection.client() as client:
         ended = follow(client, export, progress=progress, level=connection.settings().log_level)
     answer_export(ended, as_json=as_json, commands=fetch_commands(ended, connection.options()))
     raise typer.Exit(exit_code_of(ended))
 
 
-@with_connection
-def cancel(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+def cancel(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Cancel an export."""
     from slipway.cli.remote.view import answer_export
 
-    with connection.client() as client:
+    with connection_of(ctx).client() as client:
         answer_export(client.cancel_export(export), as_json=as_json)
 
 
-@with_connection
-def retry(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+def retry(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Run an ended, unsuccessful export again; finished tasks are kept."""
     from slipway.cli.remote.view import answer_export
 
-    with connection.client() as client:
+    with connection_of(ctx).client() as client:
         answer_export(client.retry_export(export), as_json=as_json)
 
 
-@with_connection
-def delete(export: Name, connection: Connection = _NONE, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Forget an ended export."""
     from slipway.cli.terminal.console import answers, print_json
     from slipway.client import export_name
 
-    with connection.client() as client:
+    with connection_of(ctx).client() as client:
         name = export_name(export, project=client.project)
         client.delete_export(name)
     if as_json:
@@ -191,7 +188,7 @@ def delete(export: Name, connection: Connection = _NONE, as_json: Json = False, 
         answers.print(f"deleted {name}", highlight=False)
 
 
-COMMANDS = {
+COMMANDS: Mapping[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "submit": (submit, ("slipway submit -c export.yaml --coordinator localhost:7070",)),
     "get": (get, (f"slipway get {_EXPORT}", f"slipway get projects/research/exports/{_EXPORT} --json")),
     "list": (list_exports, ("slipway list", "slipway list --filter 'state=running AND label.model_name=qwen3'")),

@@ -67,7 +67,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.stages.running import parse_pairs, run_stage
     from slipway.cli.stages.view import figures, read_validation
     from slipway.cli.terminal.console import answers, print_json
-    from slipway.errors import REASONS
+    from slipway.reasons import REASONS
 
     folders = {key: Path(value) for key, value in parse_pairs(inputs or [], flag="--input").items()}
     done = run_stage(

@@ -14,14 +14,15 @@ from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.progress.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.execution.process import Execution, Outcome, execute
-from slipway.execution.runner import check_call
+from slipway.execution.execution import Execution
+from slipway.execution.process import Outcome, execute
 from slipway.files.json_documents import parse_json
 from slipway.files.links import all_files
 from slipway.files.local_folders import check_local
 from slipway.folders.unfinished import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.registry import load_stage
+from slipway.stage_call import Limits, StageCall
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -65,8 +66,11 @@ def run_stage(
     """
     check_local(out, named_by="--out")
     stage = load_stage(name)
-    values = {key: _value(text) for key, text in params.items()}
-    check_call(stage, values, inputs)
+    group = ControlGroup()
+    limits = Limits(timeout or 0.0, available_memory(group.memory()) // 2, threads or usable_cores(group))
+    folders = {key: folder.resolve() for key, folder in inputs.items()}
+    call = StageCall(name, {key: _value(text) for key, text in params.items()}, {}, limits).on_folders(folders)
+    call.check(stage)
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
@@ -79,18 +83,8 @@ def run_stage(
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
-        group = ControlGroup()
-        execution = Execution(
-            stage=name,
-            params=values,
-            inputs={key: folder.resolve() for key, folder in inputs.items()},
-            workdir=workdir,
-            threads=threads or usable_cores(group),
-            max_memory_bytes=available_memory(group.memory()) // 2,
-            timeout_seconds=timeout,
-        )
         with _handlers_kept(), showing(progress, level=level) as display:
-            outcome = asyncio.run(_interruptible(execution, StageReporter(name, display)))
+            outcome = asyncio.run(_interruptible(Execution(call, workdir), StageReporter(name, display)))
         return _move(outcome, out, scratch)
 
 

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import codecs
 import sys
+from collections.abc import MutableMapping
 from typing import Any
+
+from slipway.texts import number_of
 
 _ASCII = str.maketrans("✔✘●○■·–—→≤≥…×µ•‘’“”", "+x*o#.--><>.xu*''\"\"")
 """What is written instead where the terminal's encoding lacks a character; one for one, so that tables stay aligned."""
+
+
+_SIZES = ("COLUMNS", "LINES", "TERMINAL_WIDTH")
+_MOST_COLUMNS = 100_000
 
 
 def write_any_encoding() -> None:
@@ -20,6 +27,17 @@ def write_any_encoding() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace" if is_utf8(stream) else "slipway.ascii")
+
+
+def forget_odd_sizes(environment: MutableMapping[str, str]) -> None:
+    """Remove variables about a terminal's size that are no size, such as ``²``: the libraries that read them fail on them.
+
+    Args:
+        environment: That of the process.
+    """
+    for name in _SIZES:
+        if not number_of(environment.get(name, "1"), most=_MOST_COLUMNS):
+            del environment[name]
 
 
 def is_utf8(stream: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slipway.results.result import FormatResult
+from slipway.sizes import format_size
 from slipway.validation.findings import Ratio
 
 MISSING = "–"
@@ -12,12 +13,7 @@ MISSING = "–"
 
 def size(count: float | None) -> str:
     """Bytes, in decimal units: ``12.6 MB``."""
-    if count is None:
-        return MISSING
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {unit}" if abs(count) < 1000 * factor else f"{count / factor:,.0f} {unit}"
-    return f"{count:.0f} B"
+    return MISSING if count is None else format_size(count)
 
 
 def small(value: float | None) -> str:

@@ -1,1 +1,1 @@
-"""Who calls and what they may do: the access file, tokens, roles, the audit log."""
+"""Identify callers and check their rights: access file, tokens, roles, audit log."""

@@ -1,4 +1,4 @@
-"""The access file: who there is, how each proves it, and what each may do.
+"""The access file: the principals, how each proves its identity, and what each may do.
 
 ::
 
@@ -66,7 +66,7 @@ class Entry(BaseModel):
         return self
 
     def principal(self) -> Principal:
-        """Who this is."""
+        """Return the principal of this entry."""
         return Principal(self.name, frozenset({Role(self.role)}), self.projects, self.holds_store)
 
 
@@ -90,7 +90,7 @@ def load_access(path: Path) -> AccessList:
     """Read an access file.
 
     Raises:
-        ConfigurationError: reason ``ACCESS_INVALID``; no message repeats what the file says where a secret could be.
+        ConfigurationError: reason ``ACCESS_INVALID``; the message quotes nothing from the file that could be a secret.
     """
     try:
         return AccessList.model_validate(load_document(path, limits=LISTS))
@@ -113,14 +113,14 @@ class AccessFile:
     """Identifies callers by an access file that is read again when it changes.
 
     Raises:
-        ConfigurationError: reason ``ACCESS_INVALID`` when the file cannot be used at the start.
+        ConfigurationError: reason ``ACCESS_INVALID`` if the file cannot be used at the start.
     """
 
     def __init__(self, path: Path) -> None:
         self._list = Reloaded([path], lambda: load_access(path))
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """Who calls: by the token if there is one, else by the certificate.
+        """Identify the caller by its token or, without one, by its certificate.
 
         Raises:
             ServiceError: reason ``UNAUTHENTICATED``.
@@ -142,26 +142,26 @@ class AccessFile:
 
 
 class Everyone:
-    """For a server that only its owner can reach: a private socket, or loopback on a machine of one's own."""
+    """Identifies every caller as the owner, for a server only the owner can reach: a private socket, or loopback on an own machine."""
 
     def __init__(self, principal: Principal) -> None:
         self._principal = principal
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
-        """The owner."""
+        """Return the owner."""
         return self._principal
 
 
 class Nobody:
-    """For a server that is open to a network and was told of nobody."""
+    """Refuses every caller, for a server on a network without an access file."""
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
-        """Always an error."""
+        """Raise ``UNAUTHENTICATED``."""
         raise unauthenticated("this server was started without an access file")
 
 
 def unauthenticated(what: str, *, remedy: str = "give --token-file, or the certificate of a principal") -> ServiceError:
-    """The refusal of a caller that cannot be identified."""
+    """Return the refusal of a caller that cannot be identified."""
     return ServiceError(what, reason="UNAUTHENTICATED", remedy=remedy)
 
 
@@ -169,7 +169,7 @@ def _in_time(entry: Entry) -> Entry:
     if entry.expires is not None and datetime.now(UTC).date() > entry.expires:
         raise unauthenticated(
             f"the token of {entry.name} expired on {entry.expires}",
-            remedy="have whoever keeps the access file make a new one, or move the date",
+            remedy="ask the keeper of the access file for a new token or a later date",
         )
     return entry
 

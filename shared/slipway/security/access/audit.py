@@ -1,7 +1,7 @@
-"""The audit log: a line for each attempt to change something, whether it was let or not.
+"""The audit log: one line for each attempt to change something, allowed or not.
 
-Lines go to the logger ``slipway.audit``. As JSON, the facts are in the field ``audit``; as text, the message has all of them. What
-callers wrote is in a line only as quoted, printable text, so that no line can look like another one.
+Lines go to the logger ``slipway.audit``. As JSON, the facts are in the field ``audit``; as text, the message has all of them. Text
+from callers appears only quoted and printable, so no line can imitate another.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
-from google.rpc import status_pb2
 
 from slipway.errors import ModelExportError
-from slipway.rpc.wire import STATUS_KEY, failure_of_status
+from slipway.rpc.statuses import STATUS_KEY, failure_of_bytes, failure_of_status
 from slipway.security.access.callers import ANONYMOUS, Context
 from slipway.security.access.principals import Principal
 from slipway.texts import one_line
@@ -27,7 +26,7 @@ from slipway.texts import one_line
 log = logging.getLogger("slipway.audit")
 
 DONE, STARTED, CHECKED, CONTENT_MISSING = "done", "started", "checked", "content_missing"
-"""Outcomes that are no reason of a refusal: it was done; a stage runs; a plan was asked for alone; content has to be brought first."""
+"""Outcomes other than refusals: done; a stage has started; only a plan was requested; content must be uploaded first."""
 
 _MOST = 400
 _OF_WHAT: Mapping[str, Callable[[Any, Any], str]] = {
@@ -42,7 +41,7 @@ _OF_WHAT: Mapping[str, Callable[[Any, Any], str]] = {
     ),
     "/slipway.v1.StageService/Run": lambda request, _: f"stages/{request.stage}",
 }
-"""What a call is about, by its request and, when it was let, its response."""
+"""The resource of a call, from its request and, if it was allowed, its response."""
 
 AUDITED = frozenset(_OF_WHAT)
 """Methods that change something."""
@@ -50,34 +49,36 @@ AUDITED = frozenset(_OF_WHAT)
 
 @dataclass
 class Attempt:
-    """One call of a method that changes something, as far as it is known.
+    """One call of a method that changes something, as far as known.
 
     Attributes:
         method: Of the call.
         context: Of the call.
         caller: Says who makes it; anonymous while unknown.
-        read: Reads the request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
+        read: Parses a request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
         is_written: Whether the audit log hears of it.
-        request: What was read of it.
+        data: What has arrived of it; None when nothing has.
+        request: What was read of that.
         response: The last one.
     """
 
     method: str
     context: Context
     caller: Callable[[], Principal]
-    read: Callable[[], Any]
+    read: Callable[[bytes], Any]
     is_written: bool
+    data: bytes | None = None
     request: Any = None
     response: Any = None
 
     def goes_on(self, response: Any) -> None:
-        """Take a response of several in; with the first one it is known that the call was let."""
+        """Record a response of a stream; the first one shows that the call was allowed."""
         if self.response is None and self.is_written:
             self._write(STARTED)
         self.response = response
 
     def ended(self, error: BaseException | None) -> None:
-        """Write how it ended."""
+        """Write the outcome."""
         if self.is_written:
             self._write(_reason_of(error, self.context) or self._outcome())
 
@@ -88,14 +89,16 @@ class Attempt:
             self.method.rpartition("/")[2],
             outcome=outcome,
             principal=caller.name if known else "",
-            resource=self._resource() if known else "",  # nobody unknown has the server read anything
+            resource=self._resource() if known else "",  # requests of unknown callers are never parsed
             peer=unquote(str(self.context.peer())),
         )
 
     def _resource(self) -> str:
         if self.request is None:
+            if self.data is None:
+                return ""
             try:
-                self.request = self.read()
+                self.request = self.read(self.data)
             except (ModelExportError, DecodeError):
                 return ""
         return _OF_WHAT[self.method](self.request, self.response)
@@ -114,7 +117,7 @@ class Attempt:
 
 @contextmanager
 def audited(attempt: Attempt) -> Iterator[Attempt]:
-    """Write how an attempt ends with the block."""
+    """Write the outcome of an attempt at the end of the block."""
     try:
         yield attempt
     except BaseException as error:
@@ -129,9 +132,9 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
     Args:
         action: Name of the method.
         outcome: One of those above, or the reason of a refusal.
-        principal: Name of who did it; empty for somebody unknown.
-        resource: Name of what it was done to; empty where that is not known.
-        peer: Address it came from; empty for what the server did by itself.
+        principal: Name of the caller; empty if unknown.
+        resource: Name of the affected resource; empty if unknown.
+        peer: Address of the caller; empty for an action of the server itself.
     """
     parts = resource.split("/")
     facts = {
@@ -147,14 +150,14 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
 
 
 def _reason_of(error: BaseException | None, context: Context) -> str:
-    """Why a call ended; empty when it ended well."""
+    """Return the reason of a call's failure; empty without one."""
     if error is None:
         return ""
     if isinstance(error, asyncio.CancelledError):
         return "CANCELLED"
     for key, value in context.trailing_metadata() or ():
         if key == STATUS_KEY and isinstance(value, bytes):
-            return failure_of_status(status_pb2.Status.FromString(value)).reason
+            return failure_of_bytes(value).reason
     return "INTERNAL"
 
 

@@ -1,4 +1,4 @@
-"""Who makes a call, by what the call shows: a bearer token, or the names in the certificate of its connection."""
+"""Identify the caller by a bearer token, or by the names in the connection's certificate."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class Authenticator(Protocol):
-    """Finds out who calls."""
+    """Identifies callers by credentials."""
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """The principal, or ServiceError ``UNAUTHENTICATED``."""
+        """Return the principal; raise ServiceError ``UNAUTHENTICATED`` without one."""
         ...
 
 
 class Callers:
-    """Finds out who makes a call.
+    """Identifies the caller of a gRPC call.
 
     Args:
         authenticator: Knows the principals.
-        encrypted_only: Identify nobody on connections without TLS.
+        encrypted_only: Refuse connections without TLS.
     """
 
     def __init__(self, authenticator: Authenticator, *, encrypted_only: bool = False) -> None:
@@ -42,7 +42,7 @@ class Callers:
         self._encrypted_only = encrypted_only
 
     def identify(self, context: Context) -> Principal:
-        """Return who makes a call.
+        """Return the caller.
 
         Raises:
             ServiceError: reason ``UNAUTHENTICATED``.
@@ -55,7 +55,7 @@ class Callers:
         return self._authenticator.identify(token=token, certificate_names=certificate_names(context))
 
     def identify_if_shown(self, context: Context) -> Principal:
-        """Return who makes a call that is open to everybody: anonymous without a valid token or certificate."""
+        """Return the caller of a call that is open to everybody; anonymous without a valid token or certificate."""
         if not certificate_names(context) and all(key != "authorization" for key, _ in _metadata(context)):
             return ANONYMOUS
         try:
@@ -65,20 +65,20 @@ class Callers:
 
 
 def certificate_names(context: Context) -> list[str]:
-    """DNS and URI names in the certificate that the client has shown."""
+    """Return the DNS and URI names in the client's certificate."""
     return [name.decode(errors="replace") for name in (context.auth_context() or {}).get(_NAMES, ())]
 
 
 def host_of(context: Context) -> str:
-    """Where a call comes from, without the port."""
+    """Return the address a call comes from, without the port."""
     return str(context.peer()).rpartition(":")[0]
 
 
 def bearer_token(metadata: Metadata) -> str:
-    """The token of a call, empty without one.
+    """Return the token of a call; empty without one.
 
     Raises:
-        ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several of them.
+        ServiceError: reason ``UNAUTHENTICATED`` for another scheme, or several tokens.
     """
     values = [value for key, value in metadata if key == "authorization"]
     if not values:

@@ -1,4 +1,4 @@
-"""Who calls: roles, and principals with the projects they may see."""
+"""Roles, and principals with their projects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALL_PROJECTS = "*"
 
 
 class Role(StrEnum):
-    """What a principal is for. ``SUBMITTER`` includes ``VIEWER`` and ``OPERATOR`` both; ``WORKER`` stands apart."""
+    """Role of a principal. ``SUBMITTER`` includes ``VIEWER``, ``OPERATOR`` includes both; ``WORKER`` is separate."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
@@ -26,13 +26,13 @@ EVERYBODY = frozenset(Role)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who calls.
+    """An identified caller.
 
     Attributes:
-        name: For logs.
-        roles: What it may do; several only for the owner of a private coordinator.
+        name: Name for logs.
+        roles: Its roles; several only for the owner of a private coordinator.
         projects: Projects it may see and change; ``*`` for all.
-        holds_store: It has credentials of the artifact store, and so reads there whatever it knows the digest of.
+        holds_store: It has credentials of the artifact store, so it can read any artifact whose digest it knows.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Principal:
 
     @property
     def may_name_any(self) -> bool:
-        """Whether it may use every artifact whose digest it knows, whosever it is."""
+        """Whether it may use every artifact whose digest it knows, of any project."""
         return self.holds_store or ALL_PROJECTS in self.projects
 
     def may_see(self, project: str) -> bool:
-        """Whether a project's exports are this principal's business."""
+        """Return whether this principal may see a project."""
         return ALL_PROJECTS in self.projects or project in self.projects
 
 
 OWNER = Principal("owner", EVERYBODY, frozenset({ALL_PROJECTS}))
-"""Whoever can reach a server that only its own machine or user can reach."""
+"""The caller of a server that only its own machine or user can reach."""

@@ -1,6 +1,6 @@
-"""Which role may call what, on whose behalf and how large: one row for every RPC that any Slipway server has.
+"""Access rules: roles, resource and limits for every RPC of any Slipway server.
 
-An RPC without a row is refused, so a new one cannot be forgotten here.
+An RPC without a rule is refused, so a new one cannot be forgotten here.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Terms of one RPC.
+    """Rule of one RPC.
 
     Attributes:
-        roles: Roles that may call it; empty lets everybody in, even without any identity.
-        resource: Field of the request whose value ``projects/{project}…`` has to be of one of the caller's projects; of a
-            stream of requests, of the first one.
-        every_project: The call reaches all projects: only for principals of all of them (and workers).
-        max_bytes: Largest request, each of a stream.
-        plain: Whether texts and lists in the request are held to the limits of a client's.
-        seconds: Longest time a call that answers once may take; of a stream of requests, that the next one may be
-            waited for.
+        roles: Roles that may call it; empty allows everybody, even without an identity.
+        resource: Field of the request (of a stream: the first request) whose value ``projects/{project}…`` must name one of the
+            caller's projects.
+        every_project: The call reaches all projects, so it is only for principals of all projects (and workers).
+        max_bytes: Largest request; in a stream, of each.
+        plain: Whether the limits for clients' texts and lists apply to the request.
+        seconds: Longest time of a call with one response; for a stream of requests, the longest wait for the next one.
     """
 
     roles: frozenset[Role]
@@ -63,7 +62,7 @@ RULES: Mapping[str, Rule] = {
     "/slipway.v1.WorkerService/Synchronize": _REPORT,
     "/slipway.v1.WorkerService/CompleteTask": _REPORT,
     "/slipway.v1.StageService/Describe": Rule(VIEWERS, max_bytes=_SMALL),
-    # Runs on whatever digests it is given, whoever they belong to.
+    # Runs on any digests, of any project.
     "/slipway.v1.StageService/Run": Rule(OPERATORS, every_project=True, max_bytes=_MIB),
     # Numbers of waiting and running tasks by stage; nothing of any export.
     "/externalscaler.ExternalScaler/IsActive": _SCALER,

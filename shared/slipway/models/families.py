@@ -1,0 +1,204 @@
+"""Say what a model is from its ``config.json``: which class of transformers loads it, what it takes and gives, how two of it compare.
+
+Everything that loads, runs or judges a model asks here, so no stage assumes a decoder. A model that no family fits has none: then
+a stage refuses, or reports *not run*, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from slipway.models.base_format import read_config
+from slipway.texts import printable
+
+
+class Comparison(StrEnum):
+    """How two models of a family are compared."""
+
+    NEXT_TOKEN = "next token"  # noqa: S105 - of a text, not of access
+    TEACHER_FORCED = "teacher forced"
+    CLASSES = "classes"
+    SPANS = "spans"
+    MASKED_TOKENS = "masked tokens"
+    EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of model.
+
+    Attributes:
+        name: For people.
+        auto_class: The class of transformers that loads it.
+        inputs: Names of the tensors it takes.
+        outputs: Names of the tensors it gives that are compared.
+        comparison: How two models are compared.
+        generates: Whether it decodes text token by token, with a KV cache.
+    """
+
+    name: str
+    auto_class: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    comparison: Comparison
+    generates: bool = False
+
+
+_TEXT = ("input_ids", "attention_mask")
+_DECODED = ("decoder_input_ids",)
+
+DECODER = Family("decoder", "AutoModelForCausalLM", _TEXT, ("logits",), Comparison.NEXT_TOKEN, generates=True)
+ENCODER_DECODER = Family(
+    "encoder-decoder",
+    "AutoModelForSeq2SeqLM",
+    (*_TEXT, *_DECODED),
+    ("logits",),
+    Comparison.TEACHER_FORCED,
+    generates=True,
+)
+SPEECH = Family(
+    "speech encoder-decoder",
+    "AutoModelForSpeechSeq2Seq",
+    ("input_features", *_DECODED),
+    ("logits",),
+    Comparison.TEACHER_FORCED,
+    generates=True,
+)
+SEQUENCE_CLASSIFIER = Family(
+    "sequence classifier", "AutoModelForSequenceClassification", _TEXT, ("logits",), Comparison.CLASSES
+)
+TOKEN_CLASSIFIER = Family("token classifier", "AutoModelForTokenClassification", _TEXT, ("logits",), Comparison.CLASSES)
+QUESTION_ANSWERING = Family(
+    "question answering", "AutoModelForQuestionAnswering", _TEXT, ("start_logits", "end_logits"), Comparison.SPANS
+)
+MASKED_LANGUAGE_MODEL = Family(
+    "masked language model", "AutoModelForMaskedLM", _TEXT, ("logits",), Comparison.MASKED_TOKENS
+)
+FEATURE_EXTRACTION = Family("feature extraction", "AutoModel", _TEXT, ("last_hidden_state",), Comparison.EMBEDDINGS)
+
+FAMILIES: tuple[Family, ...] = (
+    DECODER,
+    ENCODER_DECODER,
+    SPEECH,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    QUESTION_ANSWERING,
+    MASKED_LANGUAGE_MODEL,
+    FEATURE_EXTRACTION,
+)
+
+_ENDINGS = (
+    (re.compile(r"(ForCausalLM|(?<!With)LMHeadModel|ModelWithLMHead)$"), DECODER),
+    (re.compile(r"(ForConditionalGeneration|MTModel)$"), ENCODER_DECODER),
+    (re.compile(r"ForSequenceClassification$"), SEQUENCE_CLASSIFIER),
+    (re.compile(r"ForTokenClassification$"), TOKEN_CLASSIFIER),
+    (re.compile(r"^(?!XLNet).*ForQuestionAnswering$|ForQuestionAnsweringSimple$"), QUESTION_ANSWERING),
+    (re.compile(r"ForMaskedLM$"), MASKED_LANGUAGE_MODEL),
+    # A class with parts of its own, as GPT2DoubleHeadsModel or T5EncoderModel, is not what AutoModel loads.
+    (re.compile(r"^(?!.*(Heads?|Encoder|Decoder|For|With)).*Model$"), FEATURE_EXTRACTION),
+)
+_OTHER_SENSES = re.compile(r"audio|speech|voice|vision|transcribe|realtime|_asr|_tts|^sam")
+"""What the type of such a model may be called."""
+_SPEECH_TYPES = ("whisper", "speech_to_text")
+_TEXT_OF_MANY_TYPES = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
+"""Decoders that take images and sound too, of a class that transformers also loads as a causal model."""
+_DECODER_TYPES = (
+    *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
+    *("granite", "llama", "mistral", "mixtral", "mpt", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe"),
+    *("qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
+"""Model types that are decoders where a configuration names no class."""
+_SEQUENCE_TO_SEQUENCE_TYPES = ("bart", "led", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
+_OTHER_INPUTS = (
+    *("vision_config", "audio_config", "image_size", "patch_size", "num_channels", "visual_embedding_dim"),
+    *("num_mel_bins", "feat_extract_norm", "feature_projection_input_dim", "sampling_rate", "input_feat_per_channel"),
+    *("max_2d_position_embeddings", "d_latents", "max_xpath_tag_unit_embeddings"),
+)
+"""Settings of a configuration that only a model of images, sound, pages or bytes has."""
+_OTHER_TYPES = (
+    *("blip", "bros", "canary", "chameleon", "cohere_asr", "decision_transformer", "evolla", "flaubert", "imagegpt"),
+    *("kyutai_speech_to_text", "luke", "lxmert", "mistral4", "moonshine", "moonshine_streaming", "moshi", "pop2piano"),
+    *("tapas", "tvp", "xlm"),
+)
+"""Types that look like models of text, and are of another class, take more, or give something else."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of the model with this ``config.json``; None where it is not known.
+
+    The class that the configuration names decides. Where it names none, the model's type does, if that leaves no doubt.
+    """
+    architectures, model_type = config.get("architectures"), config.get("model_type")
+    if not architectures:
+        return _family_of_type(config, model_type)
+    name = architectures[0] if isinstance(architectures, list) else None
+    if not isinstance(name, str) or not isinstance(model_type, str | None):
+        return None
+    family = next((family for ending, family in _ENDINGS if ending.search(name)), None)
+    if family is ENCODER_DECODER:
+        return _generating(config, model_type)
+    if family is DECODER:
+        return None if model_type in _OTHER_TYPES else DECODER
+    split = family is FEATURE_EXTRACTION and config.get("is_encoder_decoder")  # which gives what its decoder does
+    return family if family and not split and _takes_only_text(config, model_type) else None
+
+
+def model_family(folder: Path) -> Family | None:
+    """Return the family of the model in a folder; None where it is not known. Only its ``config.json`` is read.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    return family_of(read_config(folder))
+
+
+def auto_model(family: Family) -> Any:
+    """Return the class of transformers that loads a family. Imports transformers."""
+    import transformers
+
+    return getattr(transformers, family.auto_class)
+
+
+def takes_more_than_text(config: Mapping[str, Any]) -> bool:
+    """Return whether a decoder is part of a model that takes images or sound, too."""
+    return any(config.get(key) is not None for key in _OTHER_INPUTS)
+
+
+def described(config: Mapping[str, Any]) -> str:
+    """Say in a message what a model is: ``encoder-decoder (MarianMTModel)``, or its class or type where the family is not known."""
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
+    name = printable(str(named or "no class and no type"))[:100]
+    family = family_of(config)
+    return f"{family.name} ({name})" if family else name
+
+
+def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | None:
+    """The family of a model that transformers calls ForConditionalGeneration."""
+    if not config.get("is_encoder_decoder"):
+        return DECODER if model_type in _TEXT_OF_MANY_TYPES else None
+    if model_type in _SPEECH_TYPES:
+        return SPEECH
+    return ENCODER_DECODER if _takes_only_text(config, model_type) else None
+
+
+def _takes_only_text(config: Mapping[str, Any], model_type: str | None) -> bool:
+    if model_type in _OTHER_TYPES or _OTHER_SENSES.search(model_type or ""):
+        return False
+    if any(config.get(key) is not None for key in _OTHER_INPUTS):
+        return False
+    return isinstance(config.get("vocab_size"), int)
+
+
+def _family_of_type(config: Mapping[str, Any], model_type: object) -> Family | None:
+    if not isinstance(model_type, str):
+        return None
+    if config.get("is_encoder_decoder"):
+        known = model_type in (*_SPEECH_TYPES, *_SEQUENCE_TO_SEQUENCE_TYPES)
+        return _generating(config, model_type) if known else None
+    return DECODER if model_type in _DECODER_TYPES else None

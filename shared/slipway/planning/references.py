@@ -1,0 +1,62 @@
+"""Where a planned task's inputs come from: sources of the export, and outputs of other tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.errors import ServiceError
+from slipway.texts import quoted
+
+_REFERENCE = re.compile(
+    r"source:(?P<source>[A-Za-z0-9._-]{1,100})|task:(?P<task>[A-Za-z0-9._-]{1,100})/(?P<output>[A-Za-z0-9._-]{1,100})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An artifact that the export starts from: ``source:NAME``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"source:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What another task makes: ``task:ID/OUTPUT``."""
+
+    task: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"task:{self.task}/{self.name}"
+
+
+def parse_reference(text: str) -> Source | Output:
+    """Read a reference.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    found = _REFERENCE.fullmatch(text)
+    if found is None:
+        raise ServiceError(
+            f"an input comes from {quoted(text)}",
+            reason="REQUEST_INVALID",
+            remedy="it is like source:NAME or task:ID/OUTPUT",
+            about={"field": "inputs"},
+        )
+    return Source(found["source"]) if found["source"] else Output(found["task"], found["output"])
+
+
+def producers(inputs: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the ids of the tasks that make a task's inputs, each once, in the order of the inputs.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``, as of :func:`parse_reference`.
+    """
+    found = (parse_reference(text) for text in inputs.values())
+    return tuple(dict.fromkeys(each.task for each in found if isinstance(each, Output)))

@@ -1,0 +1,103 @@
+"""Configurations as their message, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from slipway.rpc.structs import dict_of, struct_of
+from slipway_protos.v1 import configuration_pb2
+
+if TYPE_CHECKING:
+    from slipway.configuration import ExportConfiguration
+
+
+def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
+    """Return a configuration as its message, every field set."""
+    return recorded_configuration_message(configuration.model_dump(mode="json"))
+
+
+def recorded_configuration_message(recorded: Mapping[str, Any]) -> configuration_pb2.ExportConfiguration:
+    """Return a recorded configuration as its message, perhaps with a format that is not installed here any more."""
+    message = configuration_pb2.ExportConfiguration()
+    _fill(message, recorded)
+    return message
+
+
+def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportConfiguration:
+    """The configuration of a message; fields that are not set take their defaults.
+
+    Raises:
+        ConfigurationError: with every problem there is.
+    """
+    from slipway.configuration import parse  # most of who speaks this protocol reads no configuration
+
+    return parse(_data(message))
+
+
+def _fill(message: Message, data: Mapping[str, Any]) -> None:
+    """Set a message's fields; what it has no field for goes into its Struct ``settings``, as a format's own settings do."""
+    fields = message.DESCRIPTOR.fields_by_name
+    own = {name for name, field in fields.items() if not _is_struct(field)}
+    rest = {name: value for name, value in data.items() if name not in own}
+    if rest and "settings" in fields:  # otherwise of another version, which has no place for it
+        cast("Any", message).settings.MergeFrom(struct_of(rest))
+    for name, value in data.items():
+        if name in rest or value is None:
+            continue
+        field = fields[name]
+        if _is_map(field):
+            _fill_map(getattr(message, name), value)
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
+            if field.is_repeated:
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+        elif _type_name(field) == "QuantizationLevels":
+            levels = getattr(message, name)
+            levels.SetInParent()  # an empty list of levels is not the same as none given
+            levels.levels.extend(value)
+        else:
+            getattr(message, name).SetInParent()
+            _fill(getattr(message, name), value)
+
+
+def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
+    for key, row in data.items():
+        if isinstance(row, Mapping):
+            _fill(rows[key], row)  # looking a message up makes it
+        else:
+            rows[key] = row
+
+
+def _data(message: Message) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if _is_map(field):
+            data[field.name] = {
+                key: _data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
+            }
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
+            data[field.name] = list(value) if field.is_repeated else value
+        elif _type_name(field) == "QuantizationLevels":
+            data[field.name] = list(value.levels)
+        elif _is_struct(field):
+            data = {**dict_of(value), **data}
+        else:
+            data[field.name] = _data(value)
+    return data
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _is_struct(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Struct"
+
+
+def _type_name(field: Any) -> str:
+    return str(field.message_type.name)

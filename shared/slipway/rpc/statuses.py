@@ -1,0 +1,161 @@
+"""Failures as ``google.rpc.Status``, the ends of gRPC calls, and back."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError, Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from slipway.errors import MOST_TEXT, Failure, ServiceError
+from slipway.reasons import REASONS
+from slipway.rpc.structs import sendable
+from slipway.texts import shortened
+
+DOMAIN = "slipway"
+RETRY_AFTER = "retry_after_seconds"
+"""Entry of a failure's ``about`` that travels as ``RetryInfo`` too, which every gRPC client understands."""
+
+_LONGEST_RETRY_SECONDS = 86_400.0
+
+STATUS_KEY = "grpc-status-details-bin"
+
+_NO_TLS = re.compile(r"CERTIFICATE_VERIFY_FAILED: [^:]+|WRONG_VERSION_NUMBER|Hostname Verification Check failed")
+_HUNG_UP = re.compile(r"Socket closed|Failed parsing HTTP/2")
+# TLS stood, and the server hung up before its first frame: what gRPC's servers do to a certificate they do not take.
+_REFUSED_CERTIFICATE = re.compile(r"failed to connect to all addresses; last error: [A-Z]+: \S+ Socket closed")
+
+# Names of the parts of a failure within ErrorInfo.metadata; everything else there is ``about``.
+_PARTS = ("error_type", "remedy", "retryable")
+
+# gRPC carries a status in HTTP/2 headers, 8 KiB in all by default: longer texts end the call with an unrelated error.
+MAX_TEXT = 2000
+MAX_METADATA = 4000
+
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_MOST_ABOUT = 64
+"""Entries of what a failure is about."""
+
+
+def status_of(failure: Failure) -> status_pb2.Status:
+    """A failure as a status: code by category, reason and everything else in an ``ErrorInfo``."""
+    category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
+    info.metadata.update({sendable(key): sendable(value) for key, value in failure.about.items()})
+    info.metadata["error_type"] = failure.error_type
+    info.metadata["retryable"] = str(failure.retryable).lower()
+    if failure.remedy:
+        info.metadata["remedy"] = sendable(failure.remedy)
+    status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=sendable(failure.message))
+    status.details.add().Pack(info)
+    seconds = _retry_seconds(failure)
+    if seconds is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(int(1000 * seconds))
+        status.details.add().Pack(retry)
+    return status
+
+
+def _retry_seconds(failure: Failure) -> float | None:
+    """When to try again, if the failure says so; it may be of somebody else's making."""
+    try:
+        seconds = float(failure.about[RETRY_AFTER])
+    except (KeyError, ValueError):
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_RETRY_SECONDS else None
+
+
+def failure_of_status(status: status_pb2.Status) -> Failure:
+    """The failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere, or one whose
+    details cannot be read, becomes INTERNAL.
+    """
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if _unpack(detail, info) and info.domain == DOMAIN:
+            about = [(key, value) for key, value in sorted(info.metadata.items()) if key not in _PARTS]
+            return Failure(
+                reason=info.reason if _REASON.fullmatch(info.reason) else "INTERNAL",
+                message=shortened(status.message, MOST_TEXT),
+                remedy=shortened(info.metadata.get("remedy", ""), MOST_TEXT),
+                error_type=shortened(info.metadata.get("error_type", "ModelExportError")),
+                about={shortened(key): shortened(value, MOST_TEXT) for key, value in about[:_MOST_ABOUT]},
+                retryable=info.metadata.get("retryable") == "true",
+            )
+    return ServiceError(status.message or code_pb2.Code.Name(status.code), reason="INTERNAL").failure()
+
+
+def failure_of_bytes(data: bytes) -> Failure:
+    """The failure of a serialized status; INTERNAL for what is none."""
+    try:
+        return failure_of_status(status_pb2.Status.FromString(data))
+    except DecodeError:
+        return ServiceError("the other side sent a status that cannot be read", reason="INTERNAL").failure()
+
+
+def _unpack(detail: any_pb2.Any, into: Message) -> bool:
+    try:
+        return detail.Unpack(into)
+    except DecodeError:
+        return False
+
+
+def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
+    """Code, text and serialized status with which a call fails; long parts are cut to what gRPC carries."""
+    room = MAX_METADATA
+    about: dict[str, str] = {}
+    for key, value in sorted(failure.about.items(), key=lambda item: len(item[1])):
+        if len(key) + len(value) <= room:
+            about[key] = value
+            room -= len(key) + len(value)
+    short = Failure(
+        reason=failure.reason,
+        message=failure.message[:MAX_TEXT],
+        remedy=failure.remedy[:MAX_TEXT],
+        error_type=failure.error_type,
+        about=about,
+        retryable=failure.retryable,
+    )
+    status = status_of(short)
+    code = grpc.StatusCode[code_pb2.Code.Name(status.code)]
+    return code, short.message, status.SerializeToString()
+
+
+def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = False) -> Failure:
+    """The failure that a gRPC call ended with; ``encrypted`` says whether the channel speaks TLS."""
+    call = cast("grpc.Call", error)
+    for key, value in call.trailing_metadata() or ():
+        if key == STATUS_KEY:
+            return failure_of_bytes(cast("bytes", value))
+    code = call.code()
+    details = call.details() or ""
+    no_tls = _NO_TLS.search(details)
+    if code is grpc.StatusCode.UNAVAILABLE and no_tls:
+        return ServiceError(
+            f"there is no TLS connection to {address}: {no_tls[0]}",
+            reason="TLS_INVALID",
+            remedy="check that it speaks TLS, and its certificate: the authority (--tls-ca-file), the dates, the names "
+            "(SLIPWAY_TLS_SERVER_NAME)",
+            about={"address": address},
+        ).failure()
+    if code is grpc.StatusCode.UNAVAILABLE and encrypted and _REFUSED_CERTIFICATE.search(details):
+        return ServiceError(
+            f"{address} takes no connection without a certificate of its authority, and was shown none that it takes",
+            reason="TLS_INVALID",
+            remedy="give one (--tls-cert-file, --tls-key-file) that has not expired, or call the port for those who have "
+            "a token (the coordinator's --token-listen)",
+            about={"address": address},
+        ).failure()
+    if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        # A server that wants TLS, or a certificate, hangs up on who has none.
+        wants = ", and whether it wants TLS (--tls-ca-file) and a certificate (--tls-cert-file)"
+        return ServiceError(
+            f"the coordinator at {address} does not answer: {details or code.name}",
+            reason="COORDINATOR_UNAVAILABLE",
+            remedy=f"check the address, and whether it runs{wants if _HUNG_UP.search(details) else ''}",
+            about={"address": address},
+        ).failure()
+    reason = "CANCELLED" if code is grpc.StatusCode.CANCELLED else "INTERNAL"
+    return ServiceError(f"the call to {address} failed: {code.name}: {details}", reason=reason).failure()

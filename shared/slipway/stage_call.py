@@ -1,0 +1,109 @@
+"""A call of a stage: the one value that goes from the plan over an offer, a lease and a worker to the process that runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from slipway.errors import ConfigurationError
+from slipway.stage import Stage, StageParams
+from slipway.texts import quoted
+
+_MOST_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one attempt of a call may use; 0 leaves it to the machine that runs it.
+
+    Attributes:
+        timeout_seconds: Longest run; 0 for any time, there too.
+        max_memory_bytes: Anonymous memory that it should stay below.
+        threads: Threads of numeric libraries.
+    """
+
+    timeout_seconds: float = 0.0
+    max_memory_bytes: int = 0
+    threads: int = 0
+
+    def filled(self, *, max_memory_bytes: int, threads: int) -> Limits:
+        """Return the same limits with these in place of what is left open."""
+        memory = self.max_memory_bytes or max_memory_bytes
+        return replace(self, max_memory_bytes=memory, threads=self.threads or threads)
+
+
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """What a stage is to do.
+
+    Attributes:
+        stage: Installed name, or ``module:ATTRIBUTE``.
+        params: JSON-ready parameters for the stage's model; what is not named takes its default there.
+        inputs: Where each input comes from, by its name: a reference in a plan (:mod:`slipway.planning.references`), an artifact's
+            digest in an offer and a lease, a folder where it runs.
+        limits: What it may use.
+    """
+
+    stage: str
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    limits: Limits = Limits()
+
+    def filled(self, *, max_memory_bytes: int, threads: int) -> StageCall:
+        """Return the same call with these in place of the limits that it leaves open."""
+        return replace(self, limits=self.limits.filled(max_memory_bytes=max_memory_bytes, threads=threads))
+
+    def on_folders(self, inputs: Mapping[str, Path]) -> StageCall:
+        """Return the same call on the folders that hold its inputs."""
+        return replace(self, inputs={name: str(path.absolute()) for name, path in sorted(inputs.items())})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this call as JSON-ready data."""
+        parts = {"stage": self.stage, "params": dict(self.params), "inputs": dict(self.inputs)}
+        return {**parts, "limits": asdict(self.limits)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StageCall:
+        """Return the call that :meth:`to_json` wrote."""
+        return cls(data["stage"], data["params"], data["inputs"], Limits(**data["limits"]))
+
+    def check(self, stage: Stage[Any]) -> StageParams:
+        """Check inputs and parameters against the stage before any work; returns the parameters as the stage takes them.
+
+        Raises:
+            ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.
+        """
+        missing = sorted(set(stage.inputs) - set(self.inputs))
+        unknown = [] if stage.more_inputs else sorted(set(self.inputs) - set(stage.inputs))
+        if missing or unknown:
+            problem = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(unknown)}"
+            raise ConfigurationError(
+                f"the stage {stage.name} {problem}",
+                reason="INPUT_MISSING",
+                remedy=f"its inputs are {', '.join(stage.inputs)}",
+                about={"stage": stage.name},
+            )
+        return self.params_of(stage)
+
+    def params_of(self, stage: Stage[Any]) -> StageParams:
+        """Return the parameters as the stage takes them.
+
+        Raises:
+            ConfigurationError: ``PARAMS_INVALID``.
+        """
+        try:
+            return stage.params.model_validate_json(json.dumps(dict(self.params)))
+        except pydantic.ValidationError as error:
+            found = error.errors(include_url=False)[:_MOST_PROBLEMS]
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {quoted(e['input'])})" for e in found)
+            raise ConfigurationError(
+                f"parameters of {stage.name} are not valid: {problems}",
+                reason="PARAMS_INVALID",
+                remedy=f"it takes {', '.join(stage.params.model_fields)}",
+                about={"stage": stage.name},
+            ) from error

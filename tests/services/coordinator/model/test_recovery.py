@@ -1,0 +1,271 @@
+"""Recovery: every rule is reachable, profiles differ, attempts end, tables are checked."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.errors import ConfigurationError, Failure
+from slipway.reasons import REASONS
+from slipway.registry import load_stage
+from slipway_coordinator.model.records import AttemptRecord, Resources
+from slipway_coordinator.model.recovery import (
+    NextAttempt,
+    Profile,
+    Rule,
+    choose_profile,
+    default_rules,
+    load_rules,
+    recover,
+    with_guidance,
+)
+from slipway_coordinator.model.states import TaskState
+
+STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
+START: dict[str, dict[str, Any]] = {
+    "onnx_export": {"engine": "mobius", "opset": None},
+    "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
+}
+
+
+def failure(reason: str, **about: str) -> Failure:
+    return Failure(reason=reason, message="it failed", about=about)
+
+
+def chain(
+    stage: str, reasons: list[str], profile: Profile, params: dict[str, Any], limit: int = 10, *, alone: bool = False
+) -> list[NextAttempt]:
+    """The attempts that follow when attempts fail with these reasons, the last one for ever."""
+    history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
+    following: list[NextAttempt] = []
+    for reason in itertools.chain(reasons, itertools.repeat(reasons[-1])):
+        found = recover(
+            failure(reason, **{"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else {}),
+            stage,
+            params=history[-1].params,
+            history=history,
+            profile=profile,
+            facts={},
+            max_attempts=limit,
+            alone=alone,
+        )
+        if found is None:
+            return following
+        following.append(found)
+        history.append(
+            AttemptRecord(
+                number=len(history) + 1,
+                state=TaskState.FAILED,
+                params=found.params,
+                resources=found.resources,
+                rule=found.rule,
+            )
+        )
+    raise AssertionError
+
+
+def names(attempts: list[NextAttempt]) -> list[str]:
+    return [attempt.rule for attempt in attempts]
+
+
+@pytest.mark.parametrize("rule", default_rules().rules, ids=lambda rule: rule.name)
+def test_every_rule_is_reachable(rule: Rule) -> None:
+    stages = rule.stages or STAGES
+    opsets = (None, 14, 20, 26)
+    for stage, profile, reason in itertools.product(stages, rule.profiles, rule.reasons):
+        starts = (
+            [{**START.get(stage, {}), "opset": opset} for opset in opsets]
+            if stage == "onnx_export"
+            else [START.get(stage, {})]
+        )
+        engines = ("mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
+        for start, engine in itertools.product(starts, engines):
+            params = {**start, "engine": engine} if engine else start
+            if rule.name in names(chain(stage, [reason], profile, params)):
+                return
+    pytest.fail(f"nothing leads to {rule.name}")
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in default_rules().rules if rule.set and rule.stages], ids=lambda r: r.name
+)
+def test_parameters_a_rule_sets_are_valid_for_its_stages(rule: Rule) -> None:
+    for name in rule.stages:
+        fields = load_stage(name).params.model_fields
+        assert set(rule.set) <= set(fields)
+
+
+@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize("stage", STAGES)
+def test_attempts_end_by_themselves(stage: str, profile: Profile) -> None:
+    for reason in sorted(REASONS):
+        assert len(chain(stage, [reason], profile, START.get(stage, {}), limit=100)) < 8, reason
+
+
+def test_an_old_opset_is_written_by_the_legacy_tracer_or_raised_with_a_warning() -> None:
+    start = {"engine": "mobius", "opset": 14}
+    found = chain("onnx_export", ["OPSET_UNSUPPORTED", "UNORDERED_MAP"], Profile.BALANCED, start)
+    assert [(a.params["engine"], a.params["opset"], bool(a.warning)) for a in found[:2]] == [
+        ("legacy", 14, False),
+        ("dynamo", 18, True),
+    ]
+
+
+def test_a_graph_of_an_old_opset_that_is_not_right_is_traced_at_that_opset() -> None:
+    found = chain("onnx_export", ["EXPORT_PARITY_FAILED"], Profile.BALANCED, {"engine": "mobius", "opset": 15})
+    assert [(a.params["engine"], a.params["opset"]) for a in found[:2]] == [("legacy", 15), ("dynamo", 18)]
+
+
+def test_an_opset_between_is_written_by_the_capturing_engine() -> None:
+    found = chain("onnx_export", ["OPSET_UNSUPPORTED"], Profile.BALANCED, {"engine": "mobius", "opset": 20})
+    assert found[0].params == {"engine": "dynamo", "opset": 20}
+
+
+def test_an_opset_nobody_writes_is_replaced_with_a_warning() -> None:
+    found = chain("onnx_export", ["OPSET_UNSUPPORTED"], Profile.BALANCED, {"engine": "mobius", "opset": 26})
+    assert found[0].params["opset"] is None
+    assert found[0].warning
+
+
+def test_every_engine_gets_its_turn_and_none_twice() -> None:
+    found = chain("onnx_export", ["EXPORT_PARITY_FAILED"], Profile.BALANCED, {"engine": "mobius", "opset": None})
+    assert [attempt.params["engine"] for attempt in found[:2]] == ["dynamo", "legacy"]
+    tried = [tuple(sorted((k, str(v)) for k, v in attempt.params.items())) for attempt in found]
+    assert len(set(tried)) == len(tried)
+
+
+def test_profiles_differ() -> None:
+    chains = {profile: names(chain("merge", ["OUT_OF_MEMORY"], profile, {})) for profile in Profile}
+    assert chains[Profile.CONSERVATIVE][0] == "memory-alone-less"
+    assert chains[Profile.BALANCED][:2] == ["memory-alone", "memory-alone-less"]
+    crashes = {profile: len(chain("merge", ["STAGE_CRASHED"], profile, {})) for profile in Profile}
+    assert crashes[Profile.AGGRESSIVE] > crashes[Profile.CONSERVATIVE]
+
+
+def test_less_memory_means_alone_one_thread_and_a_lower_limit() -> None:
+    found = chain("merge", ["OUT_OF_MEMORY"], Profile.CONSERVATIVE, {})[0]
+    assert found.resources == Resources(memory_factor=0.5, threads=1, exclusive=True)
+
+
+def test_the_limit_of_attempts_holds() -> None:
+    assert len(chain("merge", ["STAGE_KILLED"], Profile.BALANCED, {}, limit=2)) == 1
+
+
+def test_bad_input_is_not_tried_again() -> None:
+    for reason in ("ADAPTER_BASE_MISMATCH", "NON_FINITE_WEIGHTS", "SAFETENSORS_CORRUPT", "UNSAFE_PICKLE"):
+        assert chain("merge", [reason], Profile.AGGRESSIVE, {}) == []
+
+
+@pytest.mark.parametrize("reason", ["DISK_FULL", "FILE_ERROR", "STORE_DENIED", "UNSUPPORTED"])
+@pytest.mark.parametrize("profile", Profile)
+def test_what_a_worker_lacks_another_may_have(reason: str, profile: Profile) -> None:
+    found = chain("merge", [reason], profile, {})
+    assert found[0].elsewhere
+    assert found[0].wait_seconds > 0, "a worker that is alone is not asked again at once"
+    assert not any(attempt.elsewhere for attempt in chain("merge", [reason], profile, {}, alone=True))
+
+
+def test_one_process_does_not_try_again_what_it_lacks() -> None:
+    for reason in ("FILE_ERROR", "STORE_DENIED", "UNSUPPORTED"):
+        assert chain("merge", [reason], Profile.AGGRESSIVE, {}, alone=True) == []
+
+
+def test_a_store_that_does_not_answer_is_waited_for_longer_and_longer() -> None:
+    waits = [attempt.wait_seconds for attempt in chain("merge", ["STORE_UNAVAILABLE"], Profile.BALANCED, {}, limit=5)]
+    assert waits == [15, 30, 60, 120]
+
+
+# Reasons of calls and services, with which no stage ends; NO_WORKER is one the coordinator gives up with.
+NOT_OF_TASKS = {
+    "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "TRANSFER_SLOW", "UPLOADS_FULL",
+    "WORKER_BUSY",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_whatever_may_pass_by_itself_is_tried_again(profile: Profile) -> None:
+    for reason in sorted(name for name, reason in REASONS.items() if reason.retryable and name not in NOT_OF_TASKS):
+        assert chain("merge", [reason], profile, {}), reason
+
+
+def test_auto_chooses_by_size_and_history() -> None:
+    short = AttemptRecord(number=1, state=TaskState.FAILED, params={}, failure=failure("OUT_OF_MEMORY"))
+    assert choose_profile("auto", model_bytes=70 << 30, history=[]) is Profile.CONSERVATIVE
+    assert choose_profile("auto", model_bytes=8 << 30, history=[]) is Profile.BALANCED
+    assert choose_profile("auto", model_bytes=1 << 30, history=[]) is Profile.AGGRESSIVE
+    assert choose_profile("auto", model_bytes=1 << 30, history=[short]) is Profile.BALANCED
+    assert choose_profile("auto", model_bytes=1 << 30, history=[short, short]) is Profile.CONSERVATIVE
+    assert choose_profile("aggressive", model_bytes=70 << 30, history=[short]) is Profile.AGGRESSIVE
+
+
+def test_a_final_failure_says_step_by_step_what_to_do() -> None:
+    final = with_guidance(failure("OUT_OF_MEMORY"), "merge", attempts=3)
+    assert "(1)" in final.remedy
+    assert "after 3 attempts" in final.remedy
+    assert len(final.about["guidance"].splitlines()) >= 3
+    assert with_guidance(failure("STAGE_ERROR"), "merge", attempts=1).about["guidance"]
+    late = with_guidance(failure("STAGE_TIMEOUT"), "validate", attempts=1)
+    assert "resources.stage_timeouts.validate" in late.remedy
+
+
+def test_steps_for_any_failure_do_not_follow_a_remedy_of_its_own() -> None:
+    own = replace(failure("STAGE_ERROR"), remedy="do this")
+    assert with_guidance(own, "merge", attempts=3) == own
+    known = replace(failure("OUT_OF_MEMORY"), remedy="do this")
+    assert with_guidance(known, "merge", attempts=1).remedy.startswith("do this; by hand: (1)")
+
+
+def test_steps_name_only_commands_that_need_no_coordinator() -> None:
+    """An export inside one command has none; what is for one alone says so."""
+    steps = [step for steps in default_rules().guidance.values() for step in steps]
+    assert [
+        step
+        for step in steps
+        if re.search(r"slipway (watch|get|list|retry|worker)", step) and "coordinator" not in step
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rules: [{name: a, reasons: [NO_SUCH], say: x}]\nguidance: {default: [y]}", "NO_SUCH"),
+        ("rules: [{name: a, reasons: [DISK_FULL], say: x, sets: {}}]\nguidance: {default: [y]}", "sets"),
+        (
+            "rules: [{name: a, reasons: [DISK_FULL], say: x, when: {engine: {in: [a]}}}]\nguidance: {default: [y]}",
+            "engine",
+        ),
+        ("rules: []\nguidance: {}", "default"),
+        ("rules: [", "rules"),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "rules.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        load_rules(tmp_path / "rules.yaml")
+    assert caught.value.reason == "CONFIGURATION_INVALID"
+
+
+def test_an_operators_table_replaces_the_built_in_one(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(
+        "rules: [{name: mine, reasons: [UNSUPPORTED], when: {about.tool: {in: [x]}}, set: {a: 1}, say: s}]\n"
+        "guidance: {default: [call us]}"
+    )
+    table = load_rules(tmp_path / "rules.yaml")
+    history = [AttemptRecord(number=1, state=TaskState.FAILED, params={})]
+    arguments: dict[str, Any] = {
+        "params": {},
+        "history": history,
+        "profile": Profile.BALANCED,
+        "facts": {},
+        "max_attempts": 5,
+    }
+    found = recover(failure("UNSUPPORTED", tool="x"), "merge", table=table, **arguments)
+    assert found is not None
+    assert (found.rule, found.params) == ("mine", {"a": 1})
+    assert recover(failure("UNSUPPORTED", tool="y"), "merge", table=table, **arguments) is None
+    assert with_guidance(failure("DISK_FULL"), "merge", attempts=1, table=table).about["guidance"] == "call us"

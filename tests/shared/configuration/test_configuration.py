@@ -1,0 +1,479 @@
+"""The export configuration: what loads, which source wins, and that every problem is reported at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway.configuration import (
+    ENVIRONMENT,
+    ExportConfiguration,
+    LoadedConfiguration,
+    OptimizationConfiguration,
+    load,
+    parse,
+    render_name,
+)
+from slipway.configuration.schema import keys, sections
+from slipway.configuration.sections import CombinationConfiguration
+from slipway.errors import ConfigurationError
+from slipway.planning.plan import plan
+from slipway.registry import stage_names
+from slipway_protos.v1 import configuration_pb2
+
+CANONICAL = """\
+export:
+  checkpoint: {path: "qwen3-finetuned", auto_detect_latest: true}
+  base_model: {name: "Qwen/Qwen3-4B-Thinking-2507", load_in_4bit: false}
+  optimization: {quantization: "int8", remove_artifacts: true, compress_weights: true}
+  formats:
+    pytorch: {enabled: true, save_tokenizer: true}
+    onnx: {enabled: true, opset_version: 14, dynamic_axes: true, optimize_graph: true}
+    tensorrt: {enabled: false}
+  validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true}
+  output: {directory: "exported_models", naming_pattern: "{model_name}_{timestamp}"}
+"""
+
+
+@pytest.fixture
+def canonical(tmp_path: Path) -> Path:
+    path = tmp_path / "project" / "export.yaml"
+    path.parent.mkdir()
+    path.write_text(CANONICAL)
+    return path
+
+
+def loaded(path: Path | None, *assignments: str, **environment: str) -> LoadedConfiguration:
+    return load(path, environment=environment, assignments=assignments)
+
+
+def problems(path: Path | None, *assignments: str, **environment: str) -> list[dict[str, str]]:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(path, *assignments, **environment)
+    assert caught.value.reason == "CONFIGURATION_INVALID"
+    found = json.loads(caught.value.about["problems"])
+    assert all(problem["key"] in caught.value.message for problem in found)
+    return found
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "export.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_documented_file_loads_as_it_stands(canonical: Path) -> None:
+    configuration = loaded(canonical).configuration
+    assert configuration.base_model.name == "Qwen/Qwen3-4B-Thinking-2507"
+    assert configuration.optimization.quantization == ("int8",)
+    assert configuration.formats.onnx.opset_version == 14
+    assert configuration.levels("pytorch") == configuration.levels("onnx") == ("int8",)
+    assert not configuration.formats.tensorrt.enabled
+
+
+def test_later_sources_win_setting_by_setting(canonical: Path) -> None:
+    environment = {"EXPORT_QUANTIZATION_LEVEL": "int4,int8", "EXPORT_LOG_LEVEL": "debug", "EXPORT_ENABLE_ONNX": "no"}
+    found = loaded(canonical, "log.level=error", **environment)
+    assert found.configuration.optimization.quantization == ("int4", "int8")
+    assert found.configuration.log.level == "error"
+    assert found.configuration.formats.onnx.enabled is False
+    assert found.configuration.formats.onnx.opset_version == 14
+    origins = found.origins
+    assert origins["log.level"] == "--set log.level"
+    assert origins["optimization.quantization"] == "EXPORT_QUANTIZATION_LEVEL"
+    assert origins["checkpoint.path"] == "export.yaml:2"
+    assert origins["recovery.profile"] == "default"
+
+
+@pytest.mark.parametrize("level", ["INFO", "info", "Info"])
+def test_the_log_level_is_taken_in_any_case_from_every_source(tmp_path: Path, level: str) -> None:
+    file = write(tmp_path, f"export: {{checkpoint: {{path: run}}, log: {{level: {level}}}}}")
+    in_yaml = loaded(file)
+    bare = write(tmp_path, "export: {checkpoint: {path: run}}")
+    for found in (in_yaml, loaded(bare, EXPORT_LOG_LEVEL=level), loaded(bare, f"log.level={level}")):
+        assert found.configuration.log.level == "info"
+    assert parse({"log": {"level": level}}).log.level == "info"
+
+
+def test_relative_paths_start_where_they_were_written(canonical: Path, tmp_path: Path) -> None:
+    from_file = load(canonical, environment={}, folder=tmp_path).configuration
+    assert from_file.checkpoint.path == str(canonical.parent / "qwen3-finetuned")
+    assert from_file.output.directory == str(canonical.parent / "exported_models")
+    flags = {"--checkpoint": "run", "--out": "out", "--base-model": None}
+    from_flags = load(canonical, environment={}, flags=flags, folder=tmp_path).configuration
+    assert (from_flags.checkpoint.path, from_flags.output.directory) == (str(tmp_path / "run"), str(tmp_path / "out"))
+    nothing = load(None, environment={"EXPORT_CHECKPOINT_PATH": "run"}, folder=tmp_path).configuration
+    assert nothing.output.directory == str(tmp_path / "exported_models")
+
+
+def test_a_base_model_is_a_path_only_when_it_is_there_or_looks_like_one(canonical: Path) -> None:
+    (canonical.parent / "base").mkdir()
+    for name, expected in (
+        ("base", str(canonical.parent / "base")),
+        ("./absent", str(canonical.parent / "absent")),
+        ("org/model", "org/model"),
+    ):
+        canonical.write_text(CANONICAL.replace("Qwen/Qwen3-4B-Thinking-2507", name))
+        assert loaded(canonical).configuration.base_model.name == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("formats.tensorrt.targets", "sm89,sm80", ("sm89", "sm80")),
+        ("formats.pytorch.quantization", "none", ()),
+        ("optimization.quantization", "[fp16, int8]", ("fp16", "int8")),
+        ("resources.max_memory_bytes", "8GiB", 8 << 30),
+        ("resources.max_memory_bytes", "1.5G", 1_500_000_000),
+        ("checkpoint.auto_detect_latest", "off", False),
+        ("resources.stage_timeouts", "merge=3600, validate=60", {"merge": 3600, "validate": 60}),
+    ],
+)
+def test_texts_become_values_of_the_setting_s_type(canonical: Path, key: str, text: str, value: Any) -> None:
+    configuration: Any = loaded(canonical, f"{key}={text}").configuration
+    for part in key.split("."):
+        configuration = getattr(configuration, part)
+    assert configuration == value
+
+
+def test_timeouts_of_stages_are_joined_row_by_row(canonical: Path) -> None:
+    canonical.write_text(CANONICAL + "  resources:\n    stage_timeouts: {merge: 3600, quantize: 100}\n")
+    one, other = "resources.stage_timeouts.merge=60", "export.resources.stage_timeouts.onnx_export=5"
+    found = loaded(canonical, one, other, EXPORT_STAGE_TIMEOUTS="quantize=7,validate=8")
+    expected = {"merge": 60, "quantize": 7, "validate": 8, "onnx_export": 5}
+    assert found.configuration.resources.stage_timeouts == expected
+    origin = found.origins["resources.stage_timeouts"]
+    for source in ("export.yaml:", "EXPORT_STAGE_TIMEOUTS", "--set resources.stage_timeouts.merge", "onnx_export"):
+        assert source in origin
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message", "remedy"),
+    [
+        ("resources.stage_timeouts.mergee=60", "'mergee' is not a stage", "'merge'"),
+        ("resources.stage_timeouts.onnx=60", "'onnx' is not a stage", "onnx_export"),
+        ("resources.stage_timeouts.merge=soon", "'soon' is not a whole number", "digits"),
+        ("resources.stage_timeouts.merge=0", "0 is less than possible", "1"),
+        ("resources.stage_timeouts=merge", "'merge' has no value", "name=60"),
+        ("resources.stage_timeoutss.merge=1", "is not a setting", "resources.stage_timeouts"),
+    ],
+)
+def test_timeouts_of_stages_that_cannot_be(canonical: Path, assignment: str, message: str, remedy: str) -> None:
+    (problem,) = problems(canonical, assignment)
+    assert message in problem["message"]
+    assert remedy in problem["remedy"]
+    assert "resources.stage_timeouts" in problem["key"]
+
+
+def test_limits_come_from_every_source_and_are_joined_value_by_value(canonical: Path) -> None:
+    canonical.write_text(
+        CANONICAL.replace(
+            "test_samples: 10,", "test_samples: 10, limits: {int4: {mean_kl: 0.03, top1_agreement: 0.8}},"
+        )
+    )
+    found = loaded(
+        canonical,
+        "validation.limits.int8.perplexity_ratio=2",
+        EXPORT_VALIDATION_LIMITS="int4.mean_kl=0.04, float32.max_abs_diff=1e-3",
+    )
+    limits = {level: row.model_dump(exclude_none=True) for level, row in found.configuration.validation.limits.items()}
+    assert limits == {
+        "int4": {"mean_kl": 0.04, "top1_agreement": 0.8},
+        "int8": {"perplexity_ratio": 2.0},
+        "float32": {"max_abs_diff": 1e-3},
+    }
+    for source in ("export.yaml:", "EXPORT_VALIDATION_LIMITS", "--set validation.limits.int8.perplexity_ratio"):
+        assert source in found.origins["validation.limits"]
+    assert not any("limits" in warning for warning in found.warnings)
+    unused = loaded(canonical, "validation.limits.int8.mean_kl=2", "validation.compare_outputs=false")
+    assert any("validation.limits is not applied" in warning for warning in unused.warnings)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "message", "remedy"),
+    [
+        ("validation.limits.fp8.mean_kl=1", "validation.limits", "'fp8' is not a level", "float32"),
+        ("validation.limits.int8.mean_k=1", "validation.limits", "'mean_k' is not a limit", "'mean_kl'"),
+        ("validation.limits.int8.mean_kl=much", "validation.limits", "'much' is not a number", "digits"),
+        (
+            "validation.limits.int8.mean_kl=0",
+            "validation.limits.int8.mean_kl",
+            "0.0 is less than possible",
+            "more than 0",
+        ),
+        ("validation.limits.int8.mean_kl=nan", "validation.limits.int8.mean_kl", "not a finite number", "digits"),
+        (
+            "validation.limits.int8.top1_agreement=95",
+            "validation.limits.int8.top1_agreement",
+            "more than possible",
+            "1",
+        ),
+        ("validation.limits.int8.perplexity_ratio=0.9", "validation.limits.int8.perplexity_ratio", "less than", "1"),
+        ("validation.limits.int8=1", "validation.limits", "'int8' is a row", "int8.max_abs_diff"),
+        ("validation.limits=int8", "validation.limits", "'int8' has no value", "row.name=0.1"),
+    ],
+)
+def test_limits_that_cannot_be(canonical: Path, assignment: str, key: str, message: str, remedy: str) -> None:
+    (problem,) = problems(canonical, assignment)
+    assert problem["key"] == key
+    assert message in problem["message"]
+    assert remedy in problem["remedy"]
+
+
+@pytest.mark.parametrize("row", ["int8", "{int8: 1}", "{int8: {mean_kl: '1'}}", "{int8: {mean_kl: true}}", "[int8]"])
+def test_limits_of_another_form_are_refused(canonical: Path, row: str) -> None:
+    canonical.write_text(CANONICAL.replace("test_samples: 10,", f"test_samples: 10, limits: {row},"))
+    (problem,) = problems(canonical)
+    assert problem["key"].startswith("validation.limits")
+    assert "is not a" in problem["message"]
+    assert "range" not in problem["message"]
+    assert problem["remedy"]
+
+
+def test_the_levels_of_limits_are_the_stage_s() -> None:
+    from slipway.validation.findings import LIMIT_LEVELS
+    from slipway_validate.judging.limits import LIMITS
+
+    assert tuple(LIMITS) == LIMIT_LEVELS
+
+
+def test_stages_with_timeouts_are_those_that_are_planned() -> None:
+    everything = ExportConfiguration(
+        combination=CombinationConfiguration(adapters=("other",)),
+        formats={"tensorrt": {"enabled": True}},
+        optimization=OptimizationConfiguration(quantization=("int8",)),
+    )
+    tasks = plan(everything, {"base", "adapter", "adapter-02"}, source_formats={"base": "gptq"})
+    assert {task.stage for task in tasks} == set(stage_names())
+
+
+def test_adapters_to_combine_are_paths_from_the_files_folder(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+export:
+  checkpoint: {path: runs/a}
+  combination: {adapters: [runs/b, "s3://bucket/runs/c"], weights: [1, 0.5, -0.25], type: ties}
+""",
+    )
+    combination = loaded(path, "combination.density=0.3").configuration.combination
+    assert combination.adapters == (str(tmp_path / "runs/b"), "s3://bucket/runs/c")
+    assert combination.weights == (1.0, 0.5, -0.25)
+    assert (combination.type, combination.density) == ("ties", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message", "remedy"),
+    [
+        (["combination.weights=1,2"], "there are 2 weights for no adapters", "combination.adapters"),
+        (["combination.adapters=b", "combination.weights=1"], "there is 1 weight for 2 adapters", "[1.0, 1.0]"),
+        (["combination.adapters=b", "combination.weights=1,much"], "'much' is not a number", "digits"),
+        (["combination.density=0"], "density", "0"),
+        (["combination.type=sum"], "sum", "cat"),
+    ],
+)
+def test_combinations_that_cannot_be(canonical: Path, assignments: list[str], message: str, remedy: str) -> None:
+    (problem,) = problems(canonical, *assignments)
+    assert message in f"{problem['key']} {problem['message']}"
+    assert remedy in f"{problem['message']} {problem['remedy']}"
+
+
+def test_everything_wrong_is_reported_at_once_with_its_source_and_remedy(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+export:
+  checkpont: {path: x}
+  optimization:
+    quantization: [int8, int3]
+    group_size: 33
+    remove_artifacts: false
+  formats:
+    pytorch: {enabled: "true"}
+    onnx: {opset: 3, opset_version: 99, quantization: bf16}
+    tensorrt: {enabled: yes, batch: [3, 2, 1], sequence: 4, targets: [ada]}
+  validation: {test_samples: 0, test_samples: 0}
+  output: {naming_pattern: "{model}/x"}
+  log: {level: loud}
+other: 3
+""",
+    )
+    found = problems(path, "a.b=c", "x", EXPORT_ENABLE_ONXX="1", EXPORT_THREADS="many")
+    by_key = {problem["key"]: problem for problem in found}
+    expected = {
+        "checkpont": ("export.yaml:2", "checkpoint"),
+        "optimization.quantization": ("export.yaml:4", "int4"),
+        "optimization.group_size": ("export.yaml:5", "32"),
+        "optimization.remove_artifacts": ("export.yaml:6", "true"),
+        "formats.pytorch.enabled": ("export.yaml:8", "without quotes"),
+        "formats.onnx.opset": ("export.yaml:9", "opset_version"),
+        "formats.onnx.opset_version": ("export.yaml:9", "7 to 26"),
+        "formats.onnx.quantization": ("export.yaml:9", "fp16"),
+        "formats.tensorrt.batch": ("export.yaml:10", "[1, 1, 8]"),
+        "formats.tensorrt.sequence": ("export.yaml:10", "[min, opt, max]"),
+        "formats.tensorrt.targets": ("export.yaml:10", "sm89"),
+        "output.naming_pattern": ("export.yaml:12", "{timestamp}"),
+        "log.level": ("export.yaml:13", "debug"),
+        "other": ("export.yaml:14", "export:"),
+        "EXPORT_ENABLE_ONXX": ("environment", "EXPORT_ENABLE_ONNX"),
+        "resources.threads": ("EXPORT_THREADS", "digits"),
+        "a.b": ("--set a.b", ""),
+        "x": ("--set", "x=VALUE"),
+        "checkpoint.path": ("", "--checkpoint"),
+    }
+    assert {key: (value["source"], True) for key, value in by_key.items() if key in expected} == {
+        key: (source, True) for key, (source, _) in expected.items()
+    }
+    for key, (_, remedy) in expected.items():
+        assert remedy in by_key[key]["message"] + by_key[key]["remedy"], key
+    assert {problem["message"] for problem in found if problem["key"] == "validation.test_samples"} == {
+        "is given twice",
+        "0 is less than possible",
+    }
+
+
+@pytest.mark.parametrize(
+    ("assignments", "key", "remedy"),
+    [
+        (["formats.pytorch.enabled=false", "formats.onnx.enabled=false"], "formats", "formats.pytorch.enabled: true"),
+        (
+            ["optimization.quantization=bf16,int8"],
+            "optimization.quantization",
+            "formats.onnx.quantization: [fp16, int8]",
+        ),
+        (
+            ["formats.tensorrt.enabled=true", "formats.tensorrt.builder=tensorrt", "formats.tensorrt.targets=sm89"],
+            "formats.tensorrt.targets",
+            "tensorrt_rtx",
+        ),
+    ],
+)
+def test_conflicts_name_a_setting_that_works(canonical: Path, assignments: list[str], key: str, remedy: str) -> None:
+    (problem,) = problems(canonical, *assignments)
+    assert problem["key"] == key
+    assert remedy in problem["remedy"]
+
+
+def test_the_remedy_of_a_conflict_works(canonical: Path) -> None:
+    settings = ["optimization.quantization=bf16,int8", "formats.onnx.quantization=fp16,int8"]
+    configuration = loaded(canonical, *settings).configuration
+    assert (configuration.levels("pytorch"), configuration.levels("onnx")) == (("bf16", "int8"), ("fp16", "int8"))
+
+
+def test_a_model_made_in_code_has_no_conflicts_either() -> None:
+    with pytest.raises(ValueError, match="no format is enabled"):
+        ExportConfiguration.model_validate({"formats": {"pytorch": {"enabled": False}, "onnx": {"enabled": False}}})
+
+
+def test_a_variable_of_another_program_is_a_warning(canonical: Path) -> None:
+    assert any("EXPORT_TZ" in warning for warning in loaded(canonical, EXPORT_TZ="UTC").warnings)
+
+
+def test_an_empty_variable_is_not_set(canonical: Path) -> None:
+    assert loaded(canonical, EXPORT_ENABLE_ONNX="").configuration.formats.onnx.enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("export: [1, 2", "is not YAML"),
+        ("", "no export section"),
+        ("export: 3", "is a section"),
+        ("checkpoint: {path: x}", "no export section"),
+        ("export: {output: {directory: !!python/object/apply:os.getcwd []}}", "plain"),
+        ("export: {formats: 3}", "is a section"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        loaded(write(tmp_path, text), "checkpoint.path=x")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(tmp_path / "absent.yaml")
+    assert caught.value.reason == "CONFIGURATION_NOT_FOUND"
+    assert "absent.yaml" in caught.value.message
+
+
+def test_yaml_merge_keys_are_resolved(tmp_path: Path) -> None:
+    text = "export:\n  checkpoint: {path: x}\n  formats:\n    onnx: &a {enabled: false}\n    tensorrt:\n      <<: *a\n"
+    assert loaded(write(tmp_path, text)).configuration.formats.tensorrt.enabled is False
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=12), st.none() | st.integers() | st.text() | st.booleans(), min_size=1)
+)
+def test_no_unknown_key_passes_unnoticed(data: dict[str, Any]) -> None:
+    unknown = {name: value for name, value in data.items() if name not in sections()[""]}
+    for path in sections():
+        nested: dict[str, Any] = dict(unknown)
+        known = set(sections()[path])
+        if path in keys() or not set(nested) - known:
+            continue
+        for part in reversed(path.split(".") if path else []):
+            nested = {part: nested}
+        with pytest.raises(ConfigurationError) as caught:
+            parse(nested)
+        reported = {problem["key"] for problem in json.loads(caught.value.about["problems"])}
+        assert {f"{path}.{name}" if path else name for name in set(unknown) - known} <= reported
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3))
+)
+def test_any_value_of_any_setting_is_taken_or_reported(value: Any) -> None:
+    for key in keys():
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        try:
+            configuration: Any = parse(nested)
+        except ConfigurationError as error:
+            assert [problem["key"] for problem in json.loads(error.about["problems"])] == [key]
+            continue
+        assert isinstance(configuration, ExportConfiguration)
+
+
+def test_every_setting_has_one_variable() -> None:
+    assert sorted(ENVIRONMENT.values()) == sorted(keys())
+
+
+def test_names_of_output_directories() -> None:
+    values = {"model_name": "my/model v2", "timestamp": "20260102_030405", "checkpoint": "..", "export_id": "e-1"}
+    assert render_name("{model_name}_{timestamp}-{checkpoint}", values) == "my-model-v2_20260102_030405-model"
+
+
+def _fields(model: type, message: Any, path: str = "") -> list[str]:
+    """Differences between a model's fields and a message's, by path."""
+    names = {field.name for field in message.fields}
+    own = set(model.model_fields)
+    found = [f"{path}{name}" for name in sorted(names ^ own)]
+    for name in sorted(names & own - {"formats"}):  # by name, the rest checked by the formats' own models
+        nested = getattr(model(), name, None)
+        field = message.fields_by_name[name]
+        if hasattr(type(nested), "model_fields"):
+            found += _fields(type(nested), field.message_type, f"{path}{name}.")
+        elif field.message_type is None or field.message_type.name == "QuantizationLevels":
+            continue
+        elif not (isinstance(nested, dict) and field.message_type.GetOptions().map_entry):
+            found.append(f"{path}{name} is a message without a model")
+    return found
+
+
+def test_the_model_and_the_message_have_the_same_fields() -> None:
+    assert _fields(ExportConfiguration, configuration_pb2.ExportConfiguration.DESCRIPTOR) == []
+
+
+def test_a_configuration_survives_the_wire(canonical: Path) -> None:
+    from slipway.rpc.configuration_messages import configuration_message, configuration_of
+
+    settings = ["formats.tensorrt.batch=1,2,4", "formats.onnx.quantization=none", "formats.tensorrt.targets=sm89"]
+    configuration = loaded(canonical, *settings).configuration
+    assert configuration_of(configuration_message(configuration)) == configuration
+    assert configuration_of(configuration_pb2.ExportConfiguration()) == ExportConfiguration()

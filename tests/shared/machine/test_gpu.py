@@ -1,0 +1,101 @@
+"""What is known of the first GPU, or slice of one, from NVIDIA's own program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipway.machine.gpu import Gpu, first_gpu
+
+LISTS = {
+    "whole": "GPU 0: NVIDIA L4 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n",
+    "sliced": (
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n"
+        "  MIG 3g.40gb     Device  0: (UUID: MIG-c7384736-0001)\n"
+        "  MIG 1c.3g.40gb  Device  1: (UUID: MIG-c7384736-0002)\n"
+        "  MIG 1g.10gb+me  Device  2: (UUID: MIG-c7384736-0003)\n"
+    ),
+}
+QUERIES = {
+    "whole": ["NVIDIA L4, 8.9, 23034", "NVIDIA H100 80GB HBM3, 9.0, 81559"],
+    "sliced": ["NVIDIA H100, 9.0, 81559"],
+}
+
+
+def smi(folder: Path, kind: str, *, total: str = "") -> None:
+    """Stand in for NVIDIA's program, which needs a GPU; it answers as that does, with the GPU that ``--id`` names."""
+    rows = [row if not total else row.rpartition(",")[0] + f", {total}" for row in QUERIES[kind]]
+    cases = "\n".join(f"    *--id={number}*) echo '{row}';;" for number, row in enumerate(rows))
+    everything = "\n".join(rows)
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\ncase \"$*\" in\n    --list-gpus) cat <<'END'\n{LISTS[kind]}END\n;;\n{cases}\n"
+        f"    *--id=*) echo 'No devices were found' >&2; exit 6;;\n    *) echo '{everything}';;\nesac\n"
+    )
+    program.chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize("place", ["", ".", "./"])
+def test_a_program_in_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It may be a checkpoint with code in it."""
+    smi(tmp_path, "whole")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{place}:{tmp_path / 'nothing'}")
+    assert first_gpu() is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, Gpu("NVIDIA L4", "sm89", 23034 << 20)),
+        ("1,0", Gpu("NVIDIA H100 80GB HBM3", "sm90", 81559 << 20)),
+        ("7", None),
+        ("-1", None),
+        ("", None),
+    ],
+)
+def test_a_whole_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: Gpu | None
+) -> None:
+    smi(tmp_path, "whole")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert first_gpu() == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "profile", "gigabytes"),
+    [
+        (None, "3g.40gb", 40),
+        ("0", "3g.40gb", 40),
+        ("MIG-c7384736-0002", "1c.3g.40gb", 40),
+        ("MIG-c7384736-0003", "1g.10gb+me", 10),
+    ],
+)
+@pytest.mark.parametrize("total", ["", "[Insufficient Permissions]"], ids=["all-of-it", "not-said"])
+def test_a_slice_has_its_own_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, profile: str, gigabytes: int, total: str
+) -> None:
+    smi(tmp_path, "sliced", total=total)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert first_gpu() == Gpu(f"NVIDIA H100 MIG {profile}", "sm90", gigabytes * 10**9)
+
+
+def test_a_slice_that_is_not_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, "sliced")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c7384736-0009")
+    assert first_gpu() is None
+
+
+def test_without_the_program_there_is_none() -> None:
+    assert first_gpu() is None

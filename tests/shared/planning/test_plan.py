@@ -1,0 +1,200 @@
+"""The plan: only what is asked for, in an order that can run, every reference resolved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipway.artifacts import action_key
+from slipway.artifacts.digests import digest_bytes
+from slipway.configuration import parse
+from slipway.errors import ServiceError
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.plan import plan
+from slipway.registry import load_stage
+from slipway.rpc.structs import dict_of, struct_of
+
+SOURCES = ("adapter", "base")
+
+formats = st.fixed_dictionaries(
+    {
+        "pytorch": st.fixed_dictionaries({"enabled": st.booleans(), "save_tokenizer": st.booleans()}),
+        "onnx": st.fixed_dictionaries({"enabled": st.booleans(), "opset_version": st.sampled_from([0, 14, 20])}),
+        "tensorrt": st.fixed_dictionaries({"enabled": st.booleans()}),
+    }
+).filter(lambda chosen: any(format_["enabled"] for format_ in chosen.values()))
+configurations = st.fixed_dictionaries(
+    {
+        "formats": formats,
+        "optimization": st.fixed_dictionaries(
+            {"quantization": st.lists(st.sampled_from(["none", "fp16", "int8", "int4"]), max_size=4)}
+        ),
+        "validation": st.fixed_dictionaries({"enabled": st.booleans()}),
+    }
+)
+
+
+def planned(data: dict[str, Any], sources: tuple[str, ...] = SOURCES) -> dict[str, PlannedTask]:
+    return {task.id: task for task in plan(parse(data), sources)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=configurations)
+def test_every_plan_can_run(data: dict[str, Any]) -> None:
+    tasks = plan(parse(data), SOURCES)
+    outputs: set[str] = set()
+    for task in tasks:
+        stage = load_stage(task.stage)
+        task.call.check(stage)
+        for reference in task.inputs.values():
+            kind, _, where = reference.partition(":")
+            assert (kind == "source" and where in SOURCES) or (kind == "task" and where in outputs)
+        outputs |= {f"{task.id}/{name}" for name in stage.outputs}
+    ids = [task.id for task in tasks]
+    assert len(set(ids)) == len(ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=configurations)
+def test_what_is_delivered_is_what_was_asked_for(data: dict[str, Any]) -> None:
+    configuration = parse(data)
+    expected = set()
+    for name in ("pytorch", "onnx"):
+        if data["formats"][name]["enabled"]:
+            levels = [level for level in data["optimization"]["quantization"] if level != "none"]
+            expected |= {name, *(f"{name}-{level}" for level in levels)}
+    if data["formats"]["tensorrt"]["enabled"]:
+        expected.add("tensorrt")
+    if data["validation"]["enabled"]:
+        expected.add("validation")
+    assert {task.format for task in plan(configuration, SOURCES)} - {""} == expected
+
+
+def test_validation_takes_the_reference_and_every_output() -> None:
+    tasks = planned({"optimization": {"quantization": "int8"}, "formats": {"tensorrt": {"enabled": True}}})
+    inputs = tasks["validate"].inputs
+    assert set(inputs) == {"base", "adapter", "pytorch", "pytorch-int8", "onnx", "onnx-int8", "tensorrt"}
+    assert inputs["onnx-int8"] == "task:quantize-onnx-int8/model"
+    assert tasks["validate"].partial
+
+
+def actions(data: dict[str, Any]) -> dict[str, str]:
+    """Action key of every task, each input's digest made from what it refers to."""
+    keys = {}
+    for task in plan(parse(data), SOURCES):
+        inputs = {name: digest_bytes(reference.encode()) for name, reference in task.inputs.items()}
+        stage = load_stage(task.stage)
+        keys[task.id] = action_key(stage, inputs, task.call.check(stage))
+    return keys
+
+
+def test_exports_with_and_without_validation_share_their_results() -> None:
+    data = {"optimization": {"quantization": ["int8", "int4"]}, "formats": {"tensorrt": {"enabled": True}}}
+    with_validation = actions({**data, "validation": {"enabled": True}})
+    del with_validation["validate"]
+    assert "merge" in with_validation
+    assert actions({**data, "validation": {"enabled": False}}) == with_validation
+
+
+def test_held_out_text_reaches_validation() -> None:
+    assert planned({}, ("adapter", "base", "heldout"))["validate"].inputs["heldout"] == "source:heldout"
+
+
+def test_tensorrt_gets_a_graph_of_its_own_that_is_not_delivered() -> None:
+    tasks = planned({"formats": {"tensorrt": {"enabled": True}, "onnx": {"enabled": False}}})
+    graph = tasks["onnx_export-tensorrt"]
+    assert (graph.format, graph.params["runtime"]) == ("", "tensorrt")
+    assert tasks["tensorrt_build"].inputs == {"onnx": "task:onnx_export-tensorrt/onnx"}
+    assert "onnx_export" not in tasks
+
+
+def test_a_format_may_carry_its_own_levels() -> None:
+    data = {"optimization": {"quantization": "int8"}, "formats": {"onnx": {"quantization": ["fp16", "int4"]}}}
+    assert [task for task in planned(data) if task.startswith("quantize")] == [
+        "quantize-pytorch-int8",
+        "quantize-onnx-fp16",
+        "quantize-onnx-int4",
+    ]
+
+
+def test_the_merge_is_not_delivered_when_pytorch_is_not_wanted_but_keeps_its_tokenizer() -> None:
+    merge = planned({"formats": {"pytorch": {"enabled": False, "save_tokenizer": False}}})["merge"]
+    assert (merge.format, merge.params["save_tokenizer"]) == ("", True)
+
+
+def test_settings_become_parameters() -> None:
+    data = {"optimization": {"quantization": "int4", "group_size": 64, "compress_weights": False}}
+    params = planned(data)["quantize-pytorch-int4"].params
+    assert (params["group_size"], params["packed"], params["level"]) == (64, False, "int4")
+
+
+def test_limits_reach_the_stage_and_travel_there() -> None:
+    limits = {"int4": {"mean_kl": 0.5, "perplexity_ratio": 2.0}}
+    params = planned({"validation": {"limits": limits}})["validate"].params
+    stage = load_stage("validate")
+    taken = stage.params.model_validate(dict_of(struct_of(params)))  # as a task carries them
+    assert params["limits"] == limits
+    assert taken.model_dump()["limits"]["int4"]["mean_kl"] == 0.5
+    assert taken.model_dump()["limits"]["int4"]["top1_agreement"] is None
+
+
+def test_a_missing_source_is_named() -> None:
+    with pytest.raises(ServiceError, match="adapter") as caught:
+        plan(parse({}), ["base"])
+    assert caught.value.reason == "REQUEST_INVALID"
+
+
+def test_several_adapters_become_one_that_is_merged_and_compared_with() -> None:
+    data = {"combination": {"adapters": ["b", "c"], "weights": [0.5, 0.25, -1.0], "type": "ties"}}
+    tasks = planned(data, ("adapter", "adapter-02", "adapter-03", "base"))
+    combine = tasks["combine"]
+    assert combine.inputs == {name: f"source:{name}" for name in ("adapter", "adapter-02", "adapter-03")}
+    combine.call.check(load_stage("combine"))
+    assert combine.params["weights"] == [0.5, 0.25, -1.0]
+    assert tasks["merge"].inputs["adapter"] == tasks["validate"].inputs["adapter"] == "task:combine/adapter"
+
+
+def test_every_adapter_to_combine_must_be_there() -> None:
+    with pytest.raises(ServiceError, match="adapter-03"):
+        planned({"combination": {"adapters": ["b", "c"]}}, ("adapter", "adapter-02", "base"))
+
+
+def by_id(data, **formats):
+    return {task.id: task for task in plan(parse(data), SOURCES, source_formats=formats)}
+
+
+def test_a_plain_base_is_taken_as_it_is():
+    tasks = by_id({"base_model": {"load_in_4bit": True}})
+    assert "prepare" not in tasks
+    assert tasks["merge"].inputs["base"] == tasks["validate"].inputs["base"] == "source:base"
+
+
+@pytest.mark.parametrize("stored_as", ["gptq", "pickle", "fp8"])
+def test_another_base_is_prepared_for_the_merge_and_for_the_reference(stored_as):
+    tasks = by_id({}, base=stored_as)
+    assert next(iter(tasks)) == "prepare"
+    assert tasks["prepare"].inputs == {"base": "source:base"}
+    assert tasks["prepare"].params == {"merge_onto": "original"}
+    assert tasks["merge"].inputs["base"] == tasks["validate"].inputs["base"] == "task:prepare/base"
+
+
+def test_the_nf4_round_trip_is_a_preparation_too():
+    tasks = by_id({"base_model": {"load_in_4bit": True, "merge_onto": "nf4"}})
+    assert tasks["prepare"].params == {"merge_onto": "nf4"}
+    assert tasks["merge"].inputs["base"] == "task:prepare/base"
+
+
+def test_an_export_whose_format_was_uninstalled_can_still_be_shown() -> None:
+    from coordinator_harness import tiny_export
+
+    from slipway_coordinator.api.messages import export_message
+
+    record = tiny_export("shown")
+    formats = {**record.configuration["formats"], "gone": {"enabled": True, "quantization": ["q4"], "knob": 1}}
+    message = export_message(record.with_(configuration={**record.configuration, "formats": formats}))
+    gone = message.configuration.formats["gone"]
+    assert (gone.enabled, list(gone.quantization.levels), dict_of(gone.settings)) == (True, ["q4"], {"knob": 1})
+    assert message.configuration.formats["onnx"].enabled

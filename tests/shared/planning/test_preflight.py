@@ -1,0 +1,126 @@
+"""What is checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from slipway.planning.preflight import Verdict, preflight
+from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS, unwritten
+
+
+@dataclass(frozen=True)
+class Task:
+    id: str
+    stage: str
+    params: dict[str, Any] = field(default_factory=dict)
+    format: str = ""
+
+
+PLAN = (
+    Task("merge", "merge", format="pytorch"),
+    Task("int4", "quantize", {"level": "int4", "format": "pytorch"}, "pytorch-int4"),
+    Task("onnx_export", "onnx_export", format="onnx"),
+    Task("validate", "validate"),
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    save_file({"a": np.zeros((100, 10), np.float16), "b": np.zeros(24, np.float16)}, folder / "model.safetensors")
+    return folder
+
+
+def test_sizes_follow_from_the_number_of_weights(base: Path, tmp_path: Path) -> None:
+    checked = preflight(PLAN, base=base, home=tmp_path / "home", output=tmp_path / "out")
+    graph = 2 << 20
+    assert checked.task_bytes == {"merge": 2048, "int4": 768 + 2000, "onnx_export": 4096 + graph, "validate": 0}
+    assert checked.disk_needed_bytes == 2048 + 768 + 2000 + 4096 + graph
+    assert checked.error() is None
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(("opset", "instead"), [(11, "opset 18"), (13, "opset 18"), (25, "opset 23"), (26, "opset 23")])
+def test_an_opset_that_no_engine_writes_is_said_with_what_comes_instead(
+    base: Path, tmp_path: Path, opset: int, instead: str
+) -> None:
+    plan = [Task("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    (finding,) = [finding for finding in checked.findings if finding.check == "opset"]
+    assert finding.verdict is Verdict.WARNING
+    assert f"formats.onnx.opset_version is {opset}" in finding.message
+    assert instead in finding.message
+    assert checked.error() is None
+
+
+@pytest.mark.parametrize("opset", [None, 14, 18, 23, 24])
+def test_an_opset_that_an_engine_writes_needs_no_word(base: Path, tmp_path: Path, opset: int | None) -> None:
+    plan = [Task("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    assert [finding for finding in checked.findings if finding.check == "opset"] == []
+
+
+@pytest.mark.parametrize("opset", [7, 13, 25, 26])
+def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
+    """As attempts fail that no engine can make, the recovery table ends at what the plan said."""
+    from slipway.errors import Failure
+    from slipway_coordinator.model.records import AttemptRecord
+    from slipway_coordinator.model.recovery import Profile, recover
+    from slipway_coordinator.model.states import TaskState
+
+    params: dict[str, Any] = {"engine": "mobius", "opset": opset}
+    history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
+    while params["opset"] is not None and params["opset"] not in ENGINE_OPSETS[params["engine"]]:
+        found = recover(
+            Failure("OPSET_UNSUPPORTED", "it cannot"),
+            "onnx_export",
+            params=params,
+            history=history,
+            profile=Profile.BALANCED,
+            facts={},
+            max_attempts=5,
+        )
+        assert found is not None
+        params = found.params
+        history.append(AttemptRecord(number=len(history) + 1, state=TaskState.FAILED, params=params, rule=found.rule))
+    assert f"opset {params['opset'] or BEST_OPSET}" in unwritten(opset)
+
+
+def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:
+    large = Task("onnx_export", "onnx_export", format="onnx")
+    save_file({"a": np.zeros((2500, 1000), np.float16)}, base / "model.safetensors")
+    checked = preflight([large], base=base, home=small_disk, output=small_disk)
+    (finding,) = [finding for finding in checked.findings if finding.check.startswith("disk")]
+    assert finding.verdict is Verdict.WARNING
+    assert "8.4 MB free" in finding.message
+    assert "cache gc" in finding.remedy
+
+
+def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: Path) -> None:
+    plan = (*PLAN, Task("x", "nonesuch"))
+    checked = preflight(plan, base=base, home=tmp_path, output=tmp_path)
+    findings = {finding.check: finding for finding in checked.findings}
+    assert findings["stage: merge"].verdict is Verdict.OK
+    assert findings["stage: nonesuch"].verdict is Verdict.WARNING
+    assert "pip install 'slipway[nonesuch]'" in findings["stage: nonesuch"].remedy
+
+
+def test_elsewhere_only_the_disk_is_checked(base: Path, tmp_path: Path) -> None:
+    checked = preflight(PLAN, base=base, home=tmp_path, output=tmp_path, here=False)
+    assert {finding.check.partition(":")[0] for finding in checked.findings} == {"disk"}
+
+
+def test_a_file_in_the_way_of_the_output_is_found_before_any_work(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = preflight(PLAN, base=base, home=tmp_path, output=tmp_path / "file" / "exported").error()
+    assert error is not None
+    assert error.reason == "FILE_ERROR"
+    assert str(tmp_path / "file") in str(error)
+    assert "output.directory" in error.remedy
