@@ -14,6 +14,7 @@ from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, keys, values
 from slipway.meanings import meanings
 from slipway.settings import Settings
+from slipway.settings.sections import Listed
 
 PAGE = Path(__file__).parents[1] / "shared" / "slipway" / "README.md"
 _VARIABLE = re.compile(r" \(`([A-Z_]+)`\)")
@@ -76,8 +77,8 @@ def _shown(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if hasattr(value, "opt"):
-        return f"`[{value.min}, {value.opt}, {value.max}]`"
+    if isinstance(value, Listed):
+        return f"`{value}`"
     if isinstance(value, tuple):
         return f"`{', '.join(value)}`" if value else "none"
     return f"`{value}`"

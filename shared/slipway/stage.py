@@ -138,7 +138,7 @@ class Role(Enum):
     MERGE = auto()
     """The merged model, which every format begins with: from ``base`` and ``adapter``."""
     QUANTIZATION = auto()
-    """A format's output at a level: from the unquantized one."""
+    """A format's output at a level: from ``model``, the unquantized one."""
     VALIDATION = auto()
     """The judgement of every output: from ``base``, ``adapter``, perhaps ``heldout``, and the outputs by their names."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
-from slipway.formats.registry import formats
+from slipway.formats.registry import asking, formats
 from slipway.formats.settings import LevelSettings
 from slipway.settings.problems import Problem
 
@@ -49,7 +49,8 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
     for each, section in configuration.formats.enabled():
-        found += each.cautions(section)
+        with asking(each):
+            found += each.cautions(section)
     return tuple(found)
 
 
@@ -113,7 +114,9 @@ def _nothing_of_a_format(configuration: Sections) -> Iterable[Problem]:
 
 def _conflicts_of_formats(configuration: Sections) -> Iterable[Problem]:
     for each, section in configuration.formats.enabled():
-        for problem in each.conflicts(section):
+        with asking(each):
+            found = tuple(each.conflicts(section))
+        for problem in found:
             yield replace(problem, key=f"formats.{each.name}.{problem.key}")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -86,6 +88,12 @@ class Usage:
     packages: str
     chat_packages: str = ""
     level_packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Traversable:
+        """The template's file."""
+        package, name = self.template
+        return files(package).joinpath(name)
 
 
 def _nothing(_: Any) -> tuple[()]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from slipway.errors import ConfigurationError
+from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format
 from slipway.settings.problems import did_you_mean
 
@@ -72,6 +73,26 @@ def merged_output() -> str:
     return next((each.name for each in formats().values() if each.is_model), "")
 
 
+@contextmanager
+def asking(each: Format[Any]) -> Iterator[None]:
+    """Ask a format in a block: whatever its functions raise is an error with its name.
+
+    Raises:
+        ConfigurationError: reason ``FORMAT_INVALID``.
+    """
+    try:
+        yield
+    except ModelExportError:
+        raise
+    except Exception as error:  # code of others may raise anything
+        raise ConfigurationError(
+            f"the format {each.name} fails: {type(error).__name__}: {error}",
+            reason="FORMAT_INVALID",
+            remedy="install a version of it that fits this one of slipway, or leave the format out",
+            about={"format": each.name},
+        ) from error
+
+
 def _loaded(entry: EntryPoint) -> Format[Any]:
     try:
         found = entry.load()
@@ -79,6 +100,8 @@ def _loaded(entry: EntryPoint) -> Format[Any]:
             raise TypeError(f"{entry.value} is not a Format")  # noqa: TRY301 - one failure, however it shows
         if found.name != entry.name:
             raise ValueError(f"its name is {found.name!r}")  # noqa: TRY301 - as above
+        if found.usage is not None and not found.usage.path.is_file():
+            raise FileNotFoundError(f"there is no {'/'.join(found.usage.template)}")  # noqa: TRY301 - as above
     except Exception as error:  # a module of others may raise anything
         bringer = entry.dist.name if entry.dist is not None else entry.module
         raise ConfigurationError(

@@ -89,7 +89,7 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
                 "group_size": request.group_size,
                 "packed": request.packed,
             },
-            inputs={stage.inputs[0]: source},
+            inputs={"model": source},
             format=f"{request.name}-{level}",
             output=stage.main_output,
         )

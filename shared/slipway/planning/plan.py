@@ -9,7 +9,7 @@ from types import MappingProxyType
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
-from slipway.formats.registry import formats, split_output
+from slipway.formats.registry import asking, formats, split_output
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
@@ -183,7 +183,8 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
     )
-    tasks = each.plan(request)
+    with asking(each):
+        tasks = each.plan(request)
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model}, set(taken)
     for task in tasks:

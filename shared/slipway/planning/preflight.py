@@ -15,7 +15,7 @@ from typing import Any
 
 from slipway.errors import ModelExportError
 from slipway.estimates import FLOAT32_BYTES, ModelSize
-from slipway.formats.registry import format_of_output, split_output
+from slipway.formats.registry import asking, format_of_output, split_output
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
@@ -130,7 +130,8 @@ def task_bytes(task: PlannedTask, size: ModelSize) -> int:
     """Estimate the size of what a task makes, from above: by the format that it delivers, otherwise by its stage."""
     delivered = format_of_output(task.format)
     if delivered is not None and delivered.output_bytes is not None:
-        return delivered.output_bytes(split_output(task.format)[1], size)
+        with asking(delivered):
+            return delivered.output_bytes(split_output(task.format)[1], size)
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
 

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 
 def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
-    """A configuration as its message, every field set."""
+    """Return a configuration as its message, every field set."""
+    return recorded_configuration_message(configuration.model_dump(mode="json"))
+
+
+def recorded_configuration_message(recorded: Mapping[str, Any]) -> configuration_pb2.ExportConfiguration:
+    """Return a recorded configuration as its message, perhaps with a format that is not installed here any more."""
     message = configuration_pb2.ExportConfiguration()
-    _fill(message, configuration.model_dump(mode="json"))
+    _fill(message, recorded)
     return message
 
 
@@ -38,7 +43,7 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
     fields = message.DESCRIPTOR.fields_by_name
     own = {name for name, field in fields.items() if not _is_struct(field)}
     rest = {name: value for name, value in data.items() if name not in own}
-    if rest:
+    if rest and "settings" in fields:  # otherwise of another version, which has no place for it
         cast("Any", message).settings.MergeFrom(struct_of(rest))
     for name, value in data.items():
         if name in rest or value is None:

@@ -45,6 +45,9 @@ class Listed(Section):
         details = {"found": quoted(value), "noun": cls.noun, "remedy": f"use [{', '.join(names)}]"}
         raise PydanticCustomError("listed", "{found} is not a {noun}", details)
 
+    def __str__(self) -> str:
+        return f"[{', '.join(str(value) for _, value in self)}]"
+
 
 def as_tuple(value: Any) -> Any:
     """Make a list, as YAML has them, a tuple."""

@@ -185,3 +185,16 @@ def test_the_nf4_round_trip_is_a_preparation_too():
     tasks = by_id({"base_model": {"load_in_4bit": True, "merge_onto": "nf4"}})
     assert tasks["prepare"].params == {"merge_onto": "nf4"}
     assert tasks["merge"].inputs["base"] == "task:prepare/base"
+
+
+def test_an_export_whose_format_was_uninstalled_can_still_be_shown() -> None:
+    from coordinator_harness import tiny_export
+
+    from slipway_coordinator.api.messages import export_message
+
+    record = tiny_export("shown")
+    formats = {**record.configuration["formats"], "gone": {"enabled": True, "quantization": ["q4"], "knob": 1}}
+    message = export_message(record.with_(configuration={**record.configuration, "formats": formats}))
+    gone = message.configuration.formats["gone"]
+    assert (gone.enabled, list(gone.quantization.levels), dict_of(gone.settings)) == (True, ["q4"], {"knob": 1})
+    assert message.configuration.formats["onnx"].enabled

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
+from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.configuration_messages import configuration_message, recorded_configuration_message
 from slipway.rpc.stage_calls import put_call
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of, timestamp
@@ -17,16 +18,24 @@ from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskR
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.storage.events import WatchEvent
 from slipway_coordinator.workflow.observation import attempt_span
-from slipway_protos.v1 import export_pb2, worker_pb2
+from slipway_protos.v1 import configuration_pb2, export_pb2, worker_pb2
 
 
 def export_message(record: ExportRecord) -> export_pb2.Export:
     """Return an export as clients see it."""
     message = export_summary(record)
-    message.configuration.CopyFrom(configuration_message(ExportConfiguration.model_validate(record.configuration)))
+    message.configuration.CopyFrom(_configuration_message(record.configuration))
     message.sources.update(record.sources)
     message.tasks.extend(_task_message(task) for task in record.tasks)
     return message
+
+
+def _configuration_message(recorded: dict[str, Any]) -> configuration_pb2.ExportConfiguration:
+    """Return the configuration with the defaults of today; as it was recorded, where a format of it is not installed any more."""
+    try:
+        return configuration_message(ExportConfiguration.model_validate(recorded))
+    except ValidationError:
+        return recorded_configuration_message(recorded)
 
 
 def export_summary(record: ExportRecord) -> export_pb2.Export:

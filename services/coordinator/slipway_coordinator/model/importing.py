@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
-from slipway.configuration import ExportConfiguration
+from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
@@ -102,7 +102,7 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
     task = task.with_(params={**task.params, "pinned": pinned})
     sources = {**record.sources, **task.outputs}
     planned = plan(
-        ExportConfiguration.model_validate(record.configuration),
+        parse(record.configuration),
         sources,
         source_formats=facts.source_formats,
     )

@@ -25,6 +25,7 @@ from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.planning.references import Source, parse_reference
 from slipway.reasons import REASONS
 from slipway.settings import Settings
+from slipway.settings.sections import Listed
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 
@@ -145,8 +146,8 @@ def _shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
-    if hasattr(value, "opt"):
-        return f"[{value.min}, {value.opt}, {value.max}]"
+    if isinstance(value, Listed):
+        return str(value)
     if isinstance(value, BaseModel):
         return _shown(value.model_dump(exclude_none=True))
     if isinstance(value, Mapping):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from slipway.formats.contract import Usage
-from slipway.formats.registry import formats, split_output
+from slipway.formats.registry import asking, formats, split_output
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
@@ -95,15 +94,14 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
     for kind, each in formats().items():
         mine = [name for name in folders if split_output(name)[0] == kind]
         if mine and each.usage is not None:
-            found.append(
-                _example(kind, mine, each.usage, chat=all(has_chat_template(directory / name) for name in mine))
-            )
+            chat = all(has_chat_template(directory / name) for name in mine)
+            with asking(each):
+                found.append(_example(kind, mine, each.usage, chat=chat))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
 def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool) -> _Example:
-    package, file = usage.template
-    template = markdown_environment().from_string(files(package).joinpath(file).read_text(encoding="utf-8"))
+    template = markdown_environment().from_string(usage.path.read_text(encoding="utf-8"))
     return _Example(
         kind=kind,
         folders=folders,

@@ -1,0 +1,171 @@
+"""Formats by their contract: found by name, refused where they cannot be used, light."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from slipway.configuration import parse
+from slipway.errors import ConfigurationError
+from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask
+from slipway.formats.registry import format_of_output, formats, load_format, merged_output, split_output
+from slipway.planning.plan import format_tasks, plan
+from slipway.stage import Role
+
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt", "numpy", "grpc", "dbos")
+
+
+def plain(**changes: Any) -> Format[Any]:
+    given = {"name": "plain", "title": "Plain", "settings": FormatSettings, "plan": lambda _: ()}
+    return Format(**{**given, **changes})
+
+
+def test_holding_every_format_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from slipway.configuration import ExportConfiguration; from slipway.planning.plan import plan;"
+        "plan(ExportConfiguration(), ['base', 'adapter']);"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True) == "[]\n"
+
+
+def test_formats_are_found_by_the_names_of_their_outputs() -> None:
+    assert list(formats()) == ["pytorch", "onnx", "tensorrt"]
+    assert split_output("onnx-int8") == ("onnx", "int8")
+    assert format_of_output("onnx-int8") is load_format("onnx")
+    assert format_of_output("nonesuch-int8") is None
+    assert merged_output() == "pytorch"
+    with pytest.raises(ConfigurationError) as caught:
+        load_format("onx")
+    assert (caught.value.reason, caught.value.remedy) == ("FORMAT_UNKNOWN", "did you mean 'onnx'?")
+
+
+@pytest.mark.parametrize("each", formats().values(), ids=lambda each: each.name)
+def test_what_a_format_names_is_there(each: Format[Any]) -> None:
+    named = [each.quantizer, each.runtime.load if each.runtime else ""]
+    for reference in filter(None, named):
+        module, _, attribute = reference.partition(":")
+        try:
+            assert hasattr(import_module(module), attribute)
+        except ImportError as error:
+            assert error.name in {"tensorrt", "tensorrt_rtx"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "with-hyphen"}, "cannot be a format's name"),
+        ({"name": "heldout"}, "cannot be a format's name"),
+        ({"name": "model_dump"}, "cannot be a format's name"),
+        ({"name": "Onnx"}, "cannot be a format's name"),
+        ({"levels": ("int8",)}, "is no LevelSettings"),
+        ({"levels": ("none",), "settings": LevelSettings}, "cannot be a level's name"),
+        ({"variables": {"nonesuch": "EXPORT_X"}}, "which is no setting"),
+        ({"quantizer": "module.without.attribute"}, "is not module:attribute"),
+    ],
+)
+def test_a_value_that_could_not_be_used_later_is_refused_at_once(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plain(**changes)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Lets the registry find other formats than the installed ones."""
+    from slipway.formats import registry
+
+    # Entry points are read from the metadata of distributions; a list of them stands in for installing some.
+    def install(*found: tuple[str, str]) -> None:
+        points = [importlib.metadata.EntryPoint(name, value, registry.GROUP) for name, value in found]
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+        registry.formats.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    registry.formats.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nonesuch_module:FORMAT", "No module named 'nonesuch_module'"),
+        ("slipway.formats.registry:GROUP", "is not a Format"),
+        ("slipway_merge.format:FORMAT", "its name is 'pytorch'"),
+        ("slipway_merge.format:NONESUCH", "NONESUCH"),
+    ],
+)
+def test_a_format_that_cannot_be_loaded_is_named(installed: Callable[..., None], value: str, message: str) -> None:
+    installed(("gguf", value))
+    with pytest.raises(ConfigurationError) as caught:
+        formats()
+    assert caught.value.reason == "FORMAT_INVALID"
+    assert "'gguf'" in caught.value.message
+    assert message in caught.value.message
+
+
+def test_two_formats_do_not_share_a_variable(installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    import slipway_onnx_export.format as other
+
+    monkeypatch.setattr(other, "FORMAT", replace(other.FORMAT, variables={"enabled": "EXPORT_ENABLE_PYTORCH"}))
+    installed(("pytorch", "slipway_merge.format:FORMAT"), ("onnx", "slipway_onnx_export.format:FORMAT"))
+    with pytest.raises(ConfigurationError, match="share the variable EXPORT_ENABLE_PYTORCH"):
+        formats()
+
+
+def test_without_any_format_it_is_said_how_to_get_some(installed: Callable[..., None]) -> None:
+    installed()
+    with pytest.raises(ConfigurationError, match="no format is installed"):
+        formats()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (PlannedTask("x", "s", {}, {"model": "task:other/model"}, output="o"), "takes 'task:other/model'"),
+        (PlannedTask("merge", "s", {}, {"model": "source:m"}, output="o"), "has the name of another task"),
+        (PlannedTask("x", "s", {}, {"model": "source:m"}, format="onnx", output="o"), "delivers 'onnx'"),
+        (PlannedTask("x", "s", {}, {"model": "source:m"}, format="plain-int8", output="o"), "delivers 'plain-int8'"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused(task: PlannedTask, message: str) -> None:
+    each = replace(
+        load_format("tensorrt"), plan=lambda _: (replace(task, format=task.format.replace("plain", "tensorrt")),)
+    )
+    section = each.settings(enabled=True)
+    with pytest.raises(ConfigurationError, match=message.replace("plain", "tensorrt")) as caught:
+        format_tasks(each, section, parse({}), model="source:m", taken={"merge"})
+    assert caught.value.reason == "FORMAT_INVALID"
+
+
+def test_whatever_a_formats_functions_raise_is_an_error_with_its_name() -> None:
+    each = replace(load_format("tensorrt"), plan=lambda request: request.nonesuch)
+    with pytest.raises(ConfigurationError, match="the format tensorrt fails: AttributeError") as caught:
+        format_tasks(each, each.settings(enabled=True), parse({}), model="source:m")
+    assert caught.value.reason == "FORMAT_INVALID"
+
+
+def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_need() -> None:
+    data = {"formats": {name: {"unquantized": False, "quantization": "int8"} for name in ("pytorch", "onnx")}}
+    tasks = {task.id: task for task in plan(parse(data), ["base", "adapter"])}
+    assert [task.format for task in tasks.values()] == ["", "pytorch-int8", "", "onnx-int8", "validation"]
+    assert tasks["quantize-onnx-int8"].inputs == {"model": "task:onnx_export/onnx"}
+    assert set(tasks["validate"].inputs) == {"base", "adapter", "pytorch-int8", "onnx-int8"}
+
+
+def test_nothing_but_an_unquantized_output_that_is_not_wanted_is_a_conflict() -> None:
+    with pytest.raises(ConfigurationError, match=r"formats\.onnx\.unquantized"):
+        parse({"formats": {"onnx": {"unquantized": False}}})
+
+
+def test_every_role_is_played_by_one_installed_stage() -> None:
+    from slipway.registry import known_stage, stage_names
+
+    players = [stage.role for name in stage_names() if (stage := known_stage(name)) is not None and stage.role]
+    assert sorted(players, key=lambda role: role.value) == list(Role)
