@@ -155,7 +155,7 @@ class TestWhileBeingTimed:
             os.kill(pid_of(context), number)
             speed, note = Stopwatch(None, ValidateParams(), context).time(runner)
             assert speed is None
-            assert "its process" in note
+            assert "process of" in note
             assert first.prefill_seconds
             assert runner.result.continuations
 
@@ -207,7 +207,7 @@ def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: C
 
 def test_what_native_code_prints_never_reaches_the_pipe(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from slipway_validate import runner\n"
+        "import os, sys; from slipway_validate.runner import main as runner\n"
         "def execute(spec, folder):\n"
         "    os.write(1, b'native \\xff without an end')\n"
         "    runner._report('windows', 1, 2)\n"
