@@ -15,7 +15,8 @@ import psutil
 
 from slipway.errors import Failure
 from slipway.execution.child_process import ChildProcess, child_environment
-from slipway.files.json_documents import parse_json
+from slipway.files.json_documents import LARGEST_LIST, parse_json
+from slipway.files.regular_file import read_regular
 from slipway.stage import Context
 from slipway_validate.protocol.messages import RESULT_FILE, ROUND, SPEC_FILE, TIME, WAITING, Round, RunResult, Spec
 
@@ -205,4 +206,4 @@ def _next_event(lines: queue.SimpleQueue[bytes]) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> RunResult:
-    return RunResult.model_validate_json((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    return RunResult.model_validate_json(read_regular(folder / RESULT_FILE, largest=LARGEST_LIST))
