@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,7 +55,7 @@ async def execute(
         on_progress: Called with the stage's progress and the resident memory of its processes, in bytes.
         on_log: Called with level and text of each log record; what libraries print comes as ``debug``.
     """
-    started = time.time()
+    execution = replace(execution, started=time.time())
     if execution.environment is None:
         environment = child_environment(execution.limits.threads)
     else:
@@ -75,22 +75,13 @@ async def execute(
         raise
     finally:
         os.close(writer)
-    return await _Child(process, execution, on_progress, on_log, started=started).outcome(reader)
+    return await _Child(process, execution, on_progress, on_log).outcome(reader)
 
 
 class _Child:
     """One running child and what it has said so far."""
 
-    def __init__(
-        self,
-        process: ChildProcess,
-        execution: Execution,
-        on_progress: OnProgress,
-        on_log: OnLog,
-        *,
-        started: float,
-    ) -> None:
-        self._started = started
+    def __init__(self, process: ChildProcess, execution: Execution, on_progress: OnProgress, on_log: OnLog) -> None:
         self._process = process
         self._execution = execution
         self._on_progress = on_progress
@@ -106,13 +97,12 @@ class _Child:
     async def outcome(self, descriptor: int) -> Outcome:
         """Follow the child to its end."""
         tasks = [asyncio.create_task(work) for work in (self._events(descriptor), self._prints(), self._memory())]
-        document = {**self._execution.to_json(), "started": self._started}
         lifeline: asyncio.WriteTransport | None = None
         failure: Failure | None = None
         try:
             loop = asyncio.get_running_loop()
             lifeline, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.input)
-            lifeline.write(json.dumps(document).encode() + b"\n")
+            lifeline.write(self._execution.line())
             async with asyncio.timeout(self._execution.limits.timeout_seconds or None):
                 await self._exit()
         except TimeoutError:
