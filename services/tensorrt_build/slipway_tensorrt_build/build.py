@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import TensorRTBuildError
-from slipway.files.json_documents import read_json
+from slipway.files.json_documents import read_json_object
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
@@ -168,7 +168,7 @@ def _describe(tensor: Any) -> dict[str, Any]:
 def _positions(source: Path) -> int:
     """Positions the model has, by its config.json; unlimited where that does not say."""
     try:
-        config = read_json(source / "config.json", lenient=True)
+        config = read_json_object(source / "config.json", lenient=True)
     except (OSError, ValueError) as error:
         raise TensorRTBuildError(
             f"config.json cannot be read ({error})",
@@ -176,8 +176,7 @@ def _positions(source: Path) -> int:
             remedy="give the folder that onnx_export wrote",
             about={"file": "config.json"},
         ) from error
-    settings = config if isinstance(config, dict) else {}
-    found = settings.get("max_position_embeddings") or settings.get("n_positions")
+    found = config.get("max_position_embeddings") or config.get("n_positions")
     return min(found, _UNLIMITED) if isinstance(found, int) and found > 0 else _UNLIMITED
 
 

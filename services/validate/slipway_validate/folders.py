@@ -20,10 +20,9 @@ LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when the file is missing or holds anything else."""
     try:
-        data = json_documents.read_json(path, largest=json_documents.LARGEST_LIST, lenient=True)
+        return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
     except (OSError, ValueError):
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def size_bytes(folder: Path) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -206,6 +205,8 @@ def _show_failure(failure: Any) -> None:
 
 def _document(failure: Any) -> dict[str, Any]:
     """A failure as JSON, with the names that an ``ExportResult`` uses too."""
+    from slipway.files.json_documents import parse_json
+
     about = dict(failure.about)
     document = {
         "success": False,
@@ -216,7 +217,7 @@ def _document(failure: Any) -> dict[str, Any]:
         "exit_code": failure.exit_code,
     }
     with contextlib.suppress(ValueError):  # a coordinator's error may say anything
-        document["problems"] = json.loads(about.get("problems", ""))
+        document["problems"] = parse_json(about.get("problems", "").encode())
         del about["problems"]
     return {**document, "about": about}
 

@@ -157,7 +157,7 @@ class TestWhileBeingTimed:
             os.kill(pid_of(context), number)
             speed, note = Stopwatch(None, ValidateParams(), context).time(runner)
             assert speed is None
-            assert "its process" in note
+            assert "process of" in note
             assert first.prefill_seconds
             assert runner.result.continuations
 
