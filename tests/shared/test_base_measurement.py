@@ -14,7 +14,8 @@ from slipway.base_match.match import REASON_LABEL, STATUS_LABEL
 from slipway.base_match.measurement import measure
 from slipway.cli.export.summary import summary
 from slipway.results.result import ExportResult, FormatResult
-from slipway.validation.findings import Engine, Reference, ValidationInputs, ValidationReport
+from slipway.validation.findings import Reference, ValidationInputs, ValidationReport
+from slipway.validation.speed import Engine
 
 RIGHT = (0.9, 0.7, 1.1, 0.6, 0.8, 0.5, 0.9, 1.2, 0.4, 0.9)
 """As the sample's adapter gains on its base."""

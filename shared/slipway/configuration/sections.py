@@ -26,7 +26,7 @@ from slipway.configuration.values import (
 )
 from slipway.files.local_folders import is_address
 from slipway.texts import quoted
-from slipway.validation.findings import LimitOverrides
+from slipway.validation.limits import LimitOverrides
 
 
 class _Section(BaseModel):

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from slipway.configuration.problems import did_you_mean
 from slipway.texts import hidden_character, quoted
-from slipway.validation.findings import LIMIT_LEVELS, LimitOverrides
+from slipway.validation.limits import LIMIT_LEVELS, LimitOverrides
 
 Level = Literal["fp16", "bf16", "int8", "int4"]
 LEVELS: tuple[str, ...] = get_args(Level)

@@ -13,7 +13,8 @@ from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.rpc.wire import dict_of, failure_of_status
-from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
+from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
 VALIDATION = "validation"

@@ -74,7 +74,7 @@ class FormatResult(_Value):
         decode_tokens_per_second: Speed of generation, median of several rounds.
         decode_spread_percent: Width of the range that most rounds lie in (10th to 90th percentile), in percent of the median; None
             of a single round.
-        decode_stable: Whether that is little enough to rely on (see ``slipway.validation.findings.Speed``).
+        decode_stable: Whether that is little enough to rely on (see ``slipway.validation.speed.Speed``).
         decode_speedup: How many times as fast as the reference, timed in turn with it; None where it was not, or where that was
             not stable.
         inference_speed_ms: Time of one forward pass over a prompt (prefill), median of several rounds.

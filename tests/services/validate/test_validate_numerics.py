@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_validate.judging import numerics
+from slipway_validate import numerics
+from slipway_validate.effect import effect_in
 from slipway_validate.numerics import (
     LogitComparer,
-    adapter_strength,
+    Logits,
     common_prefix,
     kl_divergence,
     log_softmax,
@@ -74,9 +75,9 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     random = np.random.default_rng(0)
     other, own = (random.normal(size=(50, 20)).astype(np.float32) for _ in range(2))
     tokens = random.integers(0, 20, 50)
-    whole = compared(other, own), perplexity(own[None], tokens[None])
+    whole = compared(other, own), perplexity(own[None], tokens[None, 1:])
     monkeypatch.setattr(numerics, "BLOCK_VALUES", 3 * 20)  # three rows at a time: a test of the blocks needs small ones
-    parts = compared(other, own), perplexity(own[None], tokens[None])
+    parts = compared(other, own), perplexity(own[None], tokens[None, 1:])
     assert parts[0].mean_kl == pytest.approx(whole[0].mean_kl, rel=1e-12)
     assert parts[0].max_abs_diff == whole[0].max_abs_diff
     assert parts[1] == pytest.approx(whole[1], rel=1e-12)
@@ -101,16 +102,16 @@ def test_shapes_have_to_agree() -> None:
 def test_perplexity_by_hand() -> None:
     # p(x1 = 0 | x0) = 1/2, p(x2 = 1 | x0 x1) = 1/8: mean nll = log(16) / 2, perplexity 4. The last row predicts nothing.
     logits = np.concatenate([logs(0.5, 0.5), logs(0.875, 0.125), logs(0.9, 0.1)])[None]
-    assert perplexity(logits, np.array([[1, 0, 1]])) == pytest.approx(4, rel=1e-6)
+    assert perplexity(logits, np.array([[0, 1]])) == pytest.approx(4, rel=1e-6)
 
 
 def test_perplexity_of_a_uniform_model_is_its_vocabulary() -> None:
-    assert perplexity(np.zeros((3, 5, 7), dtype=np.float32), np.zeros((3, 5), dtype=np.int64)) == pytest.approx(7)
+    assert perplexity(np.zeros((3, 5, 7), dtype=np.float32), np.zeros((3, 4), dtype=np.int64)) == pytest.approx(7)
 
 
 def test_perplexity_beyond_all_bounds_is_none() -> None:
     logits = np.array([[[0.0, 3000.0], [0.0, 3000.0]]], dtype=np.float32)
-    assert perplexity(logits, np.array([[0, 0]])) is None
+    assert perplexity(logits, np.array([[0]])) is None
 
 
 def test_logit_scale() -> None:
@@ -118,18 +119,22 @@ def test_logit_scale() -> None:
     assert logit_scale(np.full((1, 2, 3), 0.1, dtype=np.float32)) == 1
 
 
+def strength(base: Logits, reference: Logits, own: Logits) -> float | None:
+    return effect_in(base, reference, own).strength
+
+
 def test_adapter_strength_is_the_share_of_its_effect() -> None:
     random = np.random.default_rng(0)
     base, effect, noise = (random.normal(size=(2, 40, 60)).astype(np.float32) for _ in range(3))
     reference = base + effect
-    assert adapter_strength(base, reference, reference) == pytest.approx(1)
-    assert adapter_strength(base, reference, base) == pytest.approx(0)
-    assert adapter_strength(base, reference, base + np.float32(1.5) * effect) == pytest.approx(1.5, rel=1e-5)
+    assert strength(base, reference, reference) == pytest.approx(1)
+    assert strength(base, reference, base) == pytest.approx(0)
+    assert strength(base, reference, base + np.float32(1.5) * effect) == pytest.approx(1.5, rel=1e-5)
     # A shift of all logits of a position changes no probability, and noise as large as the effect hardly matters.
-    assert adapter_strength(base, reference, reference + 7) == pytest.approx(1, abs=1e-5)
-    assert adapter_strength(base, reference, reference + noise) == pytest.approx(1, abs=0.05)
-    assert adapter_strength(base, base, base) is None
-    assert adapter_strength(base, reference, np.full_like(base, np.nan)) is None
+    assert strength(base, reference, reference + 7) == pytest.approx(1, abs=1e-5)
+    assert strength(base, reference, reference + noise) == pytest.approx(1, abs=0.05)
+    assert strength(base, base, base) is None
+    assert strength(base, reference, np.full_like(base, np.nan)) is None
 
 
 def test_common_prefix() -> None:

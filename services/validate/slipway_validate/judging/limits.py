@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slipway.validation.findings import Engine, LimitOverrides, Limits
+from slipway.validation.limits import LimitOverrides, Limits
+from slipway.validation.speed import Engine
 
 # fmt: off
-_ROWS: tuple[tuple[str, float | None, float, float, float, float, float], ...] = (
-    # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl, adapter_strength_error
-    ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6,         1e-3),
-    ("float16",  None,         5e-5,    0.98,  1.002,     2e-4,         2e-3),
-    ("bfloat16", None,         2e-4,    0.97,  1.005,     8e-4,         5e-3),
-    ("int8",     None,         1e-3,    0.98,  1.01,      4e-3,         1e-2),
-    ("int4",     None,         2e-2,    0.90,  1.05,      6e-2,         3e-2),
+_ROWS: tuple[tuple[str, float | None, float, float, float, float, float, float, float], ...] = (
+    # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl, adapter_strength_error, cosine, relative
+    ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6,         1e-3,                   1e-8,   1e-4),
+    ("float16",  None,         5e-5,    0.98,  1.002,     2e-4,         2e-3,                   1e-5,   5e-3),
+    ("bfloat16", None,         2e-4,    0.97,  1.005,     8e-4,         5e-3,                   2e-4,   2e-2),
+    ("int8",     None,         1e-3,    0.98,  1.01,      4e-3,         1e-2,                   1e-3,   5e-2),
+    ("int4",     None,         2e-2,    0.90,  1.05,      6e-2,         3e-2,                   2e-2,   2e-1),
 )
 # fmt: on
 LIMITS: Mapping[str, Limits] = {
@@ -35,8 +36,10 @@ LIMITS: Mapping[str, Limits] = {
         perplexity_ratio=perplexity,
         case_mean_kl=case_kl,
         adapter_strength_error=strength,
+        cosine_distance=cosine,
+        relative_error=relative,
     )
-    for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength in _ROWS
+    for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength, cosine, relative in _ROWS
 }
 """From tightest to loosest; ``max_abs_diff`` is a share of the reference's logit scale."""
 
@@ -44,6 +47,12 @@ MERGED_FLOAT32_MAX_ABS_DIFF = 1e-5
 """For the merged model in float32: PyTorch computes both, only the order of additions differs."""
 NATIVE_MEAN_KL = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2}
 """Beyond the level's own limit: what computing in the native data type, rather than float32, may add (mean KL)."""
+NATIVE_RELATIVE_ERROR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""The same of values that are no logits."""
+CASE_FACTOR = 2.0
+"""A case has few positions: its relative error may be so many times that of all windows, and its KL the square of that."""
+SCATTER_FACTOR = 3.0
+"""The strength of an adapter that few values show is judged beyond so many standard errors only."""
 NOISE_FACTOR = 8.0
 """Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
 MAX_NOISE_SHARE = 1e-3

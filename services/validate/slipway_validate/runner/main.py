@@ -17,11 +17,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
-import numpy as np
-
 from slipway.folders.disk_full import is_disk_full
-from slipway.validation.findings import Memory
-from slipway_validate.cases import native_case
+from slipway.models.families import DECODER
+from slipway.validation.speed import Memory
+from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
     LOGITS_FILE,
@@ -39,23 +38,24 @@ from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
+from slipway_validate.samples import Samples
 
 
 def _transformers(spec: RunSpec) -> Callable[[], LanguageModel]:
     from slipway_validate.runner import runtime_transformers
 
-    return lambda: runtime_transformers.load(spec.model, threads=spec.threads)
+    return lambda: runtime_transformers.load(spec.model, family_named(spec.family), threads=spec.threads)
 
 
 def _reference(spec: RunSpec) -> Callable[[], LanguageModel]:
     from slipway_validate.runner import runtime_reference
 
-    adapter = spec.adapter
-    assert adapter is not None
-    return lambda: runtime_reference.load(spec.model, adapter, threads=spec.threads)
+    family = family_named(spec.family)
+    return lambda: runtime_reference.load(spec.model, spec.adapter, family, threads=spec.threads)
 
 
 def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
+    _only_decoders(spec, "ONNX Runtime")
     try:
         from slipway_validate.runner import runtime_onnx
     except ImportError as error:
@@ -64,9 +64,22 @@ def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
 
 
 def _tensorrt(spec: RunSpec) -> Callable[[], LanguageModel]:
+    _only_decoders(spec, "TensorRT")
     from slipway_validate.runner import runtime_tensorrt
 
     return lambda: runtime_tensorrt.load(spec.model)
+
+
+def _only_decoders(spec: RunSpec, runtime: str) -> None:
+    """Refuse a graph whose inputs and outputs are not those of a decoder.
+
+    Raises:
+        NotRunnable: It is of another family.
+    """
+    if spec.family != DECODER.name:
+        raise NotRunnable(
+            f"its family is {spec.family}, and {runtime} runs outputs of the family {DECODER.name} only here"
+        )
 
 
 RUNTIMES: dict[str, Callable[[RunSpec], Callable[[], LanguageModel]]] = {
@@ -90,12 +103,14 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     begin = time.perf_counter()
     model = load()
     load_seconds = time.perf_counter() - begin
-    tokens = np.load(spec.tokens)
-    collector = Collector(model, folder, write=spec.write_logits, report=_report)
+    family, samples = family_named(spec.family), Samples.read(spec.samples)
+    collector = Collector(model, family, samples, folder, write=spec.write_logits, report=_report)
 
-    collector.case(native_case(*tokens.shape), tokens)
+    collector.case(native_case(family, *samples.tokens.shape))
     if spec.benchmark:
-        time_round(model, tokens, spec.benchmark)  # a first one is slower; its time counts for nothing, its memory does
+        time_round(
+            model, samples, spec.benchmark
+        )  # a first one is slower; its time counts for nothing, its memory does
     memory = Memory(
         peak_rss_bytes=guard.peak_rss_bytes(),
         baseline_rss_bytes=baseline,
@@ -103,11 +118,13 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     )
 
     model.prepare_comparison()
-    collector.windows(tokens, file=LOGITS_FILE, batch_values=spec.batch_values)
+    collector.windows(file=LOGITS_FILE, batch_values=spec.batch_values)
     for case in spec.cases:
-        collector.case(case, tokens)
-    continuations = tuple(collector.continuation(prompt, spec.new_tokens) for prompt in spec.prompts)
-    adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.runtime == "reference" else ""
+        collector.case(case)
+        collector.plain_rows(case)
+    prompts = enumerate(spec.prompts)
+    continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
+    adapter = _base_logits(spec, model, collector) if spec.adapter else ""
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -127,36 +144,35 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
     """Wait for commands and do them, for as long as the stage is there (the thread that reads them ends the process with it)."""
     assert spec.benchmark is not None
-    tokens = np.load(spec.tokens)
+    samples = Samples.read(spec.samples)
     model.leave_comparison()
     _write({WAITING: True})
     while True:
         if commands.get() == TIME:
-            _write({ROUND: time_round(model, tokens, spec.benchmark).model_dump()})
+            _write({ROUND: time_round(model, samples, spec.benchmark).model_dump()})
 
 
-def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector, *, tokens: np.ndarray) -> str:
+def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector) -> str:
     """The windows once more without the adapter; returns the adapter in words."""
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
     assert isinstance(model, ReferenceModel)
     with model.without_adapter():
-        collector.windows(tokens, file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
+        collector.windows(file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
     return model.adapter
 
 
 def tokenize(spec: TokenizeSpec) -> RunResult:
-    """Cut the text into windows.
+    """Make the samples.
 
     Raises:
-        Unusable: No tokenizer, or too little text.
+        Unusable: No tokenizer or feature extractor, or too little text.
     """
-    from slipway_validate.runner.windows import cut, load_tokenizer
+    from slipway_validate.runner.sampling import make_samples
 
-    tokenizer = load_tokenizer(spec.tokenizer)
-    tokens = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
-    np.save(spec.tokens, tokens)
-    return RunResult(vocabulary=len(tokenizer))
+    samples, source = make_samples(spec)
+    samples.write(spec.samples)
+    return RunResult(source=source)
 
 
 def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.machine.threads import session_options
-from slipway.validation.findings import Engine
+from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, Past, Step, Unusable
@@ -41,6 +41,7 @@ class OnnxModel:
 
     device = "cpu"
     architecture = ""
+    padding_token = 0
 
     def __init__(self, session: ort.InferenceSession, *, stored: str) -> None:
         self._session = session

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.validation.findings import Engine
+from slipway.validation.speed import Engine
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
@@ -63,6 +63,7 @@ class TensorRTModel:
     """An engine of a decoder graph; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
     architecture = ""
+    padding_token = 0
 
     def __init__(self, library: ModuleType, torch: ModuleType, engine: Any, *, stored: str) -> None:
         self._torch = torch

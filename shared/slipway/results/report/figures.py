@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slipway.results.result import FormatResult
-from slipway.validation.findings import Ratio
+from slipway.validation.speed import Ratio
 
 MISSING = "–"
 

@@ -15,7 +15,8 @@ from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import AttemptResult
-from slipway.validation.findings import Check, OutputStatus, OutputValidation
+from slipway.validation.comparisons import Check
+from slipway.validation.findings import OutputStatus, OutputValidation
 
 _TONE = {OutputStatus.PASSED: "good", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
 VERDICTS = {
