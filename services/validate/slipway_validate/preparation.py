@@ -39,6 +39,7 @@ class Prepared:
         source: What stands for text where there is none, in words.
         folder: Folder of the samples.
         samples: What every model computes.
+        padding_token: Token that pads a batch.
         tokenizer: Folder of the tokenizer.
     """
 
@@ -47,6 +48,7 @@ class Prepared:
     source: str
     folder: Path
     samples: Samples
+    padding_token: int
     tokenizer: Path
 
     def prompts(self, count: int) -> tuple[tuple[int, ...], ...]:
@@ -70,6 +72,7 @@ class Prepared:
             model=model.absolute(),
             family=self.family.name,
             samples=self.folder.absolute(),
+            padding_token=self.padding_token,
             threads=threads,
             write_logits=compare,
             cases=shape_cases(self.family, *self.samples.tokens.shape) if compare else (),
@@ -134,7 +137,7 @@ def prepare(
     count = len(samples.tokens)
     if count < params.test_samples:
         ctx.warn(f"only {count} of {params.test_samples} test samples: more do not fit the text or max_logit_bytes")
-    return Prepared(family, text, result.source, folder, samples, tokenizer)
+    return Prepared(family, text, result.source, folder, samples, padding_token(inputs["base"], family), tokenizer)
 
 
 def require(result: RunResult, *, what: str, remedy: str) -> None:
@@ -169,11 +172,17 @@ def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
     return adapter if adapter is not None and whole else inputs["base"]
 
 
+def padding_token(base: Path, family: Family) -> int:
+    """The token that pads a batch; any does for a decoder, which reads the mask."""
+    token = read_json(base / "config.json").get("pad_token_id")
+    return token if isinstance(token, int) and family.comparison is not Comparison.NEXT_TOKEN else 0
+
+
 def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
     """Windows and tokens per window whose results stay within ``max_logit_bytes``."""
     config = read_json(base / "config.json")
     config = config.get("text_config", config)
-    longest = min((int(config[name]) for name in LENGTHS if config.get(name)), default=params.sequence_length)
+    longest = min((int(config[name]) for name in LENGTHS if config.get(name)), default=1 << 30)
     if family.comparison is not Comparison.NEXT_TOKEN:
         longest -= int(config.get("pad_token_id") or 0) + 1  # RoBERTa and its kin count positions from there
     values = _values_per_token(config, family)

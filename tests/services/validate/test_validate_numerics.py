@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_validate import numerics
-from slipway_validate.effect import effect_in
 from slipway_validate.numerics import (
     LogitComparer,
-    Logits,
+    adapter_strength,
     common_prefix,
     kl_divergence,
     log_softmax,
@@ -119,22 +118,18 @@ def test_logit_scale() -> None:
     assert logit_scale(np.full((1, 2, 3), 0.1, dtype=np.float32)) == 1
 
 
-def strength(base: Logits, reference: Logits, own: Logits) -> float | None:
-    return effect_in(base, reference, own).strength
-
-
 def test_adapter_strength_is_the_share_of_its_effect() -> None:
     random = np.random.default_rng(0)
     base, effect, noise = (random.normal(size=(2, 40, 60)).astype(np.float32) for _ in range(3))
     reference = base + effect
-    assert strength(base, reference, reference) == pytest.approx(1)
-    assert strength(base, reference, base) == pytest.approx(0)
-    assert strength(base, reference, base + np.float32(1.5) * effect) == pytest.approx(1.5, rel=1e-5)
+    assert adapter_strength(base, reference, reference) == pytest.approx(1)
+    assert adapter_strength(base, reference, base) == pytest.approx(0)
+    assert adapter_strength(base, reference, base + np.float32(1.5) * effect) == pytest.approx(1.5, rel=1e-5)
     # A shift of all logits of a position changes no probability, and noise as large as the effect hardly matters.
-    assert strength(base, reference, reference + 7) == pytest.approx(1, abs=1e-5)
-    assert strength(base, reference, reference + noise) == pytest.approx(1, abs=0.05)
-    assert strength(base, base, base) is None
-    assert strength(base, reference, np.full_like(base, np.nan)) is None
+    assert adapter_strength(base, reference, reference + 7) == pytest.approx(1, abs=1e-5)
+    assert adapter_strength(base, reference, reference + noise) == pytest.approx(1, abs=0.05)
+    assert adapter_strength(base, base, base) is None
+    assert adapter_strength(base, reference, np.full_like(base, np.nan)) is None
 
 
 def test_common_prefix() -> None:

@@ -14,16 +14,13 @@ from slipway.validation.limits import Limits
 from slipway.validation.speed import Engine
 from slipway_validate import folders
 from slipway_validate.cases import native_case
-from slipway_validate.effect import effect_in
 from slipway_validate.judging import explain
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import distance_of, measure_of
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.numerics import (
-    perplexity,
-)
+from slipway_validate.numerics import Logits, adapter_strength, perplexity
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
 MERGED = "pytorch"
@@ -88,16 +85,10 @@ class Evaluator:
         if result.vocabulary != reference.result.vocabulary:
             message = f"its results have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
             return unusable(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
-        effect = None
-        if reference.with_adapter:
-            own = load_logits(run_folder / LOGITS_FILE)
-            effect = effect_in(reference.base_logits, reference.logits, own, centred=reference.measure.logits)
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
         judge = self._judge(measured, reference)
-        strength = effect.strength if effect else None
-        limits = judge.limits
-        measured = measured.model_copy(update={"limits": limits, "notes": judge.notes(), "adapter_strength": strength})
-        verdict = self._verdict(measured, result, judge, scatter=effect.scatter if effect else None)
+        measured = measured.model_copy(update={"limits": judge.limits, "notes": judge.notes()})
+        verdict = self._verdict(measured, result, judge)
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)
         else:
@@ -119,21 +110,27 @@ class Evaluator:
     def _measured(
         self, output: OutputValidation, reference: ReferenceRun, *, spec: RunSpec, result: RunResult, run_folder: Path
     ) -> OutputValidation:
-        own, measure, labels = load_logits(run_folder / LOGITS_FILE), reference.measure, reference.samples.labels
-        merged = self.merged
+        own, labels = load_logits(run_folder / LOGITS_FILE), reference.samples.labels
+        merged = load_logits(self.merged.folder / LOGITS_FILE) if self.merged else None
         return output.model_copy(
             update={
-                "to_reference": compare_windows(reference.logits, own, measure),
-                "to_base": compare_windows(reference.base_logits, own, measure) if reference.with_adapter else None,
-                "to_merged": compare_windows(load_logits(merged.folder / LOGITS_FILE), own, measure)
-                if merged
-                else None,
+                "to_reference": compare_windows(reference.logits, own, reference.measure),
+                "to_merged": None if merged is None else compare_windows(merged, own, reference.measure),
+                **(self._adapter_in(own, reference) if reference.with_adapter else {}),
                 "perplexity": None if labels is None else perplexity(own, labels),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),
                 "cases": self._cases(run_folder, reference, spec=spec, result=result),
             }
         )
+
+    @staticmethod
+    def _adapter_in(own: Logits, reference: ReferenceRun) -> dict[str, object]:
+        base, measure = reference.base_logits, reference.measure
+        return {
+            "to_base": compare_windows(base, own, measure),
+            "adapter_strength": adapter_strength(base, reference.logits, own, centred=measure.logits),
+        }
 
     def _greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations
@@ -153,17 +150,19 @@ class Evaluator:
     ) -> tuple[ShapeCase, ...]:
         engine = result.engine or Engine(runtime=spec.runtime)
         cases = list(spec.cases)
+        native = native_case(self._family, *reference.samples.tokens.shape)
         if engine.native_dtype != engine.compute_dtype:
-            cases.append(native_case(self._family, *reference.samples.tokens.shape))
+            cases.append(native)
         where = CaseResults(folder, reference.folder, reference.measure)
-        skipped = {**reference.unsteady_cases, **result.skipped_cases}
+        unsteady = reference.unsteady_cases
+        alike = {
+            native.name: why for case, why in unsteady.items() if case == cases[0].name
+        }  # it is padded as the first
+        skipped = {**unsteady, **alike, **result.skipped_cases}
         return tuple(compare_case(case, where, skipped=skipped.get(case.name, "")) for case in cases)
 
-    def _verdict(
-        self, output: OutputValidation, result: RunResult, judge: Judge, *, scatter: float | None = None
-    ) -> OutputValidation:
-        checks = judge.checks(output, non_finite=result.non_finite, scatter=scatter)
-        checked = output.model_copy(update={"checks": checks})
+    def _verdict(self, output: OutputValidation, result: RunResult, judge: Judge) -> OutputValidation:
+        checked = output.model_copy(update={"checks": judge.checks(output, non_finite=result.non_finite)})
         explanation, remedy = explain.of_checks(
             checked, merged=self.merged.validation if self.merged else None, where=result.first_non_finite
         )

@@ -10,11 +10,11 @@ from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.limits import Limits
 from slipway_validate.judging.limits import (
+    ALONG_EFFECT,
     CASE_FACTOR,
     MERGED_FLOAT32_MAX_ABS_DIFF,
     NATIVE_MEAN_KL,
     NATIVE_RELATIVE_ERROR,
-    SCATTER_FACTOR,
     absolute_limit,
 )
 from slipway_validate.judging.measures import Measure
@@ -58,7 +58,12 @@ class Judge:
         self._noise = rule.noise
         self._adapter = adapter
         # Where rounding may move the model further than the adapter does, the adapter's strength drowns in it.
-        self._sees_adapter = rule.effect is not None and rule.effect >= rule.measure.limit(rule.limits)
+        drowning = rule.measure.limit(rule.limits)
+        self._sees_adapter = rule.effect is not None and rule.effect >= drowning
+        self._strength_limit = rule.limits.adapter_strength_error
+        if rule.effect and not rule.measure.many:
+            # Noise that few values show is not orthogonal to the effect: it moves the strength by a part of its own size.
+            self._strength_limit = max(self._strength_limit, ALONG_EFFECT * math.sqrt(drowning / rule.effect))
 
     def notes(self) -> tuple[str, ...]:
         """Remarks on what could not be judged."""
@@ -68,14 +73,8 @@ class Judge:
             return ()
         return ("the adapter hardly matters on this text, so its strength was not judged: give text of its own kind",)
 
-    def checks(self, output: OutputValidation, *, non_finite: int, scatter: float | None = None) -> tuple[Check, ...]:
-        """Every check that the output's figures allow.
-
-        Args:
-            output: The output with its figures.
-            non_finite: Values that are NaN or infinite.
-            scatter: How far noise may move the adapter's strength; looked at where few values show it.
-        """
+    def checks(self, output: OutputValidation, *, non_finite: int) -> tuple[Check, ...]:
+        """Every check that the output's figures allow."""
         found = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
         is_merged = output.name == "pytorch"
         if output.to_reference:
@@ -88,10 +87,7 @@ class Judge:
         if output.to_base and self._sees_adapter:
             strength = output.adapter_strength
             error = None if strength is None else abs(strength - 1)
-            limit = self._limits.adapter_strength_error
-            if self._measure.few:
-                limit += SCATTER_FACTOR * (scatter or 0.0)
-            found.append(_at_most("adapter_strength_error", error, limit, unit="share"))
+            found.append(_at_most("adapter_strength_error", error, self._strength_limit, unit="share"))
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:
@@ -107,7 +103,7 @@ class Judge:
         return found
 
     def _logits(self, figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
-        agreement = "choice_agreement" if self._measure.few else "top1_agreement"
+        agreement = "top1_agreement" if self._measure.many else "choice_agreement"
         value = getattr(figures, agreement)
         return [
             _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),

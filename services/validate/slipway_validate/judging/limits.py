@@ -51,8 +51,8 @@ NATIVE_RELATIVE_ERROR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """The same of values that are no logits."""
 CASE_FACTOR = 2.0
 """A case has few positions: its relative error may be so many times that of all windows, and its KL the square of that."""
-SCATTER_FACTOR = 3.0
-"""The strength of an adapter that few values show is judged beyond so many standard errors only."""
+ALONG_EFFECT = 0.25
+"""Where few values show the adapter, the share of the largest allowed noise that may lie along its effect (measured: up to 0.2)."""
 NOISE_FACTOR = 8.0
 """Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
 MAX_NOISE_SHARE = 1e-3

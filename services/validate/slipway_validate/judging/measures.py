@@ -11,9 +11,6 @@ from slipway.validation.limits import Limits
 from slipway_validate.numerics import LogitComparer
 from slipway_validate.vectors import VectorComparer
 
-FEW = (Comparison.CLASSES, Comparison.SPANS)
-"""Compared by few values, where a near tie or a little noise counts for much."""
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -22,24 +19,30 @@ class Measure:
     Attributes:
         comparer: Takes the figures.
         logits: Whether results are logits: softmax ignores what is added to all of a position.
-        few: Whether there are few of them.
+        many: Whether there are so many that near ties, and how noise lies to the adapter's effect, do not count: next tokens.
         limit: Distance (see :func:`distance_of`) that the limits allow.
         weak_effect: Distance of base and reference below which the adapter hardly changes anything.
     """
 
     comparer: Callable[[], LogitComparer | VectorComparer]
     logits: bool
-    few: bool
+    many: bool
     limit: Callable[[Limits], float]
     weak_effect: float
 
 
 def measure_of(comparison: Comparison, *, width: int) -> Measure:
     """How results of ``width`` values are compared; one class is no class but a score."""
-    few = comparison in FEW
     if comparison is Comparison.EMBEDDINGS or (comparison is Comparison.CLASSES and width == 1):
-        return Measure(VectorComparer, False, few, lambda limits: (limits.relative_error or 0.0) ** 2, 1e-4)
-    return Measure(LogitComparer, True, few, lambda limits: limits.mean_kl, 1e-3)
+        return Measure(
+            VectorComparer,
+            logits=False,
+            many=False,
+            limit=lambda limits: (limits.relative_error or 0.0) ** 2,
+            weak_effect=1e-4,
+        )
+    many = comparison is Comparison.NEXT_TOKEN
+    return Measure(LogitComparer, logits=True, many=many, limit=lambda limits: limits.mean_kl, weak_effect=1e-3)
 
 
 def distance_of(figures: LogitComparison | None) -> float | None:

@@ -104,6 +104,7 @@ class RunSpec(_Message):
         family: Name of its family, in :data:`slipway.models.families.FAMILIES`.
         adapter: Adapter to put on it, unmerged; None for an output, and for a reference without one.
         samples: Folder of :class:`slipway_validate.samples.Samples`.
+        padding_token: Token that pads a batch.
         threads: Threads the runtime may use.
         batch_values: Logits that one call may return at most (bounds memory); at least one window is computed.
         write_logits: Whether logits are compared later; otherwise they are only looked at for NaN.
@@ -119,6 +120,7 @@ class RunSpec(_Message):
     family: str = "decoder"
     adapter: Path | None = None
     samples: Path
+    padding_token: int = 0
     threads: int = 1
     batch_values: int = 1 << 24
     write_logits: bool = True

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from slipway.models.families import Family
+from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
-from slipway_validate.protocol.messages import Case, CaseRow, case_file, plain_file
+from slipway_validate.protocol.messages import Case, CaseRow, RunSpec, case_file, plain_file
 from slipway_validate.runner.model import LanguageModel, Source, padded, plain_step, run_segments, segments_within
 from slipway_validate.runner.readings import joined, per_token, reading_of
 from slipway_validate.samples import Samples
@@ -43,18 +43,17 @@ class Collector:
         non_finite: Values seen so far that are NaN or infinite, padding left out.
         first_non_finite: Where the first of them was, in words.
         skipped: Cases that do not apply to the model, with why.
-        vocabulary: Values of a result, 0 until something was computed.
+        vocabulary: Values of a window's result, 0 until one was computed.
     """
 
-    def __init__(
-        self, model: LanguageModel, family: Family, samples: Samples, folder: Path, *, write: bool, report: Report
-    ) -> None:
+    def __init__(self, model: LanguageModel, spec: RunSpec, samples: Samples, folder: Path, *, report: Report) -> None:
         self._model = model
-        self._family = family
+        self._family = family_named(spec.family)
         self._samples = samples
-        self._read = reading_of(family)
+        self._padding_token = spec.padding_token
+        self._read = reading_of(self._family)
         self._folder = folder
-        self._write = write
+        self._write = spec.write_logits
         self._report = report
         self.non_finite = 0
         self.first_non_finite = ""
@@ -75,6 +74,7 @@ class Collector:
             segments = segments_within(length, self._model.bounds)
             for columns, results in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source):
                 self._look_at(results, f"windows {start} to {rows[-1]}")
+                self.vocabulary = results.shape[-1]
                 found = results if positions is None else results[np.arange(len(rows))[:, None], positions[rows]]
                 if self._write:
                     every = per_token(self._family) and positions is None
@@ -135,7 +135,7 @@ class Collector:
     def _batch(self, case: Case, rows: tuple[CaseRow, ...]) -> Batch:
         """Rows of a case as one batch."""
         samples, windows = self._samples, [row.window for row in rows]
-        token = self._model.padding_token
+        token = self._padding_token
         if samples.source is None:
             cut = [samples.tokens[row.window, : row.length] for row in rows]
             return Batch(*padded(cut, side=case.padding, token=token))
@@ -154,7 +154,6 @@ class Collector:
         return ""
 
     def _look_at(self, results: Logits, where: str) -> None:
-        self.vocabulary = results.shape[-1]
         wrong = results.size - int(np.isfinite(results).sum())
         if wrong and not self.non_finite:
             self.first_non_finite = where

@@ -104,7 +104,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     model = load()
     load_seconds = time.perf_counter() - begin
     family, samples = family_named(spec.family), Samples.read(spec.samples)
-    collector = Collector(model, family, samples, folder, write=spec.write_logits, report=_report)
+    collector = Collector(model, spec, samples, folder, report=_report)
 
     collector.case(native_case(family, *samples.tokens.shape))
     if spec.benchmark:

@@ -74,7 +74,6 @@ class LanguageModel(Protocol):
         native_dtype: Data type it computes in as it is served.
         device: ``cpu`` or the GPU's name.
         has_cache: Whether it takes and gives a KV cache.
-        padding_token: Token that pads a batch.
         bounds: Largest shapes it takes.
         architecture: Class of the model, empty when unknown.
     """
@@ -83,7 +82,6 @@ class LanguageModel(Protocol):
     native_dtype: str
     device: str
     has_cache: bool
-    padding_token: int
     bounds: Bounds
     architecture: str
 

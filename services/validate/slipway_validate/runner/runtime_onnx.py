@@ -41,7 +41,6 @@ class OnnxModel:
 
     device = "cpu"
     architecture = ""
-    padding_token = 0
 
     def __init__(self, session: ort.InferenceSession, *, stored: str) -> None:
         self._session = session

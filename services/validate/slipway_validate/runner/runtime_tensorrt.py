@@ -63,7 +63,6 @@ class TensorRTModel:
     """An engine of a decoder graph; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
     architecture = ""
-    padding_token = 0
 
     def __init__(self, library: ModuleType, torch: ModuleType, engine: Any, *, stored: str) -> None:
         self._torch = torch

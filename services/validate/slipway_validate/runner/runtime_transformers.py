@@ -36,10 +36,11 @@ class TransformersModel:
         self.has_cache = family.generates
         self.architecture = type(plain).__name__
         self.native_dtype = str(plain.dtype).removeprefix("torch.")
-        self.padding_token = getattr(plain.config, "pad_token_id", None) or 0
         limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
         limit = next((found for found in limits if found), 1 << 30)
-        self.bounds = Bounds(sequence=limit, past=limit)
+        # A decoder with a classifier finds the last token by its padding token, and without one refuses a batch.
+        alone = family.comparison is Comparison.CLASSES and getattr(plain.config, "pad_token_id", None) is None
+        self.bounds = Bounds(batch=1 if alone else 1 << 30, sequence=limit, past=limit)
         self.engine = Engine(
             runtime="transformers",
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
