@@ -14,7 +14,7 @@ from slipway_validate.judging.evaluate import Evaluator, runtime_for
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, _affordable
+from slipway_validate.preparation import Prepared, _affordable, padding_token
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
@@ -49,7 +49,7 @@ class Validated:
         made = self._run(Spec(tokenize=told), work / "tokenize")
         said = HeldOutText(TEXT, "test", ("text.txt",), held_out=True)
         samples = Samples.read(told.samples)
-        self.prepared = Prepared(family, said, made.source, told.samples, samples, base)
+        self.prepared = Prepared(family, said, made.source, told.samples, samples, padding_token(base, family), base)
         spec = self.spec("reference", base).model_copy(update={"adapter": adapter})
         result = self._run(Spec(run=spec), work / "reference")
         self.reference = ReferenceRun(

@@ -150,15 +150,10 @@ class Evaluator:
     ) -> tuple[ShapeCase, ...]:
         engine = result.engine or Engine(runtime=spec.runtime)
         cases = list(spec.cases)
-        native = native_case(self._family, *reference.samples.tokens.shape)
         if engine.native_dtype != engine.compute_dtype:
-            cases.append(native)
+            cases.append(native_case(self._family, *reference.samples.tokens.shape))
         where = CaseResults(folder, reference.folder, reference.measure)
-        unsteady = reference.unsteady_cases
-        alike = {
-            native.name: why for case, why in unsteady.items() if case == cases[0].name
-        }  # it is padded as the first
-        skipped = {**unsteady, **alike, **result.skipped_cases}
+        skipped = {**reference.unsteady_cases, **result.skipped_cases}
         return tuple(compare_case(case, where, skipped=skipped.get(case.name, "")) for case in cases)
 
     def _verdict(self, output: OutputValidation, result: RunResult, judge: Judge) -> OutputValidation:

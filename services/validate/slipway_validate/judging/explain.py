@@ -15,8 +15,8 @@ SHAPE_CAUSES = {
     "decode": "tokens decoded one at a time get other logits than in one pass: its KV cache or its positions are wrong",
     "decode_left_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
     "right_padded": (
-        "it gives other results when the batch is padded on the right: it ignores attention_mask, or is specialised to the batch "
-        "size it was exported with"
+        "it gives other results when the batch is padded on the right: it ignores attention_mask, has another pad_token_id, or is "
+        "specialised to the batch size it was exported with"
     ),
     "batch": "it gives other results for several inputs at once: it is specialised to the batch size it was exported with",
     "decode_right_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
@@ -155,7 +155,7 @@ def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if shape == "native_dtype":
         return "serve it in bfloat16 or float32"
     if output.format == "pytorch":
-        return "check the model's code and its attention implementation; the weights agree"
+        return "check the model's code, its attention implementation and its config.json; the weights agree"
     return (
         "export with another engine (mobius, dynamo, legacy) and dynamic_axes on; do not serve it with padded batches"
     )

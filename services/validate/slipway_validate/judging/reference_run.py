@@ -58,6 +58,8 @@ class ReferenceRun:
         """This run with the figures that its results give; ``cases`` are its own, compared with itself."""
         scale = logit_scale(self.logits)
         unsteady = {case.name: UNSTEADY for case in cases if self._is_unsteady(case, scale)}
+        if cases and cases[0].name in unsteady:  # what is tried in the native data type is padded as the first
+            unsteady["native_dtype"] = UNSTEADY
         noises = [case.self_max_abs_diff or 0.0 for case in cases if case.name not in unsteady]
         found = replace(self, logit_scale=scale, noise=max(noises, default=None), unsteady_cases=unsteady)
         if self.with_adapter:
