@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import family_models
-from family_models import MAKERS, FamilyModel
+import judged_families
+from judged_families import MAKERS, FamilyModel
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
 from slipway_validate.params import ValidateParams
@@ -52,7 +52,7 @@ def failed(output: OutputValidation) -> set[str]:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_right_outputs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path) -> None:
-    model = family_models.make(name, tmp_path / name)
+    model = judged_families.make(name, tmp_path / name)
     outputs = model.outputs()
     run = validated(model, tmp_path / "work")
     family, figure, second = FIGURES[name]
@@ -76,7 +76,7 @@ def test_right_outputs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["gpt2", "marian", "bert-classes", "bert-embeddings"])
 def test_a_plain_model_is_its_own_reference(name: str, tmp_path: Path) -> None:
-    model = family_models.make(name, tmp_path / name)
+    model = judged_families.make(name, tmp_path / name)
     run = validated(model, tmp_path / "work", adapter=False)
     for level, dtype in {"pytorch": torch.float32, "pytorch-fp16": torch.float16}.items():
         found = run.output(level, model.output(level, model.base_module().to(dtype)))
@@ -90,7 +90,7 @@ def test_a_plain_model_is_its_own_reference(name: str, tmp_path: Path) -> None:
 
 
 def test_speech_without_a_tokenizer_is_taught_drawn_tokens(tmp_path: Path) -> None:
-    model = family_models.make("whisper", tmp_path / "whisper", tokenizer=False)
+    model = judged_families.make("whisper", tmp_path / "whisper", tokenizer=False)
     merged = model.output("pytorch", model.merged())
     run = validated(model, tmp_path / "work")
     assert "labels are drawn" in run.prepared.source
@@ -98,7 +98,7 @@ def test_speech_without_a_tokenizer_is_taught_drawn_tokens(tmp_path: Path) -> No
 
 
 def test_speech_needs_its_feature_extractor(tmp_path: Path) -> None:
-    model = family_models.make("whisper", tmp_path / "whisper")
+    model = judged_families.make("whisper", tmp_path / "whisper")
     (model.base / "preprocessor_config.json").unlink()
     with pytest.raises(AssertionError, match="feature extractor"):
         validated(model, tmp_path / "work")
@@ -106,7 +106,7 @@ def test_speech_needs_its_feature_extractor(tmp_path: Path) -> None:
 
 def test_a_classifier_without_a_padding_token_is_judged_row_by_row(tmp_path: Path) -> None:
     """It refuses a batch, and takes padding for text."""
-    model = family_models.make("qwen3-classes", tmp_path / "model")
+    model = judged_families.make("qwen3-classes", tmp_path / "model")
     unpadded = []
     for name, module in {
         "base": model.base_module(),
@@ -123,7 +123,7 @@ def test_a_classifier_without_a_padding_token_is_judged_row_by_row(tmp_path: Pat
 
 
 def test_an_output_of_another_padding_token_fails(tmp_path: Path) -> None:
-    model = family_models.make("qwen3-classes", tmp_path / "model")
+    model = judged_families.make("qwen3-classes", tmp_path / "model")
     module = model.merged()
     module.config.pad_token_id = 7
     run = validated(model, tmp_path / "work")
@@ -133,7 +133,7 @@ def test_an_output_of_another_padding_token_fails(tmp_path: Path) -> None:
 
 
 def test_an_output_of_another_family_is_no_output(tmp_path: Path) -> None:
-    model, other = (family_models.make(name, tmp_path / name) for name in ("bert-classes", "bert-tokens"))
+    model, other = (judged_families.make(name, tmp_path / name) for name in ("bert-classes", "bert-tokens"))
     found = validated(model, tmp_path / "work").output("pytorch", other.base)
     assert "is token classifier (BertForTokenClassification), not a sequence classifier" in found.explanation
 
@@ -149,7 +149,7 @@ class TestAsAStage:
         return ValidationReport.read(STAGE.run({**inputs, "heldout": held_out}, params, context)["validation"])
 
     def test_marian(self, tmp_path: Path, context: Context) -> None:
-        model = family_models.make("marian", tmp_path / "marian")
+        model = judged_families.make("marian", tmp_path / "marian")
         outputs = {
             "pytorch": model.output("pytorch", model.merged()),
             "pytorch-noop": model.output("noop", model.base_module()),
@@ -173,7 +173,7 @@ class TestAsAStage:
         assert report.failed_outputs == ("pytorch-noop",)
 
     def test_a_plain_model(self, tmp_path: Path, context: Context) -> None:
-        model = family_models.make("gpt2", tmp_path / "gpt2")
+        model = judged_families.make("gpt2", tmp_path / "gpt2")
         report = self.run({"base": model.base, "pytorch": model.base}, context)
         assert report.passed
         assert "without an adapter" in report.reference.description
@@ -182,7 +182,7 @@ class TestAsAStage:
         assert report.reference.perplexity is not None
 
     def test_a_family_that_nothing_knows_is_not_run(self, tmp_path: Path, context: Context) -> None:
-        model = family_models.make("gpt2", tmp_path / "gpt2")
+        model = judged_families.make("gpt2", tmp_path / "gpt2")
         config = model.base / "config.json"
         config.write_text(config.read_text().replace("GPT2LMHeadModel", "GPT2DoubleHeadsModel"))
         report = self.run({"base": model.base, "adapter": model.adapter, "pytorch": model.base}, context)
@@ -193,7 +193,7 @@ class TestAsAStage:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["whisper", "bert-classes", "bert-answers", "bert-masked", "bert-embeddings"])
     def test_other_families(self, name: str, tmp_path: Path, context: Context) -> None:
-        model = family_models.make(name, tmp_path / name)
+        model = judged_families.make(name, tmp_path / name)
         inputs = {"base": model.base, "adapter": model.adapter, **model.outputs()}
         report = self.run(inputs, context, benchmark_performance=True, benchmark_repeats=1)
         assert report.passed, [(output.name, output.explanation) for output in report.outputs]
