@@ -145,6 +145,7 @@ REASONS: Mapping[str, Reason] = {
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
     "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
     "QUANTIZATION_FAILED": Reason(_C.VALIDATION, "the quantized model cannot be loaded or run"),
+    "FAMILY_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the stage does not take models of this kind, on no machine"),
     "OPSET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine cannot write the opset asked for"),
     "EXPORT_ENGINE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine does not know this architecture"),
     "EXPORT_ENGINE_FAILED": Reason(_C.UNSUPPORTED, "the export engine stopped with an error of its own on this model"),

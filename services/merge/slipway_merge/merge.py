@@ -13,6 +13,7 @@ from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
+from slipway_merge.adapter.heads import check_head
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.budget import memory_limit
 from slipway_merge.plan.layout import FLOATS, Layout, plan_layout
@@ -43,6 +44,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     config = read_config(base)
     weights = read_weights(base)
     adapter = read_adapter(adapter_folder)
+    check_head(config, adapter.config.raw)
 
     @cache
     def facts() -> ModelFacts:

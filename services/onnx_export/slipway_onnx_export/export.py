@@ -11,6 +11,9 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, described, family_of, takes_more_than_text
+from slipway.models.model_files import CONFIG
 from slipway.stage import Context
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
 from slipway_onnx_export.graph import declare_interface, settle
@@ -33,10 +36,11 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     """
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
+    if (source_folder / CONFIG).is_file():
+        _refuse_unknown_families(source_folder)
     engine = ENGINES[params.engine]
     opset = choose_opset(engine, params.opset, runtime=params.runtime)
     source = open_source(source_folder)
-    _refuse_unknown_families(source, engine)
 
     ctx.progress("graph", done=0, total=1, unit="graphs")
     model, weights = _graph(source, engine, opset, params)
@@ -80,28 +84,17 @@ def _operator(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def _refuse_unknown_families(source: ModelSource, engine: Engine) -> None:
-    """Only text decoders are exported so far; say so before any work."""
-    config = source.config
-    if getattr(config, "is_encoder_decoder", False):
-        family = "encoder-decoder"
-    elif not any(
-        name.endswith(("ForCausalLM", "LMHeadModel")) for name in getattr(config, "architectures", None) or ()
-    ):
-        family = "not a causal language model"
-    else:
+def _refuse_unknown_families(folder: Path) -> None:
+    """Only text decoders are exported so far; say so before any engine is tried."""
+    config = read_config(folder)
+    if family_of(config) is DECODER and not takes_more_than_text(config):
         return
+    what = described(config)
     raise ONNXExportError(
-        f"{source.architecture} is {'an ' if family[0] == 'e' else ''}{family}; the ONNX export takes text decoders",
-        reason="EXPORT_ENGINE_UNSUPPORTED",
+        f"the model is {'an' if what[0] in 'aeiou' else 'a'} {what}, and the ONNX export takes text decoders",
+        reason="FAMILY_UNSUPPORTED",
         remedy="leave the ONNX format out for this model",
-        about={
-            "engine": engine.name,
-            "architecture": source.architecture,
-            "model_type": config.model_type,
-            "family": family,
-            "supported_engines": "",
-        },
+        about={"family": what, "model_type": config.get("model_type")},
     )
 
 

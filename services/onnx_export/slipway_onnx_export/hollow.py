@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from slipway.errors import ONNXExportError
+from slipway.models.families import DECODER, auto_model
 from slipway_onnx_export.source import ModelSource
 
 # Names of the axes that vary. total_sequence is past_sequence + sequence.
@@ -65,9 +66,13 @@ def hollow_decoder(source: ModelSource, *, engine: str, attention: tuple[str, ..
     for implementation in attention:
         try:
             with _parameters_on_meta():
-                model = transformers.AutoModelForCausalLM.from_config(
-                    source.config, dtype=torch.float32, attn_implementation=implementation, trust_remote_code=False
-                ).eval()
+                model = (
+                    auto_model(DECODER)
+                    .from_config(
+                        source.config, dtype=torch.float32, attn_implementation=implementation, trust_remote_code=False
+                    )
+                    .eval()
+                )
             break
         except (ValueError, TypeError, ImportError) as error:
             failure = error

@@ -17,6 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
+from slipway.models.families import DECODER, auto_model
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 Array = npt.NDArray[Any]
@@ -170,9 +171,11 @@ def _reference(source: ModelSource, conversations: list[_Conversation], *, on_ca
     on_call(done)
     transformers.utils.logging.disable_progress_bar()
     # Eager attention is the plainest implementation; fused ones differ among themselves in what padding rows yield.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
-    ).eval()
+    model = (
+        auto_model(DECODER)
+        .from_pretrained(source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False)
+        .eval()
+    )
     with torch.inference_mode():
         for conversation in conversations:
             cache = transformers.DynamicCache(config=model.config)

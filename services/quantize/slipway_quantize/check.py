@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
+from slipway.models.base_format import read_config
+from slipway.models.families import Family, auto_model, described, model_family
+from slipway.models.safetensors_file import read_weights
+from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
@@ -36,10 +39,19 @@ def check_result(source: Path, target: Path, *, model_format: str, ctx: Context)
         ctx.record(check="skipped: too large for the attempt's memory")
         return
     ctx.progress("check", done=0, total=1, unit="forward passes")
-    logits = _run_pytorch(target) if model_format == "pytorch" else _run_onnx(target, ctx)
+    if model_format == "pytorch":
+        family = model_family(target)
+        if family is None:
+            name = described(read_config(target))
+            ctx.log.info(f"not run: what a {name} takes and gives is not known")
+            ctx.record(check=f"not run: what a {name} takes and gives is not known")
+            return
+        logits = _run_pytorch(source, target, family)
+    else:
+        logits = _run_onnx(target, ctx)
     if not np.isfinite(logits).all():
         raise QuantizationError(
-            f"the result's logits hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
+            f"the result's outputs hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
             reason="NON_FINITE_OUTPUT",
             remedy="this model's activations exceed the level's range: use bf16 (PyTorch), int8 or int4",
         )
@@ -52,22 +64,23 @@ def _tokens(target: Path) -> Any:
     return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
 
 
-def _run_pytorch(target: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    tokens = torch.from_numpy(_tokens(target))
+def _run_pytorch(source: Path, target: Path, family: Family) -> Any:
     try:
         # Loading draws progress bars, which belong on no stage's output.
-        with contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
-            model, loading = AutoModelForCausalLM.from_pretrained(
+        with contextlib.redirect_stderr(io.StringIO()):
+            model, loading = auto_model(family).from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
-            logits = model(tokens).logits.float().numpy()
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+            inputs = sample_inputs(model, family)
+            given = compared_outputs(model, family, inputs).numpy()
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise _does_not_load("transformers", str(error)) from error
+    loading["unexpected_keys"] = (
+        set(loading["unexpected_keys"]) - read_weights(source).keys()
+    )  # which had no use before
     if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
         raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
-    return logits
+    return given
 
 
 def _run_onnx(target: Path, ctx: Context) -> Any:

@@ -25,7 +25,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=3,
+    version=4,
     inputs=("model",),
     outputs=("model",),
     params=QuantizeParams,

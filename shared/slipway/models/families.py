@@ -164,6 +164,11 @@ def auto_model(family: Family) -> Any:
     return getattr(transformers, family.auto_class)
 
 
+def takes_more_than_text(config: Mapping[str, Any]) -> bool:
+    """Return whether a decoder is part of a model that takes images or sound, too."""
+    return any(config.get(key) is not None for key in _OTHER_INPUTS)
+
+
 def described(config: Mapping[str, Any]) -> str:
     """Say in a message what a model is: ``encoder-decoder (MarianMTModel)``, or its class or type where the family is not known."""
     architectures = config.get("architectures")

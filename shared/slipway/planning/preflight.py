@@ -16,7 +16,9 @@ from typing import Any, Protocol
 from slipway.errors import ModelExportError
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
-from slipway.models.base_format import prepared_sizes
+from slipway.models.base_format import prepared_sizes, read_config
+from slipway.models.families import DECODER, described, family_of, takes_more_than_text
+from slipway.models.model_files import CONFIG
 from slipway.opsets import unwritten
 
 BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
@@ -162,7 +164,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     memory = memory_bytes(tasks, size)
     findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
     findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
-    findings += [*_opsets(tasks), *_disk(tasks, made, base=base, home=home, output=output)]
+    findings += [*_opsets(tasks), *_families(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -201,6 +203,20 @@ def _opsets(tasks: Sequence[PlannedTask]) -> list[Finding]:
     said = [unwritten(opset) for opset in sorted(asked)]
     remedy = "set formats.onnx.opset_version to 0 for the engine's best"
     return [Finding("opset", Verdict.WARNING, message, remedy) for message in said if message]
+
+
+def _families(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
+    """Formats that are not made of a model of this kind."""
+    if not any(task.stage == "onnx_export" for task in tasks) or not (base / CONFIG).is_file():
+        return []
+    config = read_config(base)
+    if family_of(config) is DECODER and not takes_more_than_text(config):
+        return []
+    message = (
+        f"not run: the model is {described(config)}, and the ONNX export takes text decoders; other formats are made"
+    )
+    remedy = "set formats.onnx.enabled and formats.tensorrt.enabled to false"
+    return [Finding("stage: onnx_export", Verdict.WARNING, message, remedy, "FAMILY_UNSUPPORTED")]
 
 
 def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:

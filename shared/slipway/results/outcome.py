@@ -156,9 +156,10 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
             if failed.id != task.id:
                 state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
                 message = f"{failed.id}, which it needs, {'failed' if state == 'failed' else f'was {state}'}"
+            unknown = failure is not None and failure.reason == "FAMILY_UNSUPPORTED"
             found[name] = FailedFormat(
                 task=task.id,
-                state=_NOT_MADE[task.state],
+                state="not_run" if unknown else _NOT_MADE[task.state],
                 reason=failure.reason if failure else "",
                 error_message=message,
             )

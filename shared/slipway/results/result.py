@@ -106,7 +106,7 @@ class FailedFormat(_Value):
 
     Attributes:
         task: Task that should have made it.
-        state: ``failed``, ``skipped`` (something it needs was not made) or ``cancelled``.
+        state: ``failed``, ``not_run`` (the format is not made of models of this kind), ``skipped`` (something it needs was not made) or ``cancelled``.
         reason: Stable reason of the failure, its own or that of the task it waited for; empty when cancelled.
         error_message: What went wrong, with the remedy.
     """

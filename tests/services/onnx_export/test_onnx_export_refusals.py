@@ -67,10 +67,31 @@ def test_a_window_too_long_to_prove(damaged: Path, export: Callable[..., Exporte
 
 @pytest.mark.parametrize("engine", ["mobius", "dynamo", "legacy"])
 def test_encoder_decoders(family: Callable[[str], Path], export: Callable[..., Exported], engine: str) -> None:
-    error = _refusal(export, family("t5"), engine=engine)
-    assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
-    assert error.about["family"] == "encoder-decoder"
-    assert error.about["supported_engines"] == ""
+    error = _refusal(export, family("t5"), engine=engine, opset=8)  # before the opset is looked at
+    assert error.reason == "FAMILY_UNSUPPORTED"
+    assert error.about["family"] == "encoder-decoder (T5ForConditionalGeneration)"
+    assert "an encoder-decoder (T5ForConditionalGeneration)" in error.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "sequence classifier (Qwen3ForSequenceClassification)"),
+        ({"architectures": ["BertModel"], "model_type": "bert"}, "feature extraction (BertModel)"),
+        ({"architectures": ["ViTModel"], "model_type": "vit"}, "ViTModel"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}},
+            "decoder (Gem",
+        ),
+        ({"architectures": [], "model_type": "model-of-tomorrow"}, "model-of-tomorrow"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_families(damaged: Path, export: Callable[..., Exported], settings: dict[str, Any], named: str) -> None:
+    _edit_config(damaged, **settings)
+    error = _refusal(export, damaged)
+    assert error.reason == "FAMILY_UNSUPPORTED"
+    assert named in error.message
 
 
 def test_no_configuration(damaged: Path, export: Callable[..., Exported]) -> None:

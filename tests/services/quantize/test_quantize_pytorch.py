@@ -231,20 +231,17 @@ def test_float8_is_refused(quantize: Quantize, tmp_path: Path) -> None:
 
 
 def test_level_that_would_make_the_model_larger_is_refused(quantize: Quantize, tmp_path: Path) -> None:
-    settings = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=4, n_positions=64)  # Conv1D instead of Linear
-    GPT2LMHeadModel(settings).save_pretrained(tmp_path / "gpt2")
+    source = save_tiny(tmp_path / "source", vocab_size=20_000)  # the tied head gets weights of its own
     with pytest.raises(ModelExportError) as caught:
-        quantize(tmp_path / "gpt2", format="pytorch", level="int8")
+        quantize(source, format="pytorch", level="int8")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
     assert "larger" in caught.value.message
     assert int(caught.value.about["size_after_bytes"]) > int(caught.value.about["size_before_bytes"])
 
 
 def test_model_without_a_fitting_linear_layer_is_refused(quantize: Quantize, tmp_path: Path) -> None:
-    # GPT-2 stores its projections in a layer of its own; only lm_head is linear, and 24 is no multiple of 32.
-    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=24, n_layer=1, n_head=2)).save_pretrained(
-        tmp_path / "source"
-    )
+    settings = GPT2Config(vocab_size=64, n_positions=32, n_embd=24, n_inner=40, n_layer=1, n_head=2)
+    GPT2LMHeadModel(settings).save_pretrained(tmp_path / "source")  # neither 24 nor 40 is a multiple of 32
     with pytest.raises(ModelExportError) as caught:
         quantize(tmp_path / "source", format="pytorch", level="int8")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"

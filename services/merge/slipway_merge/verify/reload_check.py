@@ -24,14 +24,14 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
+from slipway.models.families import described, family_of
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
-from slipway.models.safetensors_file import read_safetensors
+from slipway.models.safetensors_file import read_safetensors, read_weights
+from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.stage import Context
 from slipway_merge.tensors.samples import UNIT_ROUNDOFF
 
-_TOKENS = (2, 8)
-"""Rows and length of the random input."""
 #: What rounding did to the logits is within so many times what it does at random (at most 2.8 times, with all known forms).
 _NOISE_FACTOR = 6.0
 #: What the float32 computation of a model leaves open, relative to its logits (8e-7 at most, with all known forms).
@@ -66,27 +66,33 @@ def reload_check(
     if cls is None:
         return {"loaded": "not checked: transformers has no class of this model's name"}
     merged, info = _load(cls, folder, output_loading_info=True)
+    info["unexpected_keys"] = set(info["unexpected_keys"]) - read_weights(base).keys()  # which had no use before
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     for kind, keys in wrong.items():
         if keys:
             raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
-    size = _vocabulary(merged)
+    config = read_config(folder)
+    family = family_of(config)
+    if family is None:
+        return {"loaded": True, "logits": f"not compared: what a {described(config)} takes and gives is not known"}
     try:
-        ours = _logits(merged, size)
-    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises, which may want more than tokens
-        not_compared = f"not compared: the model does not run on tokens alone ({error})"
+        inputs = sample_inputs(merged, family)
+        ours = compared_outputs(merged, family, inputs)
+    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises, which may want more
+        not_compared = f"not compared: the model does not run as a {described(config)} ({_line(error)})"
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
         return {"loaded": True, "logits": not_compared}
-    if ours is None:
-        return {"loaded": True, "logits": "not compared: the model does not map token ids to logits"}
     _round_at_random(merged, UNIT_ROUNDOFF[dtype], rounded)
-    moved = _logits(merged, size)
-    assert moved is not None
-    noise = _norm(moved - ours)
+    noise = _norm(compared_outputs(merged, family, inputs) - ours)
+    size = int(merged.get_input_embeddings().num_embeddings)
     del merged
     gc.collect()
+
+    def run(model: Any) -> torch.Tensor:
+        return compared_outputs(model, family, inputs)
+
     with _readable_to_peft(adapter, names(), ctx) as renamed:
-        return {"loaded": True, **_compare(cls, base, renamed, ours, noise=noise, size=size, ctx=ctx)}
+        return {"loaded": True, **_compare(_load(cls, base), renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
 
 
 @contextmanager
@@ -114,24 +120,29 @@ def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | 
 
 
 def _compare(
-    cls: Any, base: Path, adapter: Path, ours: torch.Tensor, *, noise: float, size: int, ctx: Context
+    model: Any,
+    adapter: Path,
+    ours: torch.Tensor,
+    *,
+    run: Callable[[Any], torch.Tensor],
+    noise: float,
+    size: int,
+    ctx: Context,
 ) -> dict[str, Any]:
-    model = _load(cls, base)
     if model.get_input_embeddings().num_embeddings != size:
         model.resize_token_embeddings(size, mean_resizing=False)
-    before = _logits(model, size)
+    before = run(model)
     check_patterns(read_adapter_config(adapter), names_in(model))
     try:
         with _quiet():
             config = PeftConfig.from_pretrained(str(adapter))
             _let_each_have_its_own(config, adapter)
-            tuned = _logits(PeftModel.from_pretrained(model, str(adapter), config=config), size)
+            # The model itself, because what peft wraps around it names inputs of its own (of Whisper: input_ids).
+            tuned = run(PeftModel.from_pretrained(model, str(adapter), config=config).get_base_model())
     except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
         not_compared = f"not compared: peft cannot load the adapter ({error})"
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
         return {"logits": not_compared}
-    assert before is not None
-    assert tuned is not None
     difference, change = _norm(ours - tuned), _norm(tuned - before)
     tolerance = _NOISE_FACTOR * noise + _COMPUTING * _norm(tuned) + 1e-6
     if not difference <= tolerance:
@@ -143,16 +154,6 @@ def _compare(
     return {"logits_difference": difference, "logits_change": change, "logits_tolerance": tolerance}
 
 
-def _vocabulary(model: Any) -> int:
-    """Rows of the embedding of token ids; 0 for a model that takes something else, or that has no single one (CLIP)."""
-    if model.main_input_name != "input_ids":
-        return 0
-    try:
-        return int(model.get_input_embeddings().num_embeddings)
-    except (AttributeError, NotImplementedError):
-        return 0
-
-
 def _let_each_have_its_own(config: Any, adapter: Path) -> None:
     """Tied layers get the factors that were saved for each; in float32, peft would load those of one for all."""
     tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
@@ -160,20 +161,6 @@ def _let_each_have_its_own(config: Any, adapter: Path) -> None:
     if getattr(config, "ensure_weight_tying", False) and any(".lora_embedding_" in key for key in tensors):
         config.ensure_weight_tying = False
         config.target_modules = modules
-
-
-def _logits(model: Any, size: int) -> torch.Tensor | None:
-    """Logits on random tokens below ``size``; None for a model that takes something else or gives something else."""
-    if not size:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, size, _TOKENS, generator=generator)
-    inputs = {"input_ids": tokens}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokens
-    with torch.no_grad():
-        logits = getattr(model.eval()(**inputs), "logits", None)
-    return logits.double() if isinstance(logits, torch.Tensor) else None
 
 
 def _model_class(folder: Path) -> Any:
@@ -186,8 +173,12 @@ def _norm(values: torch.Tensor) -> float:
 
     Those may differ in more than their rounding: where a token is between two experts, it goes to either.
     """
-    by_position = values.reshape(-1, values.shape[-1]).square().mean(dim=1).sqrt()
+    by_position = values.square().mean(dim=1).sqrt()
     return float(by_position.quantile(0.75))
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _load(cls: Any, folder: Path, **options: Any) -> Any:

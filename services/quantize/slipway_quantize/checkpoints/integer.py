@@ -18,7 +18,7 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite
-from slipway_quantize.checkpoints.structure import LinearWeight, inspect, model_config
+from slipway_quantize.checkpoints.structure import LinearWeight, inspect, known_family, model_config
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
@@ -35,6 +35,8 @@ class _Plan:
     linear: dict[str, list[LinearWeight]]
     dense: frozenset[str]
     unaligned: tuple[LinearWeight, ...]
+    kept: tuple[str, ...]
+    unpacked: bool
     scale_dtype: torch.dtype
     untied: bool
 
@@ -42,8 +44,8 @@ class _Plan:
 def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: int, ctx: Context) -> Outcome:
     """Write the folder's weights with its linear layers in ``level``, and config.json to match.
 
-    A tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 loads no
-    quantized embedding.
+    A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 loads no
+    quantized embedding. Other heads stay as they are.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and what
@@ -77,7 +79,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
 
 def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
     config = model_config(source)
-    structure = inspect(config, checkpoint.tensors)
+    structure = inspect(config, known_family(source), checkpoint.tensors)
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
     for weight in structure.linear:
@@ -101,6 +103,8 @@ def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
         linear=dict(linear),
         dense=frozenset(checkpoint.tensors) - replaced,
         unaligned=tuple(unaligned),
+        kept=structure.kept,
+        unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
     )
@@ -167,7 +171,9 @@ def _note(name: str, plan: _Plan, outcome: Outcome) -> None:
     outcome.quantized.extend(f"{weight.module}.weight" for weight in plan.linear.get(name, []))
     if name in plan.dense:
         unaligned = any(weight.source == name for weight in plan.unaligned)
-        outcome.kept[name] = "input width is no multiple of the group size" if unaligned else "no linear layer's weight"
+        head = name.removesuffix(".weight") in plan.kept
+        why = "a head" if head else "no linear layer's weight"
+        outcome.kept[name] = "input width is no multiple of the group size" if unaligned else why
 
 
 def _warn_kept(checkpoint: Checkpoint, plan: _Plan, ctx: Context) -> None:
@@ -191,8 +197,10 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
             if isinstance(part, dict):
                 part["tie_word_embeddings"] = False
     if level.packed:
-        ignore = sorted(weight.module for weight in plan.unaligned)
+        ignore = sorted({*plan.kept, *(weight.module for weight in plan.unaligned)})
         config["quantization_config"] = quantization_config(level, ignore=ignore)
+        if plan.unpacked:
+            config["quantization_config"]["dequantize"] = True
     write_json(path, config)
 
 

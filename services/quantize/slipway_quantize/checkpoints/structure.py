@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
+from transformers.pytorch_utils import Conv1D
 
+from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.models.base_format import read_config
+from slipway.models.families import (
+    DECODER,
+    FAMILIES,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    Family,
+    auto_model,
+    described,
+    model_family,
+)
 from slipway_quantize.checkpoints.checkpoint import TensorInfo
+
+_WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
+"""Families whose answer comes from a layer of a few rows, which is nothing to save and much to lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +50,15 @@ class Structure:
 
     Attributes:
         linear: Linear layers whose weight is in the checkpoint, in the model's order.
+        kept: Linear layers that stay as they are: heads, and in most families those tied to an embedding.
+        unpacked: Whether transformers has to unpack the weights when it loads them: compressed-tensors, which does it at a layer's
+            first run, knows only ``Linear``, and T5 looks at the type of a weight before that.
         dtype: Data type the model is loaded in.
     """
 
     linear: tuple[LinearWeight, ...]
+    kept: tuple[str, ...]
+    unpacked: bool
     dtype: torch.dtype | None
 
 
@@ -59,56 +81,106 @@ def model_config(folder: Path) -> Any:
         ) from error
 
 
-def meta_model(config: Any) -> torch.nn.Module:
+def known_family(folder: Path) -> Family:
+    """Return the family of the model in a folder.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` where it is not known.
+    """
+    family = model_family(folder)
+    if family is None:
+        config = read_config(folder)
+        raise QuantizationError(
+            f"what a {described(config)} computes is not known, so its weights are not rounded to integers",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy=f"use level fp16 or bf16; integers are for: {', '.join(one.name for one in FAMILIES)}",
+            about={"model_type": config.get("model_type"), "architectures": config.get("architectures")},
+        )
+    return family
+
+
+def meta_model(config: Any, family: Family) -> Any:
     """The model of ``config`` without storage: names, types and shapes only.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if it is no causal language model.
+        QuantizationError: ``BASE_MODEL_INVALID`` if transformers cannot build it.
     """
     try:
         with torch.device("meta"):
-            model: torch.nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except ValueError as error:
+            return auto_model(family).from_config(config, trust_remote_code=False)
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise QuantizationError(
-            f"model type {config.model_type!r} is not a causal language model ({str(error).splitlines()[0]})",
-            reason="QUANTIZATION_UNSUPPORTED",
-            remedy="use level fp16 or bf16",
+            f"transformers cannot build the {family.name} of model type {config.model_type!r} "
+            f"({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a folder written by save_pretrained; level fp16 or bf16 needs no structure",
             about={"model_type": config.model_type},
         ) from error
-    return model
 
 
-def inspect(config: Any, tensors: dict[str, TensorInfo]) -> Structure:
+def inspect(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
     """The linear layers of ``config``'s model whose weights ``tensors`` has, directly or through a tie.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if the model is no causal language model, or rearranges the
-            checkpoint's weights when it loads them.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if transformers rearranges the checkpoint's weights when it loads them.
     """
-    model = meta_model(config)
-    _require_same_names(config, model, tensors)
+    model = meta_model(config, family)
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    linear = []
-    for module, layer in model.named_modules():
-        if not isinstance(layer, torch.nn.Linear):
-            continue
+    _require_same_names(config, model, tensors, ties)
+    linear, kept = [], []
+    found = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)]
+    transposed = any(isinstance(layer, Conv1D) for _, layer in found)
+    for module, layer in found:
         name = f"{module}.weight"
         source = name if name in tensors else ties.get(name, name)
-        if source in tensors and tensors[source].shape == tuple(layer.weight.shape):
+        if source not in tensors or tensors[source].shape != tuple(layer.weight.shape):
+            continue
+        if _is_kept(module, family, model, tied=name in ties, transposed=transposed):
+            kept.append(module)
+        else:
             linear.append(LinearWeight(module=module, source=source))
     dtype = getattr(config, "dtype", None)
-    return Structure(linear=tuple(linear), dtype=dtype if isinstance(dtype, torch.dtype) else None)
+    return Structure(
+        linear=tuple(linear),
+        kept=tuple(kept),
+        unpacked=transposed or any(_in_float32(model, weight.module) for weight in linear),
+        dtype=dtype if isinstance(dtype, torch.dtype) else None,
+    )
 
 
-def _require_same_names(config: Any, model: torch.nn.Module, tensors: dict[str, TensorInfo]) -> None:
-    """Refuse models whose weights transformers fuses while loading: it would not find the quantized ones."""
+def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed: bool) -> bool:
+    """Whether a linear layer stays as it is.
+
+    Only a decoder's head can be untied from its embedding alone. Other families tie more to it (both embeddings of a
+    translator, the bias of a masked language model's head), and a GPT-2 is small beside its head.
+    """
+    if family in _WITH_HEADS and not module.startswith(f"{model.base_model_prefix}."):
+        return True
+    return tied and (family is not DECODER or transposed)
+
+
+def _in_float32(model: Any, module: str) -> bool:
+    return any(part in module.split(".") for part in model._keep_in_fp32_modules or ())
+
+
+def _require_same_names(config: Any, model: Any, tensors: dict[str, TensorInfo], ties: dict[str, str]) -> None:
+    """Refuse models whose weights transformers renames or fuses while loading: it would not find the quantized ones.
+
+    Tensors that no weight takes are fine where all weights have theirs: transformers leaves them out.
+    """
     known = set(model.state_dict())
-    fused = sorted(name for name, info in tensors.items() if len(info.shape) > 1 and name not in known)
-    if fused:
+    optional = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
+    missing = [
+        name
+        for name in known
+        if name not in tensors and ties.get(name, name) not in tensors and not any(re.search(k, name) for k in optional)
+    ]
+    other = sorted(name for name, info in tensors.items() if len(info.shape) > 1 and name not in known)
+    if other and missing:
         raise QuantizationError(
-            f"{len(fused)} weights of this {config.model_type} model are fused when it is loaded (experts), first "
-            f"{fused[0]!r}; they are not quantized by this version",
+            f"{counted(len(other), 'weight')} of this {config.model_type} model become others when it is loaded (fused experts, "
+            f"or names of an earlier version), first {other[0]!r}; they are not quantized by this version",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="use level bf16 or fp16",
-            about={"tensor": fused[0], "model_type": config.model_type},
+            about={"tensor": other[0], "model_type": config.model_type},
         )

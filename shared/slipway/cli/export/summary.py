@@ -21,6 +21,8 @@ _COLUMNS = (
     Column("merged", rank=9, right=True),
 )
 _REASON = Column("reason", rank=2)
+_UNMADE = (("not made ", "red"), ("not run ", "yellow"))
+"""How what was not made is introduced: what failed, and what this version does not do."""
 
 
 def summary(result: ExportResult) -> RenderableType:
@@ -37,7 +39,7 @@ def summary(result: ExportResult) -> RenderableType:
         if attempt.rule
     ]
     parts += [
-        Prose("not made ", "red", f"{name}: {failed.error_message}")
+        Prose(*_UNMADE[failed.state == "not_run"], f"{name}: {failed.error_message}")
         for name, failed in result.failed.items()
         if failed.error_message and failed.error_message not in result.error_message
     ]

@@ -25,7 +25,7 @@ VERDICTS = {
     "not_run": "not run here",
     "not_validated": "not validated",
 }
-NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled"}
+NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled", "not_run": "not run"}
 """What is shown in the place of a verdict, by state of the task that should have made an output."""
 
 
