@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 
+import family_models
 import judged_families
 from judged_families import MAKERS, FamilyModel
 from slipway.stage import Context
@@ -46,6 +49,11 @@ def validated(model: FamilyModel, work: Path, *, adapter: bool = True) -> Valida
     )
 
 
+def work_in(folder: Path) -> Path:
+    (folder / "work").mkdir()
+    return folder / "work"
+
+
 def failed(output: OutputValidation) -> set[str]:
     return {check.name for check in output.failed_checks}
 
@@ -72,6 +80,23 @@ def test_right_outputs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Pat
     weak = run.output("pytorch-weak", model.output("weak", model.merged(factor=0.8)))
     assert "times the adapter's effect" in weak.explanation
     assert "adapter_strength_error" in failed(weak)
+
+
+@pytest.mark.parametrize("kind", family_models.CASES)
+def test_what_training_saves_of_each_kind_is_merged_and_judged(kind: str, tmp_path: Path) -> None:
+    """With whole heads beside the factors, of models that know no padding token or two vocabularies, too."""
+    base = family_models.make_family_model(kind, tmp_path / "base")
+    adapter = family_models.make_family_adapter(kind, base, tmp_path / "adapter")
+    merged = peft.PeftModel.from_pretrained(type(family_models.CASES[kind].model()).from_pretrained(base), adapter)
+    merged.merge_and_unload().save_pretrained(tmp_path / "pytorch")
+    if kind == "whisper":
+        WhisperFeatureExtractor(feature_size=8, n_fft=400, hop_length=1000, chunk_length=2).save_pretrained(base)
+    run = Validated(base, adapter, work_in(tmp_path), merged=tmp_path / "pytorch")
+    found = run.output("pytorch", tmp_path / "pytorch")
+    assert found.passed, found.explanation
+    assert found.adapter_strength == pytest.approx(1, abs=1e-4)
+    lost = run.output("pytorch-noop", base)
+    assert "behaves like the base model" in lost.explanation
 
 
 @pytest.mark.parametrize("name", ["gpt2", "marian", "bert-classes", "bert-embeddings"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slipway.models.families import DECODER, SPEECH, Family
+from slipway.models.families import SPEECH, Family
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import MAX_NOISE_SHARE
@@ -37,7 +37,8 @@ class ReferenceRun:
         adapter_effect: The base against the reference.
         logit_scale: Root mean square of its results, at least 1.
         noise: Its arithmetic noise, logits.
-        unsteady_cases: Shape cases in which it differs from itself, with that as the reason not to judge by them.
+        unsteady_cases: Shape cases in which it differs from itself, with that as the reason not to judge by them what runs the
+            same code. A graph has code of its own.
     """
 
     folder: Path
@@ -57,7 +58,7 @@ class ReferenceRun:
     def completed(self, cases: list[ShapeCase]) -> ReferenceRun:
         """This run with the figures that its results give; ``cases`` are its own, compared with itself."""
         scale = logit_scale(self.logits)
-        unsteady = {case.name: UNSTEADY for case in cases if self._is_unsteady(case, scale)}
+        unsteady = {case.name: UNSTEADY for case in cases if _is_unsteady(case, scale)}
         if cases and cases[0].name in unsteady:  # what is tried in the native data type is padded as the first
             unsteady["native_dtype"] = UNSTEADY
         noises = [case.self_max_abs_diff or 0.0 for case in cases if case.name not in unsteady]
@@ -80,12 +81,6 @@ class ReferenceRun:
         gains = () if self.family == SPEECH else tuple(finite(gain) for gain in base_losses - losses)
         return replace(found, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
 
-    def _is_unsteady(self, case: ShapeCase, scale: float) -> bool:
-        """Whether a shape changes what the model computes; a decoder has no such shape, and is judged by all."""
-        if self.family == DECODER:
-            return False
-        return case.self_max_abs_diff is None or case.self_max_abs_diff > MAX_NOISE_SHARE * scale
-
     @property
     def measure(self) -> Measure:
         """How results are compared with its own."""
@@ -100,3 +95,8 @@ class ReferenceRun:
     def base_logits(self) -> npt.NDArray[np.float32]:
         """Without the adapter, (N, P, V)."""
         return load_logits(self.folder / BASE_LOGITS_FILE)
+
+
+def _is_unsteady(case: ShapeCase, scale: float) -> bool:
+    """Whether a shape changes what the model computes: padding on the left moves the positions that some count."""
+    return case.self_max_abs_diff is None or case.self_max_abs_diff > MAX_NOISE_SHARE * scale

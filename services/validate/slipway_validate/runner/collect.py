@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from slipway.models.families import DECODER
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, RunSpec, case_file, plain_file
@@ -137,13 +138,19 @@ class Collector:
         samples, windows = self._samples, [row.window for row in rows]
         token = self._padding_token
         if samples.source is None:
-            cut = [samples.tokens[row.window, : row.length] for row in rows]
+            cut = [self._cut(samples.tokens[row.window], row.length) for row in rows]
             return Batch(*padded(cut, side=case.padding, token=token))
         ids = samples.tokens[windows, : sum(case.segments)]
         if samples.source.ndim > 2:
             return Batch(ids, np.ones_like(ids), source_of(samples, windows))
-        sources = [samples.source[row.window, : row.length] for row in rows]
+        sources = [self._cut(samples.source[row.window], row.length) for row in rows]
         return Batch(ids, np.ones_like(ids), Source(*padded(sources, side=case.padding, token=token)))
+
+    def _cut(self, window: Ints, length: int) -> Ints:
+        """The beginning of a window; it ends as the window does where a model looks for the end of a text."""
+        if self._family == DECODER:
+            return window[:length]
+        return np.concatenate([window[: length - 1], window[-1:]])
 
     def _why_not(self, case: Case) -> str:
         bounds, model = self._model.bounds, self._model

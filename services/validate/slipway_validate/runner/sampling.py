@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipway.models.base_format import read_config
-from slipway.models.families import SPEECH, Comparison
+from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
 from slipway_validate.cases import family_named
 from slipway_validate.folders import read_json
 from slipway_validate.numerics import Ints
@@ -21,6 +21,7 @@ from slipway_validate.samples import Samples
 MASKED_SHARE = 0.15
 """Share of the tokens that are masked: what these models were trained with (BERT, arXiv 1810.04805)."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
+DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size")
 START_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
 """Settings that name the first token a decoder reads, the first that is there decides."""
 
@@ -36,8 +37,19 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
         return _speech(spec)
     tokenizer = load_tokenizer(spec.tokenizer)
     windows = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
+    if family == SEQUENCE_CLASSIFIER:
+        windows = _ended(windows, read_config(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
     return make(tokenizer, windows, spec), ""
+
+
+def _ended(windows: Ints, settings: Mapping[str, Any]) -> Ints:
+    """Windows that end with the end of a text, where the model reads its classes off there and the tokenizer sets none."""
+    end = settings.get("eos_token_id")
+    if settings.get("is_encoder_decoder") and isinstance(end, int):
+        windows = windows.copy()
+        windows[:, -1] = end
+    return windows
 
 
 def _plain(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
@@ -63,8 +75,15 @@ def _masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
 
 
 def _forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
-    """The encoder reads a window, and the decoder is given the same window as what it should have written."""
-    return Samples(_decoder_inputs(windows, spec.model), source=windows, labels=windows)
+    """The encoder reads a window, and the decoder is given the same window as what it should have written.
+
+    A decoder with a smaller vocabulary of its own is given what of the tokens' numbers lies in it.
+    """
+    settings = read_config(spec.model)
+    sizes = (settings.get(name) for name in DECODER_VOCABULARIES)
+    size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+    labels = windows if size is None else windows % size
+    return Samples(_decoder_inputs(labels, spec.model), source=windows, labels=labels)
 
 
 _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
