@@ -10,11 +10,12 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import yaml
 
-from slipway.planning.preflight import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize, memory_bytes, task_bytes
+from slipway.estimates import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize
+from slipway.formats import PlannedTask
+from slipway.planning.preflight import memory_bytes, task_bytes
 from slipway.worker.machine import MEMORY_SHARE
 
 FREE_SHARE = 0.1
@@ -81,7 +82,7 @@ def needs(size: ModelSize) -> dict[str, Need]:
     """The needs of each worker, by the name of its Deployment."""
     stored, single = size.weight_bytes + size.companion_bytes, size.weights * FLOAT32_BYTES + size.companion_bytes
     integer = int(size.weights * BYTES_PER_WEIGHT["int8"])
-    half = _task("quantize", level="fp16", format="onnx")
+    half = _task("quantize", "onnx-fp16")
     outputs = 2 * stored + single + 2 * integer + size.largest_bytes  # base, pytorch, onnx, and both as int8
     plan = {
         "merge": (stored, task_bytes(_task("merge"), size), "merge"),
@@ -96,8 +97,8 @@ def needs(size: ModelSize) -> dict[str, Need]:
     }
 
 
-def _task(stage: str, **params: str) -> SimpleNamespace:
-    return SimpleNamespace(id=stage, stage=stage, params=params, format="")
+def _task(stage: str, delivers: str = "") -> PlannedTask:
+    return PlannedTask(stage, stage, params={}, inputs={}, format=delivers)
 
 
 def base_gib(stage: str, path: str) -> int:

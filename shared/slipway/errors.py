@@ -101,6 +101,10 @@ REASONS: Mapping[str, Reason] = {
     "CONFIGURATION_NOT_FOUND": Reason(_C.INVALID_INPUT, "the configuration file does not exist or cannot be read"),
     "PARAMS_INVALID": Reason(_C.INVALID_INPUT, "a stage was given parameters that its model refuses"),
     "STAGE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings a stage of this name"),
+    "FORMAT_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings a format of this name"),
+    "FORMAT_INVALID": Reason(
+        _C.INVALID_INPUT, "an installed format cannot be loaded, plans what cannot run, or clashes with another one"
+    ),
     "INPUT_MISSING": Reason(_C.INVALID_INPUT, "a stage was not given one of its inputs, or one it does not know"),
     # Base model and checkpoint
     "BASE_MODEL_NOT_FOUND": Reason(

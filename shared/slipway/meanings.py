@@ -9,8 +9,12 @@ from pydantic import BaseModel
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the meaning of each field: its description, otherwise what the docstring's ``Attributes:`` say of it."""
-    said = _attributes(inspect.cleandoc(model.__doc__ or ""))
+    """Return the meaning of each field: its description, otherwise what the ``Attributes:`` of the docstrings, its bases' too, say of it."""
+    docstrings = [base.__dict__.get("__doc__") for base in reversed(model.__mro__) if issubclass(base, BaseModel)]
+    said = {
+        name: text for docstring in docstrings for name, text in _attributes(inspect.cleandoc(docstring or "")).items()
+    }
+    said = {name: text for name, text in said.items() if name in model.model_fields}
     described = {name: info.description for name, info in model.model_fields.items() if info.description}
     return {**said, **described}
 

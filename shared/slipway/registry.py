@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 from slipway.errors import ConfigurationError
-from slipway.stage import Stage
+from slipway.stage import Role, Stage
 
 GROUP = "slipway.stages"
 IMPORT = "import"
@@ -43,3 +44,37 @@ def load_stage(reference: str) -> Stage[Any]:
     if not isinstance(stage, Stage):
         raise ConfigurationError(f"{reference} is not a stage", reason="STAGE_UNKNOWN", about={"stage": reference})
     return stage
+
+
+@cache
+def known_stage(name: str) -> Stage[Any] | None:
+    """The stage of an installed name; None where it is not installed here, such as one of another machine's plug-ins."""
+    try:
+        return load_stage(name)
+    except ConfigurationError:
+        return None
+
+
+@cache
+def stage_of(role: Role) -> Stage[Any]:
+    """The installed stage that plays a part in every export.
+
+    Raises:
+        ConfigurationError: reason ``STAGE_UNKNOWN``.
+    """
+    for name in stage_names():
+        stage = known_stage(name)
+        if stage is not None and stage.role is role:
+            return stage
+    raise ConfigurationError(
+        f"no installed stage is for the {role.name.lower()}",
+        reason="STAGE_UNKNOWN",
+        remedy="install slipway again: pip install --force-reinstall slipway",
+        about={"role": role.name.lower()},
+    )
+
+
+def plays(name: str, *roles: Role) -> bool:
+    """Whether the stage of a name plays one of these parts."""
+    stage = known_stage(name)
+    return stage is not None and stage.role in roles

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from slipway.errors import StageError
+from slipway.estimates import ModelSize
 
 MOST_FACTS_BYTES = 256 << 10
 """Size of the facts of one result as they travel; lists in them are cut before (:func:`cut_lists`)."""
@@ -126,6 +128,48 @@ class Provider:
     detail: str = ""
 
 
+class Role(Enum):
+    """A part that one stage plays in every export, beside what formats plan; the plan finds each by its role."""
+
+    COMBINATION = auto()
+    """Several adapters as one: from ``adapter`` and further inputs."""
+    PREPARATION = auto()
+    """A base model that is stored otherwise as plain safetensors: from ``base``."""
+    MERGE = auto()
+    """The merged model, which every format begins with: from ``base`` and ``adapter``."""
+    QUANTIZATION = auto()
+    """A format's output at a level: from the unquantized one."""
+    VALIDATION = auto()
+    """The judgement of every output: from ``base``, ``adapter``, perhaps ``heldout``, and the outputs by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """About how long a stage takes beside others, and how far it is in each phase: what progress is shown by.
+
+    Attributes:
+        seconds: For any model. Only its ratio to other stages' counts.
+        seconds_per_gb: More for each GB that it makes (or validates).
+        phases: Where each phase lies within the stage, from 0 to 1, by the phase's first word.
+    """
+
+    seconds: float = 4.0
+    seconds_per_gb: float = 0.0
+    phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def _no_bytes(_params: Mapping[str, Any], _size: ModelSize) -> int:
+    return 0
+
+
+def _no_advice(_params: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    return None
+
+
+def _nothing_refused(_config: Mapping[str, Any]) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Stage(Generic[P]):
     """One kind of work: names, versions, and the function that does it.
@@ -134,7 +178,7 @@ class Stage(Generic[P]):
         name: Name on the command line, in plans and in reports.
         version: Raised whenever the same inputs and parameters give other output; part of the action key.
         inputs: Names of the input folders, all required.
-        outputs: Names of the output folders.
+        outputs: Names of the output folders, the main one first.
         params: The stage's parameters.
         run: ``run(inputs, params, ctx) -> {output name: folder below ctx.workdir}``. It may raise any
             :class:`~slipway.errors.ModelExportError`; whatever else it raises is reported as ``STAGE_ERROR``.
@@ -143,6 +187,15 @@ class Stage(Generic[P]):
         device_bound: Whether the output depends on the GPU's architecture; it is then part of the action key.
         resumable: Whether an attempt goes on with what an interrupted one left in :attr:`Context.kept`.
         probe: What this machine offers the stage. Looks at installed metadata only; imports nothing heavy.
+        alternatives: Whether any one of its providers will do; otherwise it needs them all.
+        role: The part it plays in every export; None for one that only formats plan.
+        effort: How long it takes beside others.
+        output_bytes: Size of the output for these parameters and a model of this size, estimated from above.
+        advice: What is known of these parameters before anything runs: a check's name, what will come, and a remedy; None for nothing.
+        refuses: Says why no model with this ``config.json`` is taken; empty for one that is.
+        model_memory: Memory a worker should have, as a multiple of the merged model's size; 0 for a stage that streams.
+        model_gpu_memory: The same of the GPU's memory, where the task needs a GPU.
+        gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
     """
 
     name: str
@@ -156,6 +209,20 @@ class Stage(Generic[P]):
     device_bound: bool = False
     resumable: bool = False
     probe: Callable[[], tuple[Provider, ...]] | None = None
+    alternatives: bool = False
+    role: Role | None = None
+    effort: Effort = Effort()
+    output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = _no_bytes
+    advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = _no_advice
+    refuses: Callable[[Mapping[str, Any]], str] = _nothing_refused
+    model_memory: float = 0.0
+    model_gpu_memory: float = 0.0
+    gpu_bound_output: bool = False
+
+    @property
+    def main_output(self) -> str:
+        """Name of the output that later tasks take."""
+        return self.outputs[0]
 
     def library_versions(self) -> dict[str, str]:
         """Installed versions of :attr:`libraries`; empty for one that is not installed."""

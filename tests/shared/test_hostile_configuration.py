@@ -117,7 +117,7 @@ def test_many_wrong_settings_are_counted_and_few_are_named(file: Path) -> None:
 
 def test_every_number_of_the_model_fits_its_message() -> None:
     """The largest that a setting takes goes over the wire and comes back."""
-    from slipway.configuration.values import LARGEST, LARGEST_BYTES, LARGEST_SEED
+    from slipway.settings.sections import LARGEST, LARGEST_BYTES, LARGEST_SEED
 
     largest = {"min": LARGEST, "opt": LARGEST, "max": LARGEST}
     configuration = ExportConfiguration.model_validate(

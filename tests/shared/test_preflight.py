@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from slipway.opsets import BEST_OPSET, ENGINE_OPSETS, unwritten
 from slipway.planning.preflight import Verdict, preflight
+from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS, unwritten
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_args
 
 import pytest
+from google.protobuf import struct_pb2
 from google.protobuf.descriptor import FieldDescriptor
 from google.rpc import code_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from slipway.configuration import ExportConfiguration, parse
+from slipway.configuration import ExportConfiguration, FormatsConfiguration, parse
 from slipway.errors import MOST_TEXT, REASONS, ConfigurationError, Failure, ModelMergeError
+from slipway.formats import LevelSettings
 from slipway.rpc.wire import (
     RETRY_AFTER,
     call_status,
@@ -119,8 +122,30 @@ def test_configurations_come_back(settings: dict[str, Any]) -> None:
 
 def test_what_a_message_does_not_say_takes_its_default() -> None:
     message = configuration_pb2.ExportConfiguration()
-    message.formats.onnx.enabled = False
+    message.formats["onnx"].enabled = False
     assert configuration_of(message) == parse({"formats": {"onnx": {"enabled": False}}})
+
+
+def test_a_formats_own_settings_are_checked_by_its_own_model_and_unknown_names_refused_with_a_suggestion() -> None:
+    message = configuration_pb2.ExportConfiguration()
+    message.formats["onnx"].settings["opset_version"] = 99
+    message.formats["tensorrt"].settings["target"] = "sm89"
+    message.formats["onx"].enabled = True
+    message.formats["tensorrt"].unquantized = True
+    with pytest.raises(ConfigurationError) as caught:
+        configuration_of(message)
+    problems = {problem["key"]: problem for problem in json.loads(caught.value.about["problems"])}
+    assert "use 7 to 26" in problems["formats.onnx.opset_version"]["remedy"]
+    assert problems["formats.tensorrt.target"]["remedy"] == "did you mean 'targets'?"
+    assert problems["formats.onx"]["remedy"] == "did you mean 'onnx'?"
+    assert problems["formats.tensorrt.unquantized"]["message"] == "is not a setting"
+
+
+def test_a_setting_that_is_typed_is_taken_before_the_same_one_among_a_formats_own() -> None:
+    message = configuration_pb2.ExportConfiguration()
+    message.formats["onnx"].enabled = False
+    message.formats["onnx"].settings["enabled"] = True
+    assert configuration_of(message).formats.onnx.enabled is False
 
 
 def test_a_message_that_cannot_be_honoured_says_all_of_why() -> None:
@@ -138,6 +163,16 @@ def test_model_and_message_have_the_same_fields() -> None:
 
 
 def walk(model: type[BaseModel], descriptor: Any) -> None:
+    if issubclass(model, FormatsConfiguration):
+        value = descriptor.fields_by_name["value"].message_type
+        typed = {
+            name
+            for name, field in value.fields_by_name.items()
+            if field.message_type is not struct_pb2.Struct.DESCRIPTOR
+        }
+        assert typed == set(LevelSettings.model_fields)
+        assert all(field.has_presence for field in value.fields)
+        return
     assert set(model.model_fields) == set(descriptor.fields_by_name), descriptor.full_name
     for name, info in model.model_fields.items():
         field = descriptor.fields_by_name[name]
@@ -147,7 +182,7 @@ def walk(model: type[BaseModel], descriptor: Any) -> None:
             kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
         ]:
             walk(rows[0], field.message_type.fields_by_name["value"].message_type)
-        elif field.type != FieldDescriptor.TYPE_MESSAGE and descriptor.name != "DimensionRange":
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
             assert field.is_repeated or field.has_presence, f"{field.full_name}: not set and zero would be the same"
 
 

@@ -22,8 +22,8 @@ from k8s_cluster import (
     stages_of,
     walk,
 )
-from slipway.planning.matching import NO_GPU
 from slipway.registry import IMPORT
+from slipway.requirements import NO_GPU
 
 Rule = Callable[[Cluster], Iterator[str]]
 

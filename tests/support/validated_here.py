@@ -8,14 +8,15 @@ from typing import Any
 
 from slipway.models.families import model_family
 from slipway.validation.findings import OutputValidation
-from slipway_validate.folders import stored_dtype
+from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
 from slipway_validate.judging.compare import CaseResults, compare_case
-from slipway_validate.judging.evaluate import Evaluator, runtime_for
+from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, _affordable, padding_token
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
+from slipway_validate.reference import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
 from slipway_validate.texts import HeldOutText
@@ -50,7 +51,7 @@ class Validated:
         said = HeldOutText(TEXT, "test", ("text.txt",), held_out=True)
         samples = Samples.read(told.samples)
         self.prepared = Prepared(family, said, made.source, told.samples, samples, padding_token(base, family), base)
-        spec = self.spec("reference", base).model_copy(update={"adapter": adapter})
+        spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter})
         result = self._run(Spec(run=spec), work / "reference")
         self.reference = ReferenceRun(
             folder=work / "reference", result=result, family=family, samples=samples, with_adapter=adapter is not None,
@@ -65,9 +66,11 @@ class Validated:
         return self.prepared.spec(runtime, folder, params=self.params, threads=1)
 
     def output(self, name: str, folder: Path) -> OutputValidation:
-        spec = self.spec(runtime_for(folder), folder)
+        runtime = runtime_for(name, folder)
+        assert runtime is not None
+        spec = self.spec(runtime.load, folder)
         run = self.work / "outputs" / name
-        result = self._run(Spec(run=spec), run, must=False)
+        result = why_not_run(name, folder, runtime, self.prepared.family) or self._run(Spec(run=spec), run, must=False)
         return self.evaluator.evaluate(name, folder, spec=spec, result=result, run_folder=run)
 
     def _run(self, spec: Spec, folder: Path, *, must: bool = True) -> RunResult:

@@ -22,55 +22,52 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipway/v1/configuration.proto\x12\nslipway.v1\"\xb2\x04\n\x13\x45xportConfiguration\x12\x37\n\ncheckpoint\x18\x01 \x01(\x0b\x32#.slipway.v1.CheckpointConfiguration\x12\x36\n\nbase_model\x18\x02 \x01(\x0b\x32\".slipway.v1.BaseModelConfiguration\x12;\n\x0coptimization\x18\x03 \x01(\x0b\x32%.slipway.v1.OptimizationConfiguration\x12\x31\n\x07\x66ormats\x18\x04 \x01(\x0b\x32 .slipway.v1.FormatsConfiguration\x12\x37\n\nvalidation\x18\x05 \x01(\x0b\x32#.slipway.v1.ValidationConfiguration\x12/\n\x06output\x18\x06 \x01(\x0b\x32\x1f.slipway.v1.OutputConfiguration\x12\x33\n\x08recovery\x18\x07 \x01(\x0b\x32!.slipway.v1.RecoveryConfiguration\x12\x35\n\tresources\x18\x08 \x01(\x0b\x32\".slipway.v1.ResourcesConfiguration\x12)\n\x03log\x18\t \x01(\x0b\x32\x1c.slipway.v1.LogConfiguration\x12\x39\n\x0b\x63ombination\x18\n \x01(\x0b\x32$.slipway.v1.CombinationConfiguration\"\x8d\x01\n\x17\x43heckpointConfiguration\x12\x11\n\x04path\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x12\x61uto_detect_latest\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x06select\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_pathB\x15\n\x13_auto_detect_latestB\t\n\x07_select\"\xc5\x01\n\x18\x43ombinationConfiguration\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x11\n\x04type\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07\x64\x65nsity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rmajority_sign\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x42\x07\n\x05_typeB\n\n\x08_densityB\x10\n\x0e_majority_signB\x07\n\x05_seed\"\xa6\x01\n\x16\x42\x61seModelConfiguration\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cload_in_4bit\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nmerge_onto\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x12\n\x05trust\x18\x04 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_load_in_4bitB\r\n\x0b_merge_ontoB\x08\n\x06_trust\"$\n\x12QuantizationLevels\x12\x0e\n\x06levels\x18\x01 \x03(\t\"\xe1\x01\n\x19OptimizationConfiguration\x12\x34\n\x0cquantization\x18\x01 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevels\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1d\n\x10remove_artifacts\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10\x63ompress_weights\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_group_sizeB\x13\n\x11_remove_artifactsB\x13\n\x11_compress_weights\"\xab\x01\n\x14\x46ormatsConfiguration\x12\x31\n\x07pytorch\x18\x01 \x01(\x0b\x32 .slipway.v1.PyTorchConfiguration\x12+\n\x04onnx\x18\x02 \x01(\x0b\x32\x1d.slipway.v1.OnnxConfiguration\x12\x33\n\x08tensorrt\x18\x03 \x01(\x0b\x32!.slipway.v1.TensorRTConfiguration\"\x9e\x01\n\x14PyTorchConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1b\n\x0esave_tokenizer\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x34\n\x0cquantization\x18\x03 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevelsB\n\n\x08_enabledB\x11\n\x0f_save_tokenizer\"\xf5\x01\n\x11OnnxConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\ropset_version\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0c\x64ynamic_axes\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x1b\n\x0eoptimize_graph\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x34\n\x0cquantization\x18\x05 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevelsB\n\n\x08_enabledB\x10\n\x0e_opset_versionB\x0f\n\r_dynamic_axesB\x11\n\x0f_optimize_graph\"\xef\x01\n\x15TensorRTConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x07\x62uilder\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0f\n\x07targets\x18\x03 \x03(\t\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.slipway.v1.DimensionRange\x12,\n\x08sequence\x18\x05 \x01(\x0b\x32\x1a.slipway.v1.DimensionRange\x12(\n\x04past\x18\x06 \x01(\x0b\x32\x1a.slipway.v1.DimensionRangeB\n\n\x08_enabledB\n\n\x08_builder\"7\n\x0e\x44imensionRange\x12\x0b\n\x03min\x18\x01 \x01(\x05\x12\x0b\n\x03opt\x18\x02 \x01(\x05\x12\x0b\n\x03max\x18\x03 \x01(\x05\"\x85\x03\n\x17ValidationConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x0ctest_samples\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x63ompare_outputs\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\"\n\x15\x62\x65nchmark_performance\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x14\n\x07heldout\x18\x05 \x01(\tH\x04\x88\x01\x01\x12?\n\x06limits\x18\x06 \x03(\x0b\x32/.slipway.v1.ValidationConfiguration.LimitsEntry\x1aI\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.slipway.v1.LimitOverrides:\x02\x38\x01\x42\n\n\x08_enabledB\x0f\n\r_test_samplesB\x12\n\x10_compare_outputsB\x18\n\x16_benchmark_performanceB\n\n\x08_heldout\"\xae\x02\n\x0eLimitOverrides\x12\x19\n\x0cmax_abs_diff\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07mean_kl\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0etop1_agreement\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1d\n\x10perplexity_ratio\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0c\x63\x61se_mean_kl\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12#\n\x16\x61\x64\x61pter_strength_error\x18\x06 \x01(\x01H\x05\x88\x01\x01\x42\x0f\n\r_max_abs_diffB\n\n\x08_mean_klB\x11\n\x0f_top1_agreementB\x13\n\x11_perplexity_ratioB\x0f\n\r_case_mean_klB\x19\n\x17_adapter_strength_error\"k\n\x13OutputConfiguration\x12\x16\n\tdirectory\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x0enaming_pattern\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_directoryB\x11\n\x0f_naming_pattern\"e\n\x15RecoveryConfiguration\x12\x14\n\x07profile\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cmax_attempts\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_profileB\x0f\n\r_max_attempts\"\xb1\x02\n\x16ResourcesConfiguration\x12\x1d\n\x10max_memory_bytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07threads\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\"\n\x15stage_timeout_seconds\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12M\n\x0estage_timeouts\x18\x04 \x03(\x0b\x32\x35.slipway.v1.ResourcesConfiguration.StageTimeoutsEntry\x1a\x34\n\x12StageTimeoutsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\x13\n\x11_max_memory_bytesB\n\n\x08_threadsB\x18\n\x16_stage_timeout_seconds\"0\n\x10LogConfiguration\x12\x12\n\x05level\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_levelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipway/v1/configuration.proto\x12\nslipway.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x95\x05\n\x13\x45xportConfiguration\x12\x37\n\ncheckpoint\x18\x01 \x01(\x0b\x32#.slipway.v1.CheckpointConfiguration\x12\x36\n\nbase_model\x18\x02 \x01(\x0b\x32\".slipway.v1.BaseModelConfiguration\x12;\n\x0coptimization\x18\x03 \x01(\x0b\x32%.slipway.v1.OptimizationConfiguration\x12\x37\n\nvalidation\x18\x05 \x01(\x0b\x32#.slipway.v1.ValidationConfiguration\x12/\n\x06output\x18\x06 \x01(\x0b\x32\x1f.slipway.v1.OutputConfiguration\x12\x33\n\x08recovery\x18\x07 \x01(\x0b\x32!.slipway.v1.RecoveryConfiguration\x12\x35\n\tresources\x18\x08 \x01(\x0b\x32\".slipway.v1.ResourcesConfiguration\x12)\n\x03log\x18\t \x01(\x0b\x32\x1c.slipway.v1.LogConfiguration\x12\x39\n\x0b\x63ombination\x18\n \x01(\x0b\x32$.slipway.v1.CombinationConfiguration\x12=\n\x07\x66ormats\x18\x0b \x03(\x0b\x32,.slipway.v1.ExportConfiguration.FormatsEntry\x1aO\n\x0c\x46ormatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x1f.slipway.v1.FormatConfiguration:\x02\x38\x01J\x04\x08\x04\x10\x05\"\x8d\x01\n\x17\x43heckpointConfiguration\x12\x11\n\x04path\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x12\x61uto_detect_latest\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x06select\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_pathB\x15\n\x13_auto_detect_latestB\t\n\x07_select\"\xc5\x01\n\x18\x43ombinationConfiguration\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x11\n\x04type\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07\x64\x65nsity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rmajority_sign\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x42\x07\n\x05_typeB\n\n\x08_densityB\x10\n\x0e_majority_signB\x07\n\x05_seed\"\xa6\x01\n\x16\x42\x61seModelConfiguration\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cload_in_4bit\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nmerge_onto\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x12\n\x05trust\x18\x04 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_load_in_4bitB\r\n\x0b_merge_ontoB\x08\n\x06_trust\"$\n\x12QuantizationLevels\x12\x0e\n\x06levels\x18\x01 \x03(\t\"\xe1\x01\n\x19OptimizationConfiguration\x12\x34\n\x0cquantization\x18\x01 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevels\x12\x17\n\ngroup_size\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1d\n\x10remove_artifacts\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10\x63ompress_weights\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_group_sizeB\x13\n\x11_remove_artifactsB\x13\n\x11_compress_weights\"\xc2\x01\n\x13\x46ormatConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x0bunquantized\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x34\n\x0cquantization\x18\x03 \x01(\x0b\x32\x1e.slipway.v1.QuantizationLevels\x12)\n\x08settings\x18\x04 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08_enabledB\x0e\n\x0c_unquantized\"\x85\x03\n\x17ValidationConfiguration\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x0ctest_samples\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0f\x63ompare_outputs\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\"\n\x15\x62\x65nchmark_performance\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x14\n\x07heldout\x18\x05 \x01(\tH\x04\x88\x01\x01\x12?\n\x06limits\x18\x06 \x03(\x0b\x32/.slipway.v1.ValidationConfiguration.LimitsEntry\x1aI\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.slipway.v1.LimitOverrides:\x02\x38\x01\x42\n\n\x08_enabledB\x0f\n\r_test_samplesB\x12\n\x10_compare_outputsB\x18\n\x16_benchmark_performanceB\n\n\x08_heldout\"\xae\x02\n\x0eLimitOverrides\x12\x19\n\x0cmax_abs_diff\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07mean_kl\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0etop1_agreement\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1d\n\x10perplexity_ratio\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0c\x63\x61se_mean_kl\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12#\n\x16\x61\x64\x61pter_strength_error\x18\x06 \x01(\x01H\x05\x88\x01\x01\x42\x0f\n\r_max_abs_diffB\n\n\x08_mean_klB\x11\n\x0f_top1_agreementB\x13\n\x11_perplexity_ratioB\x0f\n\r_case_mean_klB\x19\n\x17_adapter_strength_error\"k\n\x13OutputConfiguration\x12\x16\n\tdirectory\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x0enaming_pattern\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_directoryB\x11\n\x0f_naming_pattern\"e\n\x15RecoveryConfiguration\x12\x14\n\x07profile\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cmax_attempts\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_profileB\x0f\n\r_max_attempts\"\xb1\x02\n\x16ResourcesConfiguration\x12\x1d\n\x10max_memory_bytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07threads\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\"\n\x15stage_timeout_seconds\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12M\n\x0estage_timeouts\x18\x04 \x03(\x0b\x32\x35.slipway.v1.ResourcesConfiguration.StageTimeoutsEntry\x1a\x34\n\x12StageTimeoutsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\x13\n\x11_max_memory_bytesB\n\n\x08_threadsB\x18\n\x16_stage_timeout_seconds\"0\n\x10LogConfiguration\x12\x12\n\x05level\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_levelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slipway.v1.configuration_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_EXPORTCONFIGURATION_FORMATSENTRY']._loaded_options = None
+  _globals['_EXPORTCONFIGURATION_FORMATSENTRY']._serialized_options = b'8\001'
   _globals['_VALIDATIONCONFIGURATION_LIMITSENTRY']._loaded_options = None
   _globals['_VALIDATIONCONFIGURATION_LIMITSENTRY']._serialized_options = b'8\001'
   _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._loaded_options = None
   _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_options = b'8\001'
-  _globals['_EXPORTCONFIGURATION']._serialized_start=47
-  _globals['_EXPORTCONFIGURATION']._serialized_end=609
-  _globals['_CHECKPOINTCONFIGURATION']._serialized_start=612
-  _globals['_CHECKPOINTCONFIGURATION']._serialized_end=753
-  _globals['_COMBINATIONCONFIGURATION']._serialized_start=756
-  _globals['_COMBINATIONCONFIGURATION']._serialized_end=953
-  _globals['_BASEMODELCONFIGURATION']._serialized_start=956
-  _globals['_BASEMODELCONFIGURATION']._serialized_end=1122
-  _globals['_QUANTIZATIONLEVELS']._serialized_start=1124
-  _globals['_QUANTIZATIONLEVELS']._serialized_end=1160
-  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_start=1163
-  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_end=1388
-  _globals['_FORMATSCONFIGURATION']._serialized_start=1391
-  _globals['_FORMATSCONFIGURATION']._serialized_end=1562
-  _globals['_PYTORCHCONFIGURATION']._serialized_start=1565
-  _globals['_PYTORCHCONFIGURATION']._serialized_end=1723
-  _globals['_ONNXCONFIGURATION']._serialized_start=1726
-  _globals['_ONNXCONFIGURATION']._serialized_end=1971
-  _globals['_TENSORRTCONFIGURATION']._serialized_start=1974
-  _globals['_TENSORRTCONFIGURATION']._serialized_end=2213
-  _globals['_DIMENSIONRANGE']._serialized_start=2215
-  _globals['_DIMENSIONRANGE']._serialized_end=2270
-  _globals['_VALIDATIONCONFIGURATION']._serialized_start=2273
-  _globals['_VALIDATIONCONFIGURATION']._serialized_end=2662
-  _globals['_VALIDATIONCONFIGURATION_LIMITSENTRY']._serialized_start=2502
-  _globals['_VALIDATIONCONFIGURATION_LIMITSENTRY']._serialized_end=2575
-  _globals['_LIMITOVERRIDES']._serialized_start=2665
-  _globals['_LIMITOVERRIDES']._serialized_end=2967
-  _globals['_OUTPUTCONFIGURATION']._serialized_start=2969
-  _globals['_OUTPUTCONFIGURATION']._serialized_end=3076
-  _globals['_RECOVERYCONFIGURATION']._serialized_start=3078
-  _globals['_RECOVERYCONFIGURATION']._serialized_end=3179
-  _globals['_RESOURCESCONFIGURATION']._serialized_start=3182
-  _globals['_RESOURCESCONFIGURATION']._serialized_end=3487
-  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_start=3376
-  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_end=3428
-  _globals['_LOGCONFIGURATION']._serialized_start=3489
-  _globals['_LOGCONFIGURATION']._serialized_end=3537
+  _globals['_EXPORTCONFIGURATION']._serialized_start=77
+  _globals['_EXPORTCONFIGURATION']._serialized_end=738
+  _globals['_EXPORTCONFIGURATION_FORMATSENTRY']._serialized_start=653
+  _globals['_EXPORTCONFIGURATION_FORMATSENTRY']._serialized_end=732
+  _globals['_CHECKPOINTCONFIGURATION']._serialized_start=741
+  _globals['_CHECKPOINTCONFIGURATION']._serialized_end=882
+  _globals['_COMBINATIONCONFIGURATION']._serialized_start=885
+  _globals['_COMBINATIONCONFIGURATION']._serialized_end=1082
+  _globals['_BASEMODELCONFIGURATION']._serialized_start=1085
+  _globals['_BASEMODELCONFIGURATION']._serialized_end=1251
+  _globals['_QUANTIZATIONLEVELS']._serialized_start=1253
+  _globals['_QUANTIZATIONLEVELS']._serialized_end=1289
+  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_start=1292
+  _globals['_OPTIMIZATIONCONFIGURATION']._serialized_end=1517
+  _globals['_FORMATCONFIGURATION']._serialized_start=1520
+  _globals['_FORMATCONFIGURATION']._serialized_end=1714
+  _globals['_VALIDATIONCONFIGURATION']._serialized_start=1717
+  _globals['_VALIDATIONCONFIGURATION']._serialized_end=2106
+  _globals['_VALIDATIONCONFIGURATION_LIMITSENTRY']._serialized_start=1946
+  _globals['_VALIDATIONCONFIGURATION_LIMITSENTRY']._serialized_end=2019
+  _globals['_LIMITOVERRIDES']._serialized_start=2109
+  _globals['_LIMITOVERRIDES']._serialized_end=2411
+  _globals['_OUTPUTCONFIGURATION']._serialized_start=2413
+  _globals['_OUTPUTCONFIGURATION']._serialized_end=2520
+  _globals['_RECOVERYCONFIGURATION']._serialized_start=2522
+  _globals['_RECOVERYCONFIGURATION']._serialized_end=2623
+  _globals['_RESOURCESCONFIGURATION']._serialized_start=2626
+  _globals['_RESOURCESCONFIGURATION']._serialized_end=2931
+  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_start=2820
+  _globals['_RESOURCESCONFIGURATION_STAGETIMEOUTSENTRY']._serialized_end=2872
+  _globals['_LOGCONFIGURATION']._serialized_start=2933
+  _globals['_LOGCONFIGURATION']._serialized_end=2981
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,28 +8,35 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExportConfiguration(_message.Message):
-    __slots__ = ("checkpoint", "base_model", "optimization", "formats", "validation", "output", "recovery", "resources", "log", "combination")
+    __slots__ = ("checkpoint", "base_model", "optimization", "validation", "output", "recovery", "resources", "log", "combination", "formats")
+    class FormatsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: FormatConfiguration
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FormatConfiguration, _Mapping]] = ...) -> None: ...
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZATION_FIELD_NUMBER: _ClassVar[int]
-    FORMATS_FIELD_NUMBER: _ClassVar[int]
     VALIDATION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     COMBINATION_FIELD_NUMBER: _ClassVar[int]
+    FORMATS_FIELD_NUMBER: _ClassVar[int]
     checkpoint: CheckpointConfiguration
     base_model: BaseModelConfiguration
     optimization: OptimizationConfiguration
-    formats: FormatsConfiguration
     validation: ValidationConfiguration
     output: OutputConfiguration
     recovery: RecoveryConfiguration
     resources: ResourcesConfiguration
     log: LogConfiguration
     combination: CombinationConfiguration
-    def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., formats: _Optional[_Union[FormatsConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ..., combination: _Optional[_Union[CombinationConfiguration, _Mapping]] = ...) -> None: ...
+    formats: _containers.MessageMap[str, FormatConfiguration]
+    def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ..., combination: _Optional[_Union[CombinationConfiguration, _Mapping]] = ..., formats: _Optional[_Mapping[str, FormatConfiguration]] = ...) -> None: ...
 
 class CheckpointConfiguration(_message.Message):
     __slots__ = ("path", "auto_detect_latest", "select")
@@ -86,65 +94,17 @@ class OptimizationConfiguration(_message.Message):
     compress_weights: bool
     def __init__(self, quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., group_size: _Optional[int] = ..., remove_artifacts: _Optional[bool] = ..., compress_weights: _Optional[bool] = ...) -> None: ...
 
-class FormatsConfiguration(_message.Message):
-    __slots__ = ("pytorch", "onnx", "tensorrt")
-    PYTORCH_FIELD_NUMBER: _ClassVar[int]
-    ONNX_FIELD_NUMBER: _ClassVar[int]
-    TENSORRT_FIELD_NUMBER: _ClassVar[int]
-    pytorch: PyTorchConfiguration
-    onnx: OnnxConfiguration
-    tensorrt: TensorRTConfiguration
-    def __init__(self, pytorch: _Optional[_Union[PyTorchConfiguration, _Mapping]] = ..., onnx: _Optional[_Union[OnnxConfiguration, _Mapping]] = ..., tensorrt: _Optional[_Union[TensorRTConfiguration, _Mapping]] = ...) -> None: ...
-
-class PyTorchConfiguration(_message.Message):
-    __slots__ = ("enabled", "save_tokenizer", "quantization")
+class FormatConfiguration(_message.Message):
+    __slots__ = ("enabled", "unquantized", "quantization", "settings")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
-    SAVE_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    UNQUANTIZED_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
-    save_tokenizer: bool
+    unquantized: bool
     quantization: QuantizationLevels
-    def __init__(self, enabled: _Optional[bool] = ..., save_tokenizer: _Optional[bool] = ..., quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ...) -> None: ...
-
-class OnnxConfiguration(_message.Message):
-    __slots__ = ("enabled", "opset_version", "dynamic_axes", "optimize_graph", "quantization")
-    ENABLED_FIELD_NUMBER: _ClassVar[int]
-    OPSET_VERSION_FIELD_NUMBER: _ClassVar[int]
-    DYNAMIC_AXES_FIELD_NUMBER: _ClassVar[int]
-    OPTIMIZE_GRAPH_FIELD_NUMBER: _ClassVar[int]
-    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
-    enabled: bool
-    opset_version: int
-    dynamic_axes: bool
-    optimize_graph: bool
-    quantization: QuantizationLevels
-    def __init__(self, enabled: _Optional[bool] = ..., opset_version: _Optional[int] = ..., dynamic_axes: _Optional[bool] = ..., optimize_graph: _Optional[bool] = ..., quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ...) -> None: ...
-
-class TensorRTConfiguration(_message.Message):
-    __slots__ = ("enabled", "builder", "targets", "batch", "sequence", "past")
-    ENABLED_FIELD_NUMBER: _ClassVar[int]
-    BUILDER_FIELD_NUMBER: _ClassVar[int]
-    TARGETS_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    PAST_FIELD_NUMBER: _ClassVar[int]
-    enabled: bool
-    builder: str
-    targets: _containers.RepeatedScalarFieldContainer[str]
-    batch: DimensionRange
-    sequence: DimensionRange
-    past: DimensionRange
-    def __init__(self, enabled: _Optional[bool] = ..., builder: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., batch: _Optional[_Union[DimensionRange, _Mapping]] = ..., sequence: _Optional[_Union[DimensionRange, _Mapping]] = ..., past: _Optional[_Union[DimensionRange, _Mapping]] = ...) -> None: ...
-
-class DimensionRange(_message.Message):
-    __slots__ = ("min", "opt", "max")
-    MIN_FIELD_NUMBER: _ClassVar[int]
-    OPT_FIELD_NUMBER: _ClassVar[int]
-    MAX_FIELD_NUMBER: _ClassVar[int]
-    min: int
-    opt: int
-    max: int
-    def __init__(self, min: _Optional[int] = ..., opt: _Optional[int] = ..., max: _Optional[int] = ...) -> None: ...
+    settings: _struct_pb2.Struct
+    def __init__(self, enabled: _Optional[bool] = ..., unquantized: _Optional[bool] = ..., quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ValidationConfiguration(_message.Message):
     __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits")

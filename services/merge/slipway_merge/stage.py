@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipway.stage import Context, Stage
+from slipway.stage import Context, Effort, Role, Stage
 from slipway_merge.params import MergeParams
 
 
@@ -49,4 +49,7 @@ STAGE = Stage(
     run=run,
     libraries=("numpy", "ml_dtypes", "peft", "torch", "transformers"),
     resumable=True,
+    role=Role.MERGE,
+    effort=Effort(seconds_per_gb=5.0, phases={"check": (0.0, 0.05), "merge": (0.05, 0.7), "verify": (0.7, 0.95)}),
+    output_bytes=lambda _, size: size.stored_bytes,
 )

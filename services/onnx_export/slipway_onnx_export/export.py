@@ -12,10 +12,11 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, described, family_of, takes_more_than_text
+from slipway.models.families import described
 from slipway.models.model_files import CONFIG
 from slipway.stage import Context
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
+from slipway_onnx_export.families import refused
 from slipway_onnx_export.graph import declare_interface, settle
 from slipway_onnx_export.package import complete_folder
 from slipway_onnx_export.params import OnnxExportParams
@@ -85,17 +86,16 @@ def _operator(node: ir.Node) -> str:
 
 
 def _refuse_unknown_families(folder: Path) -> None:
-    """Only text decoders are exported so far; say so before any engine is tried."""
+    """Say before any engine is tried what none of them exports."""
     config = read_config(folder)
-    if family_of(config) is DECODER and not takes_more_than_text(config):
-        return
-    what = described(config)
-    raise ONNXExportError(
-        f"the model is {'an' if what[0] in 'aeiou' else 'a'} {what}, and the ONNX export takes text decoders",
-        reason="FAMILY_UNSUPPORTED",
-        remedy="leave the ONNX format out for this model",
-        about={"family": what, "model_type": config.get("model_type")},
-    )
+    why = refused(config)
+    if why:
+        raise ONNXExportError(
+            why,
+            reason="FAMILY_UNSUPPORTED",
+            remedy="leave the ONNX format out for this model",
+            about={"family": described(config), "model_type": config.get("model_type")},
+        )
 
 
 def _verify_opset(path: Path, engine: Engine, opset: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Stage
+from slipway.stage import Context, Effort, Stage
+from slipway_onnx_export.families import refused
+from slipway_onnx_export.opsets import opset_advice
 from slipway_onnx_export.params import OnnxExportParams
 
 
@@ -28,4 +30,12 @@ STAGE = Stage(
     params=OnnxExportParams,
     run=run,
     libraries=("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers"),
+    effort=Effort(
+        seconds=8.0,
+        seconds_per_gb=15.0,
+        phases={"graph": (0.1, 0.3), "weights": (0.3, 0.7), "parity": (0.7, 0.95)},
+    ),
+    output_bytes=lambda _, size: size.graph_bytes,
+    advice=opset_advice,
+    refuses=refused,
 )

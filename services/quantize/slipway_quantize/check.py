@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
 from slipway.models.base_format import read_config
-from slipway.models.families import Family, auto_model, described, model_family
-from slipway.models.safetensors_file import read_weights
+from slipway.models.families import auto_model, described, model_family
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
@@ -22,9 +22,14 @@ from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
+_PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
 
 
-def check_result(source: Path, target: Path, *, model_format: str, ctx: Context) -> None:
+class NotRunnableError(Exception):
+    """It is not known how a result is run; the message says why."""
+
+
+def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], Any], ctx: Context) -> None:
     """Load ``target`` and run it once on a few tokens, if that fits into the attempt's memory.
 
     Raises:
@@ -39,16 +44,12 @@ def check_result(source: Path, target: Path, *, model_format: str, ctx: Context)
         ctx.record(check="skipped: too large for the attempt's memory")
         return
     ctx.progress("check", done=0, total=1, unit="forward passes")
-    if model_format == "pytorch":
-        family = model_family(target)
-        if family is None:
-            name = described(read_config(target))
-            ctx.log.info(f"not run: what a {name} takes and gives is not known")
-            ctx.record(check=f"not run: what a {name} takes and gives is not known")
-            return
-        logits = _run_pytorch(source, target, family)
-    else:
-        logits = _run_onnx(target, ctx)
+    try:
+        logits = run(target, ctx)
+    except NotRunnableError as why:
+        ctx.log.info(f"not run: {why}")
+        ctx.record(check=f"not run: {why}")
+        return
     if not np.isfinite(logits).all():
         raise QuantizationError(
             f"the result's outputs hold {counted(int((~np.isfinite(logits)).sum()), 'NaN or infinite value')}",
@@ -64,7 +65,16 @@ def _tokens(target: Path) -> Any:
     return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
 
 
-def _run_pytorch(source: Path, target: Path, family: Family) -> Any:
+def run_checkpoint(target: Path) -> Any:
+    """Run a transformers folder on random inputs of its family; returns what it gives.
+
+    Raises:
+        NotRunnableError: Its family is not known.
+        QuantizationError: ``QUANTIZATION_FAILED``.
+    """
+    family = model_family(target)
+    if family is None:
+        raise NotRunnableError(f"what a {described(read_config(target))} takes and gives is not known")
     try:
         # Loading draws progress bars, which belong on no stage's output.
         with contextlib.redirect_stderr(io.StringIO()):
@@ -75,15 +85,15 @@ def _run_pytorch(source: Path, target: Path, family: Family) -> Any:
             given = compared_outputs(model, family, inputs).numpy()
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise _does_not_load("transformers", str(error)) from error
-    loading["unexpected_keys"] = (
-        set(loading["unexpected_keys"]) - read_weights(source).keys()
-    )  # which had no use before
+    # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
+    loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
     if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
         raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
     return given
 
 
-def _run_onnx(target: Path, ctx: Context) -> Any:
+def run_graph(target: Path, ctx: Context) -> Any:
+    """Run an ONNX graph; returns its logits."""
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 

@@ -6,13 +6,15 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from slipway.formats.registry import formats
+from slipway.settings.problems import did_you_mean
 from slipway.stage import StageParams
 
 
 class QuantizeParams(StageParams):
     """Parameters of the quantize stage."""
 
-    format: Literal["pytorch", "onnx"] = Field(description="what the input folder is, and the output will be")
+    format: str = Field(description="name of the format that the input folder has, and the output will have")
     level: Literal["fp16", "bf16", "int8", "int4"] = Field(description="type of the weights")
     group_size: int = Field(default=32, ge=16, le=256, description="weights per scale (int8, int4); a power of two")
     packed: bool = Field(
@@ -26,6 +28,14 @@ class QuantizeParams(StageParams):
     )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
     check: bool = Field(default=True, description="load the result and run it once where that fits into memory")
+
+    @field_validator("format")
+    @classmethod
+    def _has_quantizer(cls, value: str) -> str:
+        known = tuple(name for name, each in formats().items() if each.quantizer)
+        if value not in known:
+            raise ValueError(f"{value!r} is no format that is quantized here; {did_you_mean(value, known)}")
+        return value
 
     @field_validator("group_size")
     @classmethod

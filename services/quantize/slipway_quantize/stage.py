@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Stage
+from slipway.stage import Context, Effort, Role, Stage
 from slipway_quantize.params import QuantizeParams
 
 
@@ -31,4 +31,7 @@ STAGE = Stage(
     params=QuantizeParams,
     run=run,
     libraries=("compressed-tensors", "onnx-ir", "onnxruntime", "safetensors", "torch", "transformers"),
+    role=Role.QUANTIZATION,
+    effort=Effort(seconds_per_gb=15.0, phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "check": (0.8, 0.95)}),
+    output_bytes=lambda params, size: size.at_level(params["level"]),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Stage
+from slipway.stage import Context, Effort, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams
 
@@ -34,4 +34,9 @@ STAGE = Stage(
     libraries=("tensorrt", "tensorrt-rtx"),
     device_bound=True,
     probe=probe,
+    alternatives=True,
+    effort=Effort(seconds=60.0, seconds_per_gb=120.0),
+    output_bytes=lambda _, size: size.graph_bytes,
+    model_gpu_memory=1.0,
+    gpu_bound_output=True,
 )

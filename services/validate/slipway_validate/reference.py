@@ -21,6 +21,7 @@ from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
 
 DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
 PLAIN = "the base model itself, without an adapter, computed in float32 by transformers on the CPU"
+RUNTIME = "slipway_validate.runner.runtime_reference:load"
 NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
 
 
@@ -34,7 +35,7 @@ def run_reference(
         ValidationError: ``VALIDATION_IMPOSSIBLE``: it cannot be loaded, or its logits are not finite.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
-    spec = prepared.spec("reference", inputs["base"], params=params, threads=ctx.threads)
+    spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
     if "adapter" in inputs:
         spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
     timeout = params.output_timeout_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Provider, Stage, library_provider
+from slipway.stage import Context, Effort, Provider, Role, Stage, library_provider
 from slipway_validate.params import ValidateParams
 
 
@@ -37,4 +37,11 @@ STAGE = Stage(
     more_inputs=True,
     device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
     probe=probe,
+    role=Role.VALIDATION,
+    effort=Effort(
+        seconds=10.0,
+        seconds_per_gb=40.0,
+        phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "output": (0.15, 0.97)},
+    ),
+    model_memory=2.0,  # the reference is computed in 32 bits, of a model that is stored in 16
 )

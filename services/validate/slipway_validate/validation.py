@@ -15,7 +15,8 @@ from slipway.models.families import described, family_of
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
-from slipway_validate.judging.evaluate import MERGED, Evaluator, runtime_for, started, unusable
+from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.judging.evaluate import MERGED, Evaluator, started, unusable
 from slipway_validate.judging.limits import LIMITS, table
 from slipway_validate.judging.measures import distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
@@ -60,7 +61,7 @@ def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
         raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
     outputs = sorted(set(inputs) - set(NOT_OUTPUTS), key=lambda name: (name != MERGED, name))
     if not outputs:
-        remedy = "give at least one output by its format's name, for example pytorch"
+        remedy = f"give at least one output by its format's name, for example {MERGED}"
         raise ValidationError("there is no output to validate", reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
     return outputs
 
@@ -157,14 +158,14 @@ class _OneOutput:
 
     def validate(self, name: str, model: Path, folder: Path, *, label: str) -> OutputValidation:
         """Validate one output in a new folder; its progress is reported as ``label``."""
-        runtime = runtime_for(model)
-        spec = self._prepared.spec(runtime, model, params=self._params, threads=self._ctx.threads)
+        runtime = runtime_for(name, model)
+        spec = self._prepared.spec(
+            runtime.load if runtime else "", model, params=self._params, threads=self._ctx.threads
+        )
         speed, note = None, ""
-        if runtime:
+        result = why_not_run(name, model, runtime, self._prepared.family)
+        if result is None:
             result, speed, note = self._run(spec, folder, label)
-        else:
-            message = "its folder has no model.safetensors, no model.onnx and no .engine file"
-            result = RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
         if result.reason == "DISK_FULL":
             require(result, what=name, remedy="")
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -16,6 +17,7 @@ from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
 from slipway.artifacts.faults import changed, unreadable
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import parse_json
+from slipway.formats.registry import formats
 from slipway.texts import quoted
 
 MANIFEST_VERSION = 1
@@ -29,8 +31,6 @@ _MOST_VALUES = 1 << 23
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MEDIA_TYPES = {
     ".safetensors": "application/vnd.safetensors",
-    ".onnx": "application/vnd.onnx",
-    ".engine": "application/vnd.nvidia.tensorrt-engine",
     ".jinja": "text/x-jinja",
     ".md": "text/markdown",
 }
@@ -140,10 +140,16 @@ def describe_file(
     return ManifestFile(path=name, size_bytes=before.st_size, digest=digest, media_type=media_type(name))
 
 
+@cache
+def _media_types() -> dict[str, str]:
+    """Media types by suffix, those of the installed formats' files among them."""
+    return {suffix: kind for each in formats().values() for suffix, kind in each.media_types.items()} | _MEDIA_TYPES
+
+
 def media_type(path: str) -> str:
     """Media type of a file by its name."""
     suffix = PurePosixPath(path).suffix.lower()
-    return _MEDIA_TYPES.get(suffix) or mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
+    return _media_types().get(suffix) or mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
 
 
 def check_path(path: str) -> None:

@@ -5,46 +5,33 @@ plain data that arrives another way, for example over the network.
 """
 
 from slipway.configuration.environment import ENVIRONMENT
+from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.loading import LoadedConfiguration, load, parse
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.naming import render_name
-from slipway.configuration.problems import Problem
 from slipway.configuration.sections import (
     BaseModelConfiguration,
     CheckpointConfiguration,
-    DimensionRange,
-    FormatsConfiguration,
     LogConfiguration,
-    OnnxConfiguration,
     OptimizationConfiguration,
     OutputConfiguration,
-    PyTorchConfiguration,
     RecoveryConfiguration,
     ResourcesConfiguration,
-    TensorRTConfiguration,
     ValidationConfiguration,
 )
-from slipway.configuration.values import FORMAT_LEVELS, Level
 
 __all__ = [
     "ENVIRONMENT",
-    "FORMAT_LEVELS",
     "BaseModelConfiguration",
     "CheckpointConfiguration",
-    "DimensionRange",
     "ExportConfiguration",
     "FormatsConfiguration",
-    "Level",
     "LoadedConfiguration",
     "LogConfiguration",
-    "OnnxConfiguration",
     "OptimizationConfiguration",
     "OutputConfiguration",
-    "Problem",
-    "PyTorchConfiguration",
     "RecoveryConfiguration",
     "ResourcesConfiguration",
-    "TensorRTConfiguration",
     "ValidationConfiguration",
     "load",
     "parse",

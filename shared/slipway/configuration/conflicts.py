@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from slipway.configuration.problems import Problem
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
+from slipway.formats.contract import Format
+from slipway.formats.registry import formats
+from slipway.formats.settings import LevelSettings
+from slipway.settings.problems import Problem
 
 
 def conflicts(configuration: Sections) -> tuple[Problem, ...]:
@@ -12,8 +19,9 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
     return (
         *_no_format(configuration),
         *_nf4_without_4bit(configuration),
-        *_levels_without_format(configuration),
-        *_targets_without_builder(configuration),
+        *_refused_levels(configuration),
+        *_nothing_of_a_format(configuration),
+        *_conflicts_of_formats(configuration),
         *_weights_of_others(configuration),
     )
 
@@ -21,15 +29,16 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
 def cautions(configuration: Sections) -> tuple[str, ...]:
     """What the user should know about settings that are kept."""
     found = []
-    formats = configuration.formats
     if configuration.base_model.load_in_4bit and configuration.base_model.merge_onto == "original":
         found.append(
             "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
             "base_model.merge_onto: nf4 merges onto those"
         )
-    if configuration.optimization.quantization and not (formats.pytorch.enabled or formats.onnx.enabled):
+    with_levels = [name for name, each in formats().items() if each.levels]
+    if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
-            "optimization.quantization is not applied: only the pytorch and onnx formats are quantized, and neither is enabled"
+            f"optimization.quantization is not applied: of the formats, only {' and '.join(with_levels)} can be quantized, "
+            "and none of them is enabled"
         )
     if configuration.validation.limits and not (
         configuration.validation.enabled and configuration.validation.compare_outputs
@@ -39,6 +48,8 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         )
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
+    for each, section in configuration.formats.enabled():
+        found += each.cautions(section)
     return tuple(found)
 
 
@@ -56,35 +67,54 @@ def _nf4_without_4bit(configuration: Sections) -> list[Problem]:
 
 
 def _no_format(configuration: Sections) -> list[Problem]:
-    formats = configuration.formats
-    if formats.pytorch.enabled or formats.onnx.enabled or formats.tensorrt.enabled:
+    if any(configuration.formats.enabled()):
         return []
+    first = next(iter(formats()))
     return [
-        Problem("formats", "no format is enabled, so there is nothing to deliver", "set formats.pytorch.enabled: true")
+        Problem("formats", "no format is enabled, so there is nothing to deliver", f"set formats.{first}.enabled: true")
     ]
 
 
-def _levels_without_format(configuration: Sections) -> list[Problem]:
-    if not configuration.formats.onnx.enabled or "bf16" not in configuration.levels("onnx"):
-        return []
-    own = configuration.formats.onnx.quantization is not None
-    key = "formats.onnx.quantization" if own else "optimization.quantization"
-    kept = [level for level in configuration.levels("onnx") if level not in {"bf16", "fp16"}]
-    works = ", ".join(["fp16", *kept])
-    remedy = f"set formats.onnx.quantization: [{works}]" + ("" if own else " and the others keep bf16")
-    return [Problem(key, "bf16 is not delivered as onnx: ONNX Runtime has no bf16 kernels on CPU", remedy)]
+def _refused_levels(configuration: Sections) -> Iterable[Problem]:
+    """Levels that an enabled format does not have."""
+    for each, section in configuration.formats.enabled():
+        asked = configuration.levels(each.name)
+        kept = [level for level in asked if level in each.levels]
+        own = isinstance(section, LevelSettings) and section.quantization is not None
+        key = f"formats.{each.name}.quantization"
+        for level in asked:
+            if level in each.levels:
+                continue
+            instead, why = _instead(each, level)
+            works = ", ".join(dict.fromkeys([instead, *kept]))
+            remedy = f"set {key}: [{works}]" + ("" if own else f" and the others keep {level}")
+            yield Problem(
+                key if own else "optimization.quantization", f"{level} is not delivered as {each.name}{why}", remedy
+            )
 
 
-def _targets_without_builder(configuration: Sections) -> list[Problem]:
-    tensorrt = configuration.formats.tensorrt
-    if not (tensorrt.enabled and tensorrt.targets and tensorrt.builder == "tensorrt"):
-        return []
-    message = f"{', '.join(tensorrt.targets)} cannot be built by builder tensorrt, which builds for the GPU it runs on"
-    return [
-        Problem(
-            "formats.tensorrt.targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets"
-        )
-    ]
+def _instead(each: Format[Any], level: str) -> tuple[str, str]:
+    """The level that comes nearest to one that a format does not have, and why it does not, as the end of a sentence."""
+    refused = each.refused_levels.get(level)
+    return (
+        (refused.instead, f": {refused.why}") if refused else (each.levels[0], f", which has {', '.join(each.levels)}")
+    )
+
+
+def _nothing_of_a_format(configuration: Sections) -> Iterable[Problem]:
+    for each, section in configuration.formats.enabled():
+        if isinstance(section, LevelSettings) and not section.unquantized and not configuration.levels(each.name):
+            yield Problem(
+                f"formats.{each.name}.unquantized",
+                "is false, and no quantization level is asked for, so there is nothing to deliver",
+                f"name levels in formats.{each.name}.quantization, or set formats.{each.name}.enabled: false",
+            )
+
+
+def _conflicts_of_formats(configuration: Sections) -> Iterable[Problem]:
+    for each, section in configuration.formats.enabled():
+        for problem in each.conflicts(section):
+            yield replace(problem, key=f"formats.{each.name}.{problem.key}")
 
 
 def _weights_of_others(configuration: Sections) -> list[Problem]:

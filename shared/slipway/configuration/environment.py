@@ -6,12 +6,14 @@ import difflib
 from collections.abc import Mapping
 
 from slipway.configuration.layers import Layer, Setting
-from slipway.configuration.problems import Problem
 from slipway.configuration.schema import from_text, keys
+from slipway.errors import ConfigurationError
+from slipway.formats.registry import formats
+from slipway.settings.problems import Problem
 
 PREFIX = "EXPORT_"
 
-ENVIRONMENT: Mapping[str, str] = {
+_OWN: Mapping[str, str] = {
     "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
     "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
     "EXPORT_CHECKPOINT_SELECT": "checkpoint.select",
@@ -29,20 +31,6 @@ ENVIRONMENT: Mapping[str, str] = {
     "EXPORT_GROUP_SIZE": "optimization.group_size",
     "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",
     "EXPORT_COMPRESS_WEIGHTS": "optimization.compress_weights",
-    "EXPORT_ENABLE_PYTORCH": "formats.pytorch.enabled",
-    "EXPORT_SAVE_TOKENIZER": "formats.pytorch.save_tokenizer",
-    "EXPORT_PYTORCH_QUANTIZATION": "formats.pytorch.quantization",
-    "EXPORT_ENABLE_ONNX": "formats.onnx.enabled",
-    "EXPORT_ONNX_OPSET_VERSION": "formats.onnx.opset_version",
-    "EXPORT_ONNX_DYNAMIC_AXES": "formats.onnx.dynamic_axes",
-    "EXPORT_ONNX_OPTIMIZE_GRAPH": "formats.onnx.optimize_graph",
-    "EXPORT_ONNX_QUANTIZATION": "formats.onnx.quantization",
-    "EXPORT_ENABLE_TENSORRT": "formats.tensorrt.enabled",
-    "EXPORT_TENSORRT_BUILDER": "formats.tensorrt.builder",
-    "EXPORT_TENSORRT_TARGETS": "formats.tensorrt.targets",
-    "EXPORT_TENSORRT_BATCH": "formats.tensorrt.batch",
-    "EXPORT_TENSORRT_SEQUENCE": "formats.tensorrt.sequence",
-    "EXPORT_TENSORRT_PAST": "formats.tensorrt.past",
     "EXPORT_ENABLE_VALIDATION": "validation.enabled",
     "EXPORT_TEST_SAMPLES": "validation.test_samples",
     "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
@@ -59,6 +47,13 @@ ENVIRONMENT: Mapping[str, str] = {
     "EXPORT_STAGE_TIMEOUTS": "resources.stage_timeouts",
     "EXPORT_LOG_LEVEL": "log.level",
 }
+
+_OF_FORMATS = {
+    each.variable(setting): f"formats.{name}.{setting}"
+    for name, each in formats().items()
+    for setting in each.settings.model_fields
+}
+ENVIRONMENT: Mapping[str, str] = {**_OWN, **_OF_FORMATS}
 """Variable to setting. Lists are separated by commas; an empty variable counts as not set."""
 
 
@@ -98,4 +93,11 @@ def _unknown(name: str, layer: Layer) -> None:
         layer.warnings.append(f"environment variable {name} is not one of Slipway's and was ignored")
 
 
+_shared = sorted(set(_OWN) & set(_OF_FORMATS))
+if _shared:
+    raise ConfigurationError(
+        f"the setting {_OF_FORMATS[_shared[0]]} of an installed format has the variable {_shared[0]}, which is that of {_OWN[_shared[0]]}",
+        reason="FORMAT_INVALID",
+        remedy="uninstall the format, or use a version of it with another variable",
+    )
 assert set(ENVIRONMENT.values()) == set(keys()), "every setting has one variable"

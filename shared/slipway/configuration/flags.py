@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slipway.configuration.layers import Layer, Setting, put
-from slipway.configuration.problems import Problem, did_you_mean
 from slipway.configuration.schema import from_text, is_table, keys
+from slipway.settings.problems import Problem, did_you_mean
 
 FLAGS: Mapping[str, str] = {
     "--base-model": "base_model.name",

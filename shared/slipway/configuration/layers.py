@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.configuration.problems import Problem
+from slipway.settings.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
 from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.yaml_file import read_yaml
 from slipway.files.local_folders import is_address
 from slipway.files.user_paths import has_unknown_home, user_path
+from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.texts import quoted
 
 PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
@@ -237,8 +237,6 @@ _EXPECTED = {
     "tuple_type": ("is not a list", "write it like [a, b]"),
     "mapping_type": ("is not a table", "write it like {name: 60}"),
     "string_too_short": ("is empty", "give it a value"),
-    "model_type": ("is not a range", "use [min, opt, max]"),
-    "model_attributes_type": ("is not a range", "use [min, opt, max]"),
 }
 
 

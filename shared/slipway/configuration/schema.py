@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.sections import DimensionRange
-from slipway.configuration.values import FORMAT_LEVELS, LEVELS, Level
+from slipway.formats.registry import formats, levels
+from slipway.settings.sections import Level, Listed
 from slipway.sizes import parse_size
 from slipway.texts import quoted, shortened
 
@@ -48,8 +48,8 @@ def values(key: str) -> tuple[str, ...]:
     """
     kind = _plain(keys()[key])
     if get_origin(kind) is tuple and get_args(kind)[0] is Level:
-        section, _, _ = key.rpartition(".")
-        return ("none", *FORMAT_LEVELS.get(section.removeprefix("formats."), LEVELS))
+        of_format = formats().get(key.removeprefix("formats.").partition(".")[0])
+        return ("none", *(of_format.levels if of_format else levels()))
     if kind is bool:
         return ("true", "false")
     return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
@@ -76,9 +76,12 @@ def from_text(key: str, text: str) -> Any:
         return parse_size(text)
     if get_origin(kind) is Mapping:
         return _table(get_args(kind)[1], _list(text))
-    element = int if kind is DimensionRange else get_args(kind)[0] if get_origin(kind) is tuple else None
-    if element is not None:
-        return [_scalar(element, part) for part in _list(text)]
+    if isinstance(kind, type) and issubclass(kind, Listed):
+        elements = [_plain(field.annotation) for field in kind.model_fields.values()]
+        parts = _list(text)
+        return [_scalar(element, part) for element, part in zip(elements, parts, strict=False)] + parts[len(elements) :]
+    if get_origin(kind) is tuple:
+        return [_scalar(_plain(get_args(kind)[0]), part) for part in _list(text)]
     return _scalar(kind, text)
 
 
@@ -99,7 +102,7 @@ def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, info in model.model_fields.items():
         kind = _plain(info.annotation)
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not DimensionRange:
+        if _is_section(kind):
             found += _walk(kind, f"{prefix}{name}.")
         else:
             found.append((f"{prefix}{name}", info.annotation))
@@ -110,8 +113,12 @@ def _walk_sections(model: type[BaseModel], path: str, found: dict[str, tuple[str
     found[path] = tuple(model.model_fields)
     for name, info in model.model_fields.items():
         kind = _plain(info.annotation)
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if _is_section(kind):
             _walk_sections(kind, f"{path}.{name}" if path else name, found)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Listed)
 
 
 def _plain(annotation: Any) -> Any:

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.naming import pattern_fault
-from slipway.configuration.values import (
-    GROUP_SIZES,
-    LARGEST,
+from slipway.configuration.values import GROUP_SIZES, Levels, by_level, by_stage
+from slipway.files.local_folders import is_address
+from slipway.formats.settings import LevelSettings
+from slipway.settings.sections import (
     LARGEST_BYTES,
     LARGEST_SEED,
     Level,
-    Levels,
     Seconds,
+    Section,
     Text,
+    Texts,
     as_tuple,
-    by_level,
-    by_stage,
     lower_case,
 )
-from slipway.files.local_folders import is_address
 from slipway.texts import quoted
 from slipway.validation.limits import LimitOverrides
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False)
-
-
-class CheckpointConfiguration(_Section):
+class CheckpointConfiguration(Section):
     """Where the fine-tuned adapter is.
 
     Attributes:
@@ -48,7 +43,7 @@ class CheckpointConfiguration(_Section):
     select: Literal["latest", "best"] = "latest"
 
 
-class CombinationConfiguration(_Section):
+class CombinationConfiguration(Section):
     """Several adapters as one, as peft's ``add_weighted_adapter`` combines them.
 
     Attributes:
@@ -61,7 +56,7 @@ class CombinationConfiguration(_Section):
         seed: Of the types with dare, which prune at random.
     """
 
-    adapters: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = ()
+    adapters: Texts = ()
     weights: Annotated[tuple[float, ...], BeforeValidator(as_tuple)] = ()
     type: Literal["cat", "linear", "ties", "dare_linear", "dare_ties", "magnitude_prune"] = "cat"
     density: float = Field(default=0.5, gt=0, le=1)
@@ -69,7 +64,7 @@ class CombinationConfiguration(_Section):
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
 
 
-class BaseModelConfiguration(_Section):
+class BaseModelConfiguration(Section):
     """The model the adapter was trained on.
 
     Attributes:
@@ -87,14 +82,14 @@ class BaseModelConfiguration(_Section):
     trust: bool = False
 
 
-class OptimizationConfiguration(_Section):
-    """What is done to every format that does not say otherwise (the pytorch and onnx formats).
+class OptimizationConfiguration(Section):
+    """What is done to every format with quantization levels that does not say otherwise.
 
     Attributes:
         quantization: Levels delivered beside the unquantized format.
         group_size: Weights that share one scale, counted along a row: a power of two from 16 to 256.
         remove_artifacts: Leave training leftovers (optimizer, scheduler, RNG state) behind. They never travel: only true.
-        compress_weights: Store integer PyTorch weights packed; false keeps them dense, rounded to the same grid.
+        compress_weights: Store integer weights packed, where the format can; false keeps them dense, rounded to the same grid.
     """
 
     quantization: Levels = ()
@@ -126,125 +121,7 @@ class OptimizationConfiguration(_Section):
         return value
 
 
-class PyTorchConfiguration(_Section):
-    """The merged model as a transformers folder.
-
-    Attributes:
-        enabled: Whether it is delivered.
-        save_tokenizer: Put the tokenizer and chat template beside the weights.
-        quantization: Levels of this format; when not set, those of ``optimization.quantization``.
-    """
-
-    enabled: bool = True
-    save_tokenizer: bool = True
-    quantization: Levels | None = None
-
-
-class OnnxConfiguration(_Section):
-    """The model as an ONNX graph with KV cache.
-
-    Attributes:
-        enabled: Whether it is delivered.
-        opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
-        dynamic_axes: Dynamic batch, sequence and past length.
-        optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
-        quantization: Levels of this format; when not set, those of ``optimization.quantization``.
-    """
-
-    enabled: bool = True
-    opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
-    dynamic_axes: bool = True
-    optimize_graph: bool = True
-    quantization: Levels | None = None
-
-    @field_validator("opset_version")
-    @classmethod
-    def _known_opset(cls, value: int) -> int:
-        if value != 0 and not 7 <= value <= 26:
-            raise PydanticCustomError(
-                "opset",
-                "{found} is no opset an engine writes",
-                {"found": quoted(value), "remedy": "use 7 to 26, or 0 for the engine's best"},
-            )
-        return value
-
-
-class DimensionRange(_Section):
-    """Smallest, typical and largest value of one dynamic axis; ``[min, opt, max]`` is taken too."""
-
-    min: int = Field(le=LARGEST)
-    opt: int = Field(le=LARGEST)
-    max: int = Field(le=LARGEST)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_list(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple) and len(value) == 3:
-            return dict(zip(("min", "opt", "max"), value, strict=True))
-        return value
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not 0 <= self.min <= self.opt <= self.max or self.max < 1:
-            raise PydanticCustomError(
-                "range",
-                "{found} is not a range",
-                {
-                    "found": quoted([self.min, self.opt, self.max]),
-                    "remedy": "use 0 <= min <= opt <= max, for example [1, 1, 8]",
-                },
-            )
-        return self
-
-
-class TensorRTConfiguration(_Section):
-    """A TensorRT engine.
-
-    Attributes:
-        enabled: Whether it is delivered.
-        builder: ``tensorrt`` (for the GPU of the machine it runs on), ``tensorrt_rtx`` (ahead of time for named targets).
-        targets: GPU architectures to build for ahead of time, such as ``sm89``.
-        batch: Shapes the engine is optimized for, smallest, typical and largest: rows.
-        sequence: The same for new tokens per row and call.
-        past: The same for tokens already in the KV cache.
-    """
-
-    enabled: bool = False
-    builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
-    targets: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
-    batch: DimensionRange = DimensionRange(min=1, opt=1, max=8)
-    sequence: DimensionRange = DimensionRange(min=1, opt=128, max=1024)
-    past: DimensionRange = DimensionRange(min=0, opt=256, max=2048)
-
-    @field_validator("targets")
-    @classmethod
-    def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for target in value:
-            if not re.fullmatch(r"sm[0-9]{2,3}", target):
-                raise PydanticCustomError(
-                    "target",
-                    "{found} is not a GPU architecture",
-                    {"found": quoted(target), "remedy": "write it like sm89"},
-                )
-        return tuple(dict.fromkeys(value))
-
-    @field_validator("batch", "sequence")
-    @classmethod
-    def _at_least_one(cls, value: DimensionRange) -> DimensionRange:
-        if value.min < 1:
-            raise PydanticCustomError("range", "min is 0", {"remedy": "only past may start at 0: use 1 or more"})
-        return value
-
-
-class FormatsConfiguration(_Section):
-    """The formats to deliver."""
-
-    pytorch: PyTorchConfiguration = PyTorchConfiguration()
-    onnx: OnnxConfiguration = OnnxConfiguration()
-    tensorrt: TensorRTConfiguration = TensorRTConfiguration()
-
-
-class ValidationConfiguration(_Section):
+class ValidationConfiguration(Section):
     """How outputs are compared with base + adapter.
 
     Attributes:
@@ -267,7 +144,7 @@ class ValidationConfiguration(_Section):
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(by_level)] = Field(default_factory=dict)
 
 
-class OutputConfiguration(_Section):
+class OutputConfiguration(Section):
     """Where the result goes.
 
     Attributes:
@@ -299,7 +176,7 @@ class OutputConfiguration(_Section):
         return value
 
 
-class RecoveryConfiguration(_Section):
+class RecoveryConfiguration(Section):
     """What happens after a stage fails.
 
     Attributes:
@@ -312,7 +189,7 @@ class RecoveryConfiguration(_Section):
     max_attempts: int = Field(default=5, ge=1, le=20)
 
 
-class ResourcesConfiguration(_Section):
+class ResourcesConfiguration(Section):
     """What one stage may use.
 
     Attributes:
@@ -328,7 +205,7 @@ class ResourcesConfiguration(_Section):
     stage_timeouts: Annotated[Mapping[str, Seconds], BeforeValidator(by_stage)] = Field(default_factory=dict)
 
 
-class LogConfiguration(_Section):
+class LogConfiguration(Section):
     """How much is logged.
 
     Attributes:
@@ -338,7 +215,7 @@ class LogConfiguration(_Section):
     level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower_case)] = "info"
 
 
-class Sections(_Section):
+class Sections(Section):
     """All settings of an export, each of them checked on its own."""
 
     checkpoint: CheckpointConfiguration = CheckpointConfiguration()
@@ -352,7 +229,9 @@ class Sections(_Section):
     resources: ResourcesConfiguration = ResourcesConfiguration()
     log: LogConfiguration = LogConfiguration()
 
-    def levels(self, format_name: Literal["pytorch", "onnx"]) -> tuple[Level, ...]:
-        """Quantization levels delivered beside an enabled format: its own, otherwise the common ones."""
-        own = self.formats.pytorch.quantization if format_name == "pytorch" else self.formats.onnx.quantization
-        return self.optimization.quantization if own is None else own
+    def levels(self, format_name: str) -> tuple[Level, ...]:
+        """Quantization levels of a format: its own, otherwise the common ones; none for one that has none."""
+        section = self.formats[format_name]
+        if not isinstance(section, LevelSettings):
+            return ()
+        return self.optimization.quantization if section.quantization is None else section.quantization

@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 
 from slipway.configuration.layers import Layer, Setting
-from slipway.configuration.problems import Problem, configuration_error, did_you_mean
 from slipway.configuration.schema import keys, sections
 from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
+from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.sizes import parse_size
 
 TOP = "export"

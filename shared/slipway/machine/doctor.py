@@ -12,24 +12,13 @@ from typing import Any
 import psutil
 
 from slipway.errors import ModelExportError
+from slipway.formats.registry import formats
+from slipway.formats.tasks import FormatRequest
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.machine.gpu import first_gpu
-from slipway.registry import load_stage, stage_names
+from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
-from slipway.stage import Provider, Stage, installed_version
-
-FORMAT_STAGES = {
-    "pytorch": ("merge",),
-    "pytorch-<level>": ("merge", "quantize"),
-    "onnx": ("merge", "onnx_export"),
-    "onnx-<level>": ("merge", "onnx_export", "quantize"),
-    "tensorrt": ("merge", "onnx_export", "tensorrt_build"),
-    "validation": ("validate",),
-}
-"""Stages each format needs."""
-
-_ALTERNATIVES = {"tensorrt_build"}
-"""Stages that can work with any one of their providers; the others need all of them."""
+from slipway.stage import Provider, Role, Stage, installed_version
 
 
 @dataclass(frozen=True)
@@ -112,14 +101,14 @@ def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
     if not providers:
         return True
     available = [provider.available for provider in providers]
-    return any(available) if stage.name in _ALTERNATIVES else all(available)
+    return any(available) if stage.alternatives else all(available)
 
 
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
     """The formats that these stages allow."""
     by_name = {stage.name: stage for stage in stages}
     found = []
-    for name, needed in FORMAT_STAGES.items():
+    for name, needed in _stages_of_formats().items():
         lacking = [stage for stage in needed if stage not in by_name or not by_name[stage].available]
         detail = "; ".join(
             f"{stage} cannot run: {by_name[stage].missing if stage in by_name else 'not installed'}"
@@ -129,10 +118,23 @@ def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
     return tuple(found)
 
 
+def _stages_of_formats() -> dict[str, tuple[str, ...]]:
+    """The stages that each format needs, unquantized and at its levels, and those of the validation."""
+    merge = stage_of(Role.MERGE).name
+    found: dict[str, tuple[str, ...]] = {}
+    for name, each in formats().items():
+        for output, asked in ((name, ()), (f"{name}-<level>", each.levels[:1])):
+            if asked or output == name:
+                request = FormatRequest(name, each.settings(), asked, model="task:merged/model")
+                found[output] = tuple(dict.fromkeys([merge, *(task.stage for task in each.plan(request))]))
+    validation = stage_of(Role.VALIDATION)
+    return {**found, validation.main_output: (validation.name,)}
+
+
 def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     if runnable(stage, providers):
         return ""
-    joint = " or: " if stage.name in _ALTERNATIVES else "; "
+    joint = " or: " if stage.alternatives else "; "
     return joint.join(
         provider.detail or f"pip install {provider.name}" for provider in providers if not provider.available
     )

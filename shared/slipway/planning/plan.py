@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.errors import ServiceError
+from slipway.errors import ConfigurationError, ServiceError
+from slipway.formats.contract import Format
+from slipway.formats.registry import formats, split_output
+from slipway.formats.settings import FormatSettings, LevelSettings
+from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
-from slipway.planning.matching import ANY, Needs, Requirements
+from slipway.registry import stage_of
+from slipway.requirements import Requirements
+from slipway.stage import Role
 from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
@@ -18,55 +23,6 @@ OPTIONAL_SOURCES = ("heldout",)
 
 VALIDATION = "validation"
 """Format name of the validation artifact."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTask:
-    """One run of one stage.
-
-    Attributes:
-        id: Unique within the export.
-        stage: Name of the stage.
-        params: Parameters for the stage's model; what is not named takes its default there.
-        inputs: Where each input comes from, by input name: ``source:NAME`` or ``task:ID/OUTPUT``.
-        format: Format the task delivers; empty for an intermediate result.
-        partial: Whether the task runs over those of its task inputs that succeeded, instead of needing them all.
-        requirements: Which workers it is for.
-        output: Name of the one output that it gives.
-    """
-
-    id: str
-    stage: str
-    params: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    format: str = ""
-    partial: bool = False
-    requirements: Requirements = ANY
-    output: str = ""
-
-
-@dataclass
-class _Graph:
-    """Tasks in an order in which they can run."""
-
-    tasks: list[PlannedTask] = field(default_factory=list)
-
-    def add(
-        self,
-        task_id: str,
-        stage: str,
-        *,
-        params: Mapping[str, Any],
-        inputs: Mapping[str, str],
-        format: str = "",  # noqa: A002 - the field's name everywhere
-        partial: bool = False,
-        requirements: Requirements = ANY,
-        output: str,
-    ) -> str:
-        """Append a task; returns the reference to its output."""
-        task = PlannedTask(task_id, stage, dict(params), dict(inputs), format, partial, requirements, output)
-        self.tasks.append(task)
-        return f"task:{task_id}/{output}"
 
 
 def plan(
@@ -96,16 +52,16 @@ def plan(
             reason="REQUEST_INVALID",
             remedy="push the folder and name its digest",
         )
-    graph = _Graph()
-    adapter = _adapter(graph, configuration, more)
-    base = _base(graph, configuration, source_formats.get("base", ""))
-    merged = _merge(graph, configuration, base=base, adapter=adapter)
-    _pytorch_levels(graph, configuration, merged)
-    _onnx(graph, configuration, merged)
-    _tensorrt(graph, configuration, merged)
+    trunk: list[PlannedTask] = []
+    adapter = _adapter(trunk, configuration, more)
+    base = _base(trunk, configuration, source_formats.get("base", ""))
+    merged = _merge(configuration, base=base, adapter=adapter)
+    tasks = [*trunk, merged]
+    for each, section in configuration.formats.enabled():
+        tasks += format_tasks(each, section, configuration, model=merged.reference, taken={task.id for task in tasks})
     if configuration.validation.enabled:
-        _validate(graph, configuration, source_names, base=base, adapter=adapter)
-    return tuple(graph.tasks)
+        tasks.append(_validate(configuration, source_names, base=base, adapter=adapter, tasks=tasks))
+    return tuple(tasks)
 
 
 def _check_sources(known: Collection[str], names: Collection[str]) -> None:
@@ -141,14 +97,14 @@ def more_adapters(configuration: ExportConfiguration) -> tuple[str, ...]:
     return tuple(f"adapter-{number:02}" for number, _ in enumerate(configuration.combination.adapters, 2))
 
 
-def _adapter(graph: _Graph, configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
+def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
     """The one adapter that is merged and that outputs are compared with."""
     if not more:
         return "source:adapter"
-    combination = configuration.combination
-    return graph.add(
-        "combine",
-        "combine",
+    stage, combination = stage_of(Role.COMBINATION), configuration.combination
+    task = PlannedTask(
+        stage.name,
+        stage.name,
         params={
             "weights": list(combination.weights),
             "combination_type": combination.type,
@@ -157,142 +113,136 @@ def _adapter(graph: _Graph, configuration: ExportConfiguration, more: tuple[str,
             "seed": combination.seed,
         },
         inputs={name: f"source:{name}" for name in ("adapter", *more)},
-        output="adapter",
+        output=stage.main_output,
     )
+    tasks.append(task)
+    return task.reference
 
 
-def _base(graph: _Graph, configuration: ExportConfiguration, stored_as: str) -> str:
+def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_as: str) -> str:
     """The base that the adapter is merged into and that outputs are compared with: prepared only where it has to be."""
     merge_onto = configuration.base_model.merge_onto
     if not stored_as and merge_onto == "original":
         return "source:base"
-    return graph.add(
-        "prepare", "prepare", params={"merge_onto": merge_onto}, inputs={"base": "source:base"}, output="base"
+    stage = stage_of(Role.PREPARATION)
+    task = PlannedTask(
+        stage.name,
+        stage.name,
+        params={"merge_onto": merge_onto},
+        inputs={"base": "source:base"},
+        output=stage.main_output,
     )
+    tasks.append(task)
+    return task.reference
 
 
-def _merge(graph: _Graph, configuration: ExportConfiguration, *, base: str, adapter: str) -> str:
-    pytorch = configuration.formats.pytorch
-    # Later formats take their tokenizer from the merged model, so it is left out only where nothing else is made.
-    others = configuration.formats.onnx.enabled or configuration.formats.tensorrt.enabled
-    return graph.add(
-        "merge",
-        "merge",
+def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> PlannedTask:
+    stage = stage_of(Role.MERGE)
+    asked = tuple(configuration.formats.enabled())
+    delivered = [each.name for each, section in asked if each.is_model and _unquantized(section)]
+    return PlannedTask(
+        stage.name,
+        stage.name,
         params={
-            "save_tokenizer": pytorch.save_tokenizer or others,
+            "save_tokenizer": any(each.needs_tokenizer(section) for each, section in asked),
             # Validation loads the merged model and compares it with base and adapter, on text instead of random tokens. The
             # same without one: the merge is shared with exports that have it.
             "verify": "spot",
         },
         inputs={"base": base, "adapter": adapter},
-        format="pytorch" if pytorch.enabled else "",
-        output="pytorch",
+        format=next(iter(delivered), ""),
+        output=stage.main_output,
     )
 
 
-def _quantize(graph: _Graph, configuration: ExportConfiguration, format_name: str, *, level: str, source: str) -> None:
-    optimization = configuration.optimization
-    graph.add(
-        f"quantize-{format_name}-{level}",
-        "quantize",
-        params={
-            "format": format_name,
-            "level": level,
-            "group_size": optimization.group_size,
-            "packed": optimization.compress_weights,
-        },
-        inputs={"model": source},
-        format=f"{format_name}-{level}",
-        output="model",
-    )
+def format_tasks(
+    each: Format,
+    section: FormatSettings,
+    configuration: ExportConfiguration,
+    *,
+    model: str,
+    taken: Collection[str] = (),
+) -> Sequence[PlannedTask]:
+    """Tasks of one format, checked.
 
+    Args:
+        each: The format.
+        section: Its settings.
+        configuration: The whole configuration.
+        model: Reference to the merged model.
+        taken: Ids of the tasks before it.
 
-def _pytorch_levels(graph: _Graph, configuration: ExportConfiguration, merged: str) -> None:
-    if configuration.formats.pytorch.enabled:
-        for level in configuration.levels("pytorch"):
-            _quantize(graph, configuration, "pytorch", level=level, source=merged)
-
-
-def _onnx(graph: _Graph, configuration: ExportConfiguration, merged: str) -> None:
-    onnx = configuration.formats.onnx
-    if not onnx.enabled:
-        return
-    exported = graph.add(
-        "onnx_export",
-        "onnx_export",
-        params={
-            "engine": "mobius",
-            "opset": onnx.opset_version or None,
-            "dynamic_axes": onnx.dynamic_axes,
-            "optimize_graph": onnx.optimize_graph,
-        },
-        inputs={"pytorch": merged},
-        format="onnx",
-        output="onnx",
-    )
-    for level in configuration.levels("onnx"):
-        _quantize(graph, configuration, "onnx", level=level, source=exported)
-
-
-def _tensorrt(graph: _Graph, configuration: ExportConfiguration, merged: str) -> None:
-    tensorrt = configuration.formats.tensorrt
-    if not tensorrt.enabled:
-        return
-    # TensorRT parses standard operators only, so its graph is not the one ONNX Runtime gets.
-    exported = graph.add(
-        "onnx_export-tensorrt",
-        "onnx_export",
-        params={"engine": "mobius", "opset": None, "runtime": "tensorrt"},
-        inputs={"pytorch": merged},
-        output="onnx",
-    )
-    ranges = {name: getattr(tensorrt, name).model_dump(mode="json") for name in ("batch", "sequence", "past")}
-    graph.add(
-        "tensorrt_build",
-        "tensorrt_build",
-        params={"builder": tensorrt.builder, "targets": list(tensorrt.targets), **ranges},
-        inputs={"onnx": exported},
-        format="tensorrt",
-        requirements=Requirements(any_of=builders(tensorrt.builder, tensorrt.targets)),
-        output="tensorrt",
-    )
-
-
-def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
-    """What a worker has to have for one builder or the other.
-
-    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is.
+    Raises:
+        ConfigurationError: ``FORMAT_INVALID``: the format plans what cannot run.
     """
-    rtx = Needs(libraries=("tensorrt-rtx",), gpu=not targets)
-    if builder == "tensorrt_rtx":
-        return (rtx,)
-    on_gpu = Needs(libraries=("tensorrt",), gpu=True, gpu_architectures=targets)
-    if builder == "tensorrt":
-        return (on_gpu,)
-    return (on_gpu, rtx) if len(targets) < 2 else (rtx,)
+    request = FormatRequest(
+        name=each.name,
+        settings=section,
+        levels=configuration.levels(each.name),
+        model=model,
+        group_size=configuration.optimization.group_size,
+        packed=configuration.optimization.compress_weights,
+    )
+    tasks = each.plan(request)
+    wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
+    known, ids = {model}, set(taken)
+    for task in tasks:
+        fault = _fault(task, known, ids, wanted)
+        if fault:
+            raise ConfigurationError(
+                f"the format {each.name} plans a task {task.id!r} that {fault}",
+                reason="FORMAT_INVALID",
+                remedy="install a version of it that fits this one of slipway",
+                about={"format": each.name, "task": task.id},
+            )
+        known.add(task.reference)
+        ids.add(task.id)
+    if _unquantized(section):
+        return tasks
+    return [replace(task, format="") if task.format == each.name else task for task in tasks]
+
+
+def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:
+    strangers = sorted(set(task.inputs.values()) - known)
+    if strangers:
+        return f"takes {strangers[0]!r}, which no task before it gives"
+    if task.id in ids:
+        return "has the name of another task"
+    return f"delivers {task.format!r}, which was not asked for" if task.format and task.format not in wanted else ""
+
+
+def _unquantized(section: FormatSettings) -> bool:
+    return not isinstance(section, LevelSettings) or section.unquantized
 
 
 def _validate(
-    graph: _Graph, configuration: ExportConfiguration, source_names: Collection[str], *, base: str, adapter: str
-) -> None:
-    validation = configuration.validation
+    configuration: ExportConfiguration,
+    source_names: Collection[str],
+    *,
+    base: str,
+    adapter: str,
+    tasks: Sequence[PlannedTask],
+) -> PlannedTask:
+    stage, validation = stage_of(Role.VALIDATION), configuration.validation
     inputs = {"base": base, "adapter": adapter}
-    inputs |= {name: f"source:{name}" for name in ("heldout",) if name in source_names}
-    outputs = {"merge": "pytorch", "onnx_export": "onnx", "tensorrt_build": "tensorrt", "quantize": "model"}
-    inputs |= {task.format: f"task:{task.id}/{outputs[task.stage]}" for task in graph.tasks if task.format}
-    graph.add(
-        "validate",
-        "validate",
+    inputs |= {name: f"source:{name}" for name in OPTIONAL_SOURCES if name in source_names}
+    outputs = {task.format: task.reference for task in tasks if task.format}
+    runtimes = [formats()[split_output(name)[0]].runtime for name in outputs]
+    prefers = dict.fromkeys(
+        runtime.prefers for runtime in runtimes if runtime is not None and runtime.prefers is not None
+    )
+    return PlannedTask(
+        stage.name,
+        stage.name,
         params={
             "test_samples": validation.test_samples,
             "compare_outputs": validation.compare_outputs,
             "benchmark_performance": validation.benchmark_performance,
             "limits": {level: row.model_dump(exclude_none=True) for level, row in sorted(validation.limits.items())},
         },
-        inputs=inputs,
+        inputs=inputs | outputs,
         format=VALIDATION,
         partial=True,
-        # An engine runs nowhere else; what cannot be run is reported as not validated, the rest is validated all the same.
-        requirements=Requirements(prefers=(Needs(gpu=True),) if configuration.formats.tensorrt.enabled else ()),
-        output=VALIDATION,
+        requirements=Requirements(prefers=tuple(prefers)),
+        output=stage.main_output,
     )

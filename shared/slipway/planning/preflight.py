@@ -11,24 +11,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slipway.errors import ModelExportError
+from slipway.estimates import FLOAT32_BYTES, ModelSize
+from slipway.formats.registry import format_of_output, split_output
+from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
 from slipway.models.base_format import prepared_sizes, read_config
-from slipway.models.families import DECODER, described, family_of, takes_more_than_text
 from slipway.models.model_files import CONFIG
-from slipway.opsets import unwritten
+from slipway.registry import known_stage, plays
+from slipway.stage import Role
 
-BYTES_PER_WEIGHT = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
-"""Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
-
-FLOAT32_BYTES = 4
-_INTEGER = {"int8", "int4"}
 _WEIGHTS = {".safetensors", ".bin"}
-_GRAPH_BYTES = 2 << 20
-"""Of a graph's nodes, without weights."""
 _LIBRARIES_BYTES = 700 << 20
 """What torch and transformers take before any weight is loaded."""
 
@@ -93,62 +89,6 @@ class Preflight:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """How large a model is.
-
-    Attributes:
-        weights: Number of its weights.
-        weight_bytes: What they take on disk.
-        largest: Number of the largest tensor's weights.
-        largest_bytes: What that takes on disk.
-        companion_bytes: Configuration, tokenizer and the like.
-    """
-
-    weights: int
-    weight_bytes: int
-    largest: int
-    largest_bytes: int
-    companion_bytes: int
-
-    @classmethod
-    def of(cls, folder: Path) -> ModelSize:
-        """Of the model in a folder once it is plain, from the headers of its weights."""
-        tensors = prepared_sizes(folder)
-        companions = [path for path in folder.iterdir() if path.suffix not in _WEIGHTS and path.is_file()]
-        return cls(
-            weights=sum(count for count, _ in tensors),
-            weight_bytes=sum(nbytes for _, nbytes in tensors),
-            largest=max((count for count, _ in tensors), default=0),
-            largest_bytes=max((nbytes for _, nbytes in tensors), default=0),
-            companion_bytes=sum(path.stat().st_size for path in companions),
-        )
-
-
-class PlannedTask(Protocol):
-    """What a preflight needs of a task (see ``slipway.planning.plan``)."""
-
-    @property
-    def id(self) -> str:
-        """Unique within the plan."""
-        ...
-
-    @property
-    def stage(self) -> str:
-        """Stage it runs."""
-        ...
-
-    @property
-    def params(self) -> Any:
-        """Parameters by name."""
-        ...
-
-    @property
-    def format(self) -> str:
-        """Format it delivers; empty for an intermediate result."""
-        ...
-
-
 def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: Path, here: bool = True) -> Preflight:
     """Check a plan against this machine.
 
@@ -159,12 +99,12 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
         output: Folder that receives the output directory.
         here: Whether stages run on this machine; otherwise only the disk is checked.
     """
-    size = ModelSize.of(base)
+    size = model_size(base)
     made = {task.id: task_bytes(task, size) for task in tasks}
     memory = memory_bytes(tasks, size)
     findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
     findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
-    findings += [*_opsets(tasks), *_families(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
+    findings += [*_advice(tasks), *_refusals(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -172,51 +112,56 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     )
 
 
+def model_size(folder: Path) -> ModelSize:
+    """Measure the model in a folder as it is once it is plain, by the headers of its weights."""
+    tensors = prepared_sizes(folder)
+    companions = [path for path in folder.iterdir() if path.suffix not in _WEIGHTS and path.is_file()]
+    return ModelSize(
+        weights=sum(count for count, _ in tensors),
+        weight_bytes=sum(nbytes for _, nbytes in tensors),
+        largest=max((count for count, _ in tensors), default=0),
+        largest_bytes=max((nbytes for _, nbytes in tensors), default=0),
+        companion_bytes=sum(path.stat().st_size for path in companions),
+    )
+
+
 def task_bytes(task: PlannedTask, size: ModelSize) -> int:
-    """Size of what a task makes, estimated from above."""
-    match task.stage:
-        case "merge" | "prepare":
-            return size.weight_bytes + size.companion_bytes
-        case "quantize":
-            level = task.params["level"]
-            # PyTorch looks embeddings up in the weights' own type, beside a quantized head.
-            pytorch = task.params.get("format") == "pytorch"
-            beside = (size.largest_bytes if level in _INTEGER else 0) if pytorch else _GRAPH_BYTES
-            made = int(size.weights * BYTES_PER_WEIGHT.get(level, FLOAT32_BYTES))
-            return made + beside + size.companion_bytes
-        case "onnx_export" | "tensorrt_build":
-            return size.weights * FLOAT32_BYTES + size.companion_bytes + _GRAPH_BYTES
-    return 0
+    """Estimate the size of what a task makes, from above: by the format that it delivers, otherwise by its stage."""
+    delivered = format_of_output(task.format)
+    if delivered is not None and delivered.output_bytes is not None:
+        return delivered.output_bytes(split_output(task.format)[1], size)
+    stage = known_stage(task.stage)
+    return stage.output_bytes(task.params, size) if stage is not None else 0
 
 
 def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
     """Memory of the task that needs most, estimated. Stages that stream hold a few copies of the largest tensor."""
     streaming = 4 * size.largest * FLOAT32_BYTES
     whole = size.weights * FLOAT32_BYTES  # the reference, and the builder's copy, are loaded as a whole
-    heavy = any(task.stage in {"validate", "tensorrt_build"} for task in tasks)
+    stages = [stage for task in tasks if (stage := known_stage(task.stage)) is not None]
+    heavy = any(stage.model_memory or stage.model_gpu_memory for stage in stages)
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
 
 
-def _opsets(tasks: Sequence[PlannedTask]) -> list[Finding]:
-    """Opsets that are asked for and that no engine writes."""
-    asked = {task.params.get("opset") or 0 for task in tasks if task.stage == "onnx_export"}
-    said = [unwritten(opset) for opset in sorted(asked)]
-    remedy = "set formats.onnx.opset_version to 0 for the engine's best"
-    return [Finding("opset", Verdict.WARNING, message, remedy) for message in said if message]
+def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
+    """What stages know of their parameters: settings that will come out otherwise."""
+    said = [stage.advice(task.params) for task in tasks if (stage := known_stage(task.stage)) is not None]
+    return [
+        Finding(check, Verdict.WARNING, message, remedy) for check, message, remedy in dict.fromkeys(filter(None, said))
+    ]
 
 
-def _families(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
-    """Formats that are not made of a model of this kind."""
-    if not any(task.stage == "onnx_export" for task in tasks) or not (base / CONFIG).is_file():
-        return []
-    config = read_config(base)
-    if family_of(config) is DECODER and not takes_more_than_text(config):
-        return []
-    message = (
-        f"not run: the model is {described(config)}, and the ONNX export takes text decoders; other formats are made"
-    )
-    remedy = "set formats.onnx.enabled and formats.tensorrt.enabled to false"
-    return [Finding("stage: onnx_export", Verdict.WARNING, message, remedy, "FAMILY_UNSUPPORTED")]
+def _refusals(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
+    """Stages that do not take a model of this kind: the outputs that they and those after them would make."""
+    config = read_config(base) if (base / CONFIG).is_file() else {}  # weights alone are of no kind
+    found = []
+    for name in sorted({task.stage for task in tasks} if config else ()):
+        stage = known_stage(name)
+        why = stage.refuses(config) if stage else ""
+        if why:
+            remedy = "leave its formats out to have an export that succeeds"
+            found.append(Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED"))
+    return found
 
 
 def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:
@@ -267,7 +212,7 @@ def _stage(health: StageHealth) -> Finding:
     if health.available:
         return Finding(check, Verdict.OK, versions or "ready")
     message = "cannot run on this machine; other formats are still made"
-    if health.name in {"merge", "prepare"}:  # everything else follows from it
+    if plays(health.name, Role.COMBINATION, Role.PREPARATION, Role.MERGE):  # everything else follows from it
         return Finding(check, Verdict.ERROR, "cannot run on this machine", health.missing, "UNSUPPORTED")
     return Finding(check, Verdict.WARNING, message, health.missing)
 

@@ -11,8 +11,10 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
+from slipway.registry import plays
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.rpc.wire import dict_of, failure_of_status
+from slipway.stage import Role
 from slipway.validation.findings import OutputValidation, ValidationReport
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
@@ -185,9 +187,8 @@ def _task_failure(task: pb.Task) -> Failure | None:
 
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     """Size of the merged model, unquantized, in bytes; None when there is none."""
-    merged = next(
-        (task.outputs["pytorch"] for task in export.tasks if task.stage == "merge" and "pytorch" in task.outputs), ""
-    )
+    merges = (task for task in export.tasks if plays(task.stage, Role.MERGE))
+    merged = next((digest for task in merges for digest in task.outputs.values()), "")
     return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
 
 

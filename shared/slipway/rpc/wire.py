@@ -233,10 +233,16 @@ def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportCo
 
 
 def _fill(message: Message, data: Mapping[str, Any]) -> None:
+    """Set a message's fields; what it has no field for goes into its Struct ``settings``, as a format's own settings do."""
+    fields = message.DESCRIPTOR.fields_by_name
+    own = {name for name, field in fields.items() if not _is_struct(field)}
+    rest = {name: value for name, value in data.items() if name not in own}
+    if rest:
+        cast("Any", message).settings.update(_plain(rest))
     for name, value in data.items():
-        field = message.DESCRIPTOR.fields_by_name[name]
-        if value is None:
+        if name in rest or value is None:
             continue
+        field = fields[name]
         if _is_map(field):
             _fill_map(getattr(message, name), value)
         elif field.type != FieldDescriptor.TYPE_MESSAGE:
@@ -272,9 +278,8 @@ def _data(message: Message) -> dict[str, Any]:
             data[field.name] = list(value) if field.is_repeated else value
         elif _type_name(field) == "QuantizationLevels":
             data[field.name] = list(value.levels)
-        elif _type_name(field) == "DimensionRange":
-            # Without presence, a minimum of 0 is not in ListFields.
-            data[field.name] = {"min": value.min, "opt": value.opt, "max": value.max}
+        elif _is_struct(field):
+            data = {**dict_of(value), **data}
         else:
             data[field.name] = _data(value)
     return data
@@ -282,6 +287,10 @@ def _data(message: Message) -> dict[str, Any]:
 
 def _is_map(field: Any) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _is_struct(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Struct"
 
 
 def _type_name(field: Any) -> str:

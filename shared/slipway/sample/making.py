@@ -13,6 +13,7 @@ from slipway.files.json_documents import LARGEST
 from slipway.files.regular_file import read_regular
 from slipway.folders.disk_full import is_disk_full
 from slipway.folders.unfinished import unfinished
+from slipway.formats.registry import formats
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
@@ -26,19 +27,23 @@ _PIECES = (BASE, RUN, HELDOUT, CONFIGURATION)
 _LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
 
 # Paths are relative to the file's own folder.
-EXPORT_YAML = """\
+_EXPORT_YAML = """\
 # The whole chain on the sample: slipway export -c export.yaml
 export:
   checkpoint: {path: "qwen3-finetuned", auto_detect_latest: true}
   base_model: {name: "qwen3-base"}
   optimization: {quantization: "none"}
   formats:
-    pytorch: {enabled: true, save_tokenizer: true, quantization: "int4"}
-    onnx: {enabled: true, dynamic_axes: true, optimize_graph: true, quantization: ["int8", "int4"]}
-    tensorrt: {enabled: true, targets: ["sm89"]}
+    FORMATS
   validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
   output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
 """
+
+
+def export_yaml() -> str:
+    """The sample's configuration, with what every installed format has in it."""
+    lines = [f"{name}: {each.sample}" for name, each in formats().items() if each.sample]
+    return _EXPORT_YAML.replace("FORMATS", "\n    ".join(lines))
 
 
 class SampleSummary(BaseModel):
@@ -102,7 +107,7 @@ def make_sample(
                 on_progress=on_progress,
             )
             _write_text(scratch / HELDOUT / "heldout.txt", "\n".join(python.heldout))
-            _write_text(scratch / CONFIGURATION, EXPORT_YAML)
+            _write_text(scratch / CONFIGURATION, export_yaml())
             summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
             _publish(scratch, directory, summary)
     except OSError as error:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from coordinator_harness import Harness, tiny_export, tiny_task, wait_for
-from slipway.planning.matching import Needs, Requirements
+from slipway.requirements import Needs, Requirements
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 STAGE = "leased"

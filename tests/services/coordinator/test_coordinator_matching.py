@@ -14,8 +14,8 @@ import pytest
 from coordinator_harness import STAGE, Harness, states, tiny_export, tiny_task, wait_for
 from slipway.configuration import parse
 from slipway.errors import StageError
-from slipway.planning.matching import Abilities, Needs, Requirements
-from slipway.planning.plan import builders, plan
+from slipway.planning.plan import plan
+from slipway.requirements import Abilities, Needs, Requirements
 from slipway.rpc.wire import failure_of_status
 from slipway_coordinator.broker.offering import offer_of, requirements_of
 from slipway_coordinator.broker.waiting import Waiting
@@ -24,6 +24,7 @@ from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskR
 from slipway_coordinator.model.states import TaskState
 from slipway_coordinator.workflow.unserved import Unserved
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+from slipway_tensorrt_build.format import builders
 
 GIB = 1 << 30
 ADA = Abilities(frozenset({"x"}), "sm89", 48 * GIB, 64 * GIB, {"tensorrt": "10.13", "tensorrt-rtx": "1.1"})

@@ -13,7 +13,8 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.configuration import parse
 from slipway.errors import ServiceError
 from slipway.execution.runner import check_call
-from slipway.planning.plan import PlannedTask, plan
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway.rpc.wire import dict_of, struct_of
 

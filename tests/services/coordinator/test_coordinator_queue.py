@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from coordinator_harness import DIGEST, Harness, state
 from slipway.configuration import ExportConfiguration
-from slipway.planning.matching import Abilities
+from slipway.requirements import Abilities
 from slipway.rpc.wire import STATUS_KEY
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.waiting import Waiting

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator_harness import STAGE as ELSEWHERE
 from coordinator_harness import Harness, tiny_export, tiny_task, wait_for
-from slipway.planning.matching import Needs, Requirements
+from slipway.requirements import Needs, Requirements
 from slipway_coordinator.model.records import TaskRecord
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc

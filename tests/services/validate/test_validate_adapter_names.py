@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from slipway.models.families import DECODER
 from slipway_validate.runner.adapter_names import match
 from slipway_validate.runner.model import Unusable, left_padded, run_segments
 from slipway_validate.runner.runtime_reference import load
@@ -52,7 +51,7 @@ def rename(adapter: Path, name_of: Callable[[str], str]) -> None:
 
 def logits(base: Path, adapter: Path, *, alone: bool = False) -> np.ndarray:
     ids, mask = left_padded([np.arange(1, 11)])
-    model = load(base, adapter, DECODER, threads=1)
+    model = load(base, adapter, threads=1)
     if alone:
         with model.without_adapter():
             return next(iter(run_segments(model, ids, mask, (10,))))[1]
@@ -72,7 +71,7 @@ def test_names_that_say_nothing_make_no_reference(base: Path, adapter: Path) -> 
     with pytest.raises(
         Unusable, match=r"leaves out 4 tensors of the adapter 'adapter', first .*layers\.0\.self_attn\.query"
     ):
-        load(base, adapter, DECODER, threads=1)
+        load(base, adapter, threads=1)
 
 
 def test_layers_of_the_same_number_are_told_apart() -> None:

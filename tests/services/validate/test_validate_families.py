@@ -160,7 +160,10 @@ def test_an_output_of_another_padding_token_fails(tmp_path: Path) -> None:
 def test_an_output_of_another_family_is_no_output(tmp_path: Path) -> None:
     model, other = (judged_families.make(name, tmp_path / name) for name in ("bert-classes", "bert-tokens"))
     found = validated(model, tmp_path / "work").output("pytorch", other.base)
-    assert "is token classifier (BertForTokenClassification), not a sequence classifier" in found.explanation
+    assert (
+        "says token classifier (BertForTokenClassification), and the base model is a sequence classifier"
+        in found.explanation
+    )
 
 
 class TestAsAStage:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import tiny_models
-from slipway.models.families import DECODER
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_reference import load
 
@@ -38,11 +37,11 @@ def test_work_without_end_is_refused(models: Path, tmp_path: Path, option: str, 
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, option: value}))
     with pytest.raises(Unusable, match=option):
-        load(models / "base", adapter, DECODER, threads=1)
+        load(models / "base", adapter, threads=1)
 
 
 def test_a_pickle_is_not_loaded(models: Path, tmp_path: Path) -> None:
     adapter = shutil.copytree(models / "run" / "checkpoint-10", tmp_path / "adapter")
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     with pytest.raises(Unusable, match=r"adapter_model\.safetensors"):
-        load(models / "base", adapter, DECODER, threads=1)
+        load(models / "base", adapter, threads=1)

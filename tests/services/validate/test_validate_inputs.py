@@ -13,7 +13,6 @@ from slipway.errors import ValidationError
 from slipway.models.families import DECODER
 from slipway_validate import folders, texts
 from slipway_validate.cases import shape_cases
-from slipway_validate.judging.evaluate import runtime_for
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable
 from slipway_validate.protocol.messages import TokenizeSpec
@@ -115,12 +114,28 @@ def test_dtypes_from_headers(tiny: Models, tmp_path: Path) -> None:
 
 
 def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
-    assert runtime_for(tiny.merged) == "transformers"
-    assert runtime_for(tmp_path) == ""
+    def runtime(name: str, folder: Path) -> str:
+        found = folders.runtime_for(name, folder)
+        return found.name if found is not None else ""
+
+    for name in ("pytorch", "mine"):
+        assert runtime(name, tiny.merged) == "transformers"
+        assert runtime(name, tmp_path) == ""
     (tmp_path / "model.onnx").write_bytes(b"")
-    assert runtime_for(tmp_path) == "onnxruntime"
+    for name in ("onnx-int8", "pytorch", "mine"):
+        assert runtime(name, tmp_path) == "onnxruntime"
     (tmp_path / "model.sm89.engine").write_bytes(b"")
-    assert runtime_for(tmp_path) == "tensorrt"
+    assert runtime("tensorrt", tmp_path) == runtime("mine", tmp_path) == "tensorrt"
+    assert runtime("onnx", tmp_path) == "onnxruntime"
+
+
+def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing() -> None:
+    named = folders.why_not_run("onnx-int8")
+    assert (named.status, named.reason) == ("failed", "VALIDATION_IMPOSSIBLE")
+    assert "model.onnx" in named.message
+    strange = folders.why_not_run("nonesuch-int8")
+    assert strange.status == "not_run"
+    assert "nonesuch" in strange.message
 
 
 def test_engine_for_this_gpu(tmp_path: Path) -> None:

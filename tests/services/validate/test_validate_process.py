@@ -32,6 +32,8 @@ from validation_models import Models
 
 PARAMS = ValidateParams(sequence_length=48, test_samples=2, compare_outputs=False, benchmark_decode_steps=4096)
 
+TRANSFORMERS = "slipway_validate.runner.runtime_transformers:load"
+
 
 def runner_of(process: psutil.Process, workdir: Path) -> psutil.Process | None:
     """The runner below a process that runs the PyTorch output of a stage in this folder."""
@@ -122,7 +124,7 @@ def test_cancellation_ends_the_runner(inputs: dict[str, Path], context: Context)
 class TestWhileBeingTimed:
     """A process that waits with its result can end, or be ended, in any round; the result stands and nothing is left."""
 
-    SPEC: ClassVar[dict[str, Any]] = {"runtime": "transformers", "prompts": ((1, 2, 3),), "new_tokens": 2}
+    SPEC: ClassVar[dict[str, Any]] = {"runtime": TRANSFORMERS, "prompts": ((1, 2, 3),), "new_tokens": 2}
 
     @pytest.fixture
     def spec(self, tiny: Models, tmp_path: Path) -> Spec:
@@ -199,7 +201,7 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
-    spec = RunSpec(runtime="onnxruntime", model=tiny_onnx, samples=tiny_onnx / "none")
+    spec = RunSpec(runtime="slipway_validate.runner.runtime_onnx:load", model=tiny_onnx, samples=tiny_onnx / "none")
     before = set(psutil.Process().children(recursive=True))  # servers that other tests share
     result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)
     assert (result.status, result.reason) == ("failed", "STAGE_TIMEOUT")
@@ -215,7 +217,7 @@ def test_what_native_code_prints_never_reaches_the_pipe(tmp_path: Path) -> None:
         "    return runner.RunResult(), None\n"
         "runner.execute = execute; sys.argv = ['runner', sys.argv[1]]; runner.main()"
     )
-    spec = Spec(run=RunSpec(runtime="transformers", model=tmp_path, samples=tmp_path / "none"))
+    spec = Spec(run=RunSpec(runtime=TRANSFORMERS, model=tmp_path, samples=tmp_path / "none"))
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     command = [sys.executable, "-c", program, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

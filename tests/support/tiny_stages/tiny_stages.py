@@ -15,14 +15,14 @@ from pathlib import Path
 from pydantic import ConfigDict
 
 from slipway.errors import ModelExportError
-from slipway.stage import Context, Stage, StageParams
+from slipway.stage import Context, Role, Stage, StageParams
 
 
 class AnyParams(StageParams):
     model_config = ConfigDict(extra="allow")
 
 
-def _stage(name: str, output: str) -> Stage[AnyParams]:
+def _stage(name: str, output: str, *, role: Role | None = None) -> Stage[AnyParams]:
     def run(inputs: Mapping[str, Path], params: AnyParams, ctx: Context) -> dict[str, Path]:
         folder = Path(os.environ["SLIPWAY_TEST_STAGES"])
         with (folder / "runs").open("a") as file:
@@ -39,7 +39,7 @@ def _stage(name: str, output: str) -> Stage[AnyParams]:
         (ctx.workdir / output / "from").write_text(_digest(inputs))
         return {output: ctx.workdir / output}
 
-    return Stage(name, version=1, inputs=(), outputs=(output,), params=AnyParams, run=run, more_inputs=True)
+    return Stage(name, version=1, inputs=(), outputs=(output,), params=AnyParams, run=run, more_inputs=True, role=role)
 
 
 def _digest(inputs: Mapping[str, Path]) -> str:
@@ -52,7 +52,7 @@ def _digest(inputs: Mapping[str, Path]) -> str:
     return digest.hexdigest()
 
 
-MERGE = _stage("merge", "pytorch")
-QUANTIZE = _stage("quantize", "model")
+MERGE = _stage("merge", "pytorch", role=Role.MERGE)
+QUANTIZE = _stage("quantize", "model", role=Role.QUANTIZATION)
 ONNX_EXPORT = _stage("onnx_export", "onnx")
-VALIDATE = _stage("validate", "validation")
+VALIDATE = _stage("validate", "validation", role=Role.VALIDATION)

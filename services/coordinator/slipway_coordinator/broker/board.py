@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slipway.planning.matching import NO_GPU, Abilities
+from slipway.requirements import NO_GPU, Abilities
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slipway.planning.matching import Needs, Requirements
+from slipway.registry import known_stage, plays
+from slipway.requirements import Needs, Requirements
+from slipway.stage import Role
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
-
-# Validation computes the reference in 32 bits, so a model that is stored in 16 takes twice its size.
-_VALIDATION_MEMORY = 2.0
 
 # What was too little by an unknown amount; the peak is that of the moment before the end.
 _AFTER_SHORTAGE = 1.5
@@ -51,11 +50,13 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
     """What the plan asks of a worker, with what is known by now: what engines were built for, sizes, and memory that was short."""
     prefers = [_narrowed(needs, record, task) for needs in task.requirements.prefers]
     model_bytes = max(
-        (int(one.facts.get("output_bytes", 0)) for one in record.tasks if one.stage == "merge"), default=0
+        (int(one.facts.get("output_bytes", 0)) for one in record.tasks if plays(one.stage, Role.MERGE)), default=0
     )
-    if model_bytes and task.stage == "tensorrt_build" and any(needs.gpu for needs in task.requirements.any_of):
-        prefers.append(Needs(gpu_memory_bytes=model_bytes))
-    memory = int(model_bytes * _VALIDATION_MEMORY) if task.stage == "validate" else 0
+    stage = known_stage(task.stage)
+    gpu_memory = int(model_bytes * stage.model_gpu_memory) if stage is not None else 0
+    if gpu_memory and any(needs.gpu for needs in task.requirements.any_of):
+        prefers.append(Needs(gpu_memory_bytes=gpu_memory))
+    memory = int(model_bytes * stage.model_memory) if stage is not None else 0
     memory = max(memory, int(_peak_at_shortage(record, task) * _AFTER_SHORTAGE))
     if memory:
         prefers.append(Needs(memory_bytes=memory))
@@ -67,9 +68,14 @@ def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
     if not needs.gpu or needs.gpu_architectures:
         return needs
     makers = {reference.partition(":")[2].partition("/")[0] for reference in task.inputs.values()}
-    built = [one for one in record.tasks if one.id in makers and one.stage == "tensorrt_build"]
+    built = [one for one in record.tasks if one.id in makers and _is_gpu_bound(one.stage)]
     targets = sorted({str(target) for one in built for target in one.facts.get("targets", ())})
     return replace(needs, gpu_architectures=tuple(targets))
+
+
+def _is_gpu_bound(name: str) -> bool:
+    stage = known_stage(name)
+    return stage is not None and stage.gpu_bound_output
 
 
 def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:

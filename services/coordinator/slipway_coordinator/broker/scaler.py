@@ -18,8 +18,8 @@ from typing import Protocol
 import grpc
 
 from slipway.errors import ServiceError
-from slipway.planning.matching import NO_GPU
 from slipway.registry import IMPORT, stage_names
+from slipway.requirements import NO_GPU
 from slipway.rpc.serving import stream, unary
 from slipway_coordinator.model.offers import Load
 from slipway_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, ValuesView
 from typing import NamedTuple
 
-from slipway.planning.matching import Abilities, Call
+from slipway.planning.matching import Call
+from slipway.requirements import Abilities
 from slipway_coordinator.model.offers import Offer
 
 

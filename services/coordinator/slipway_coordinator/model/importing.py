@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
-from slipway.planning.plan import PlannedTask, check_formats, plan
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.plan import check_formats, plan
 from slipway.registry import IMPORT
 from slipway.texts import one_line, quoted
 from slipway_coordinator.model.records import ExportRecord, TaskRecord

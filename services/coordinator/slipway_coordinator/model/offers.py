@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.planning.matching import ANY, Abilities, Call, Requirements
+from slipway.planning.matching import Call
+from slipway.requirements import ANY, Abilities, Requirements
 
 
 @dataclass(frozen=True, slots=True)

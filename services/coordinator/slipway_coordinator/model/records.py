@@ -11,8 +11,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure
-from slipway.planning.matching import Requirements
-from slipway.planning.plan import PlannedTask
+from slipway.formats.tasks import PlannedTask
+from slipway.requirements import Requirements
 from slipway_coordinator.model.states import ExportState, TaskState, check_export_move, check_task_move
 
 

@@ -20,6 +20,8 @@ from dbos import DBOS
 
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.observability.telemetry import within
+from slipway.registry import plays
+from slipway.stage import Role
 from slipway_coordinator.model import transitions as graph
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
@@ -183,7 +185,7 @@ def model_facts(record: ExportRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for task in record.tasks:
         facts |= {name: value for name, value in task.facts.items() if isinstance(value, str | int | float)}
-        if task.stage == "merge":
+        if plays(task.stage, Role.MERGE):
             facts["model_bytes"] = task.facts.get("output_bytes", 0)
     return facts
 

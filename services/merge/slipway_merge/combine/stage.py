@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Stage
+from slipway.stage import Context, Effort, Role, Stage
 from slipway_merge.combine.params import CombineParams
 
 
@@ -33,4 +33,6 @@ STAGE = Stage(
     run=run,
     libraries=("torch", "peft"),
     more_inputs=True,
+    role=Role.COMBINATION,
+    effort=Effort(seconds=3.0),
 )

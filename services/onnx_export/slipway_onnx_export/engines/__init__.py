@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.opsets import BEST_OPSET, ENGINE_OPSETS
+from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.params import Runtime
 from slipway_onnx_export.source import ModelSource
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.formats.registry import merged_output
 from slipway.models.families import Family
 from slipway.validation.comparisons import GreedyComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
@@ -23,19 +24,8 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.numerics import Logits, adapter_strength, perplexity
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
-MERGED = "pytorch"
-
-RUNTIME_BY_FILE: Mapping[str, str] = {
-    "*.engine": "tensorrt",
-    "model.onnx": "onnxruntime",
-    "*.safetensors": "transformers",
-}
-"""What an output is run with, by what its folder contains; the first that matches."""
-
-
-def runtime_for(folder: Path) -> str:
-    """Runtime of an output's folder, empty when it holds no model."""
-    return next((runtime for pattern, runtime in RUNTIME_BY_FILE.items() if any(folder.glob(pattern))), "")
+MERGED = merged_output()
+"""Name of the output that is the merged model; others are compared with it."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class RunSpec(_Message):
     """One model to run.
 
     Attributes:
-        runtime: Key of ``slipway_validate.runner.main.RUNTIMES``.
+        runtime: ``module:attribute`` of the function that loads the model.
         model: Folder of the model.
         family: Name of its family, in :data:`slipway.models.families.FAMILIES`.
         adapter: Adapter to put on it, unmerged; None for an output, and for a reference without one.

@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
 from slipway.folders.disk_full import is_disk_full
-from slipway.models.families import DECODER
 from slipway.validation.speed import Memory
 from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
@@ -41,54 +41,19 @@ from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
 from slipway_validate.samples import Samples
 
 
-def _transformers(spec: RunSpec) -> Callable[[], LanguageModel]:
-    from slipway_validate.runner import runtime_transformers
-
-    return lambda: runtime_transformers.load(spec.model, family_named(spec.family), threads=spec.threads)
-
-
-def _reference(spec: RunSpec) -> Callable[[], LanguageModel]:
-    from slipway_validate.runner import runtime_reference
-
-    family = family_named(spec.family)
-    return lambda: runtime_reference.load(spec.model, spec.adapter, family, threads=spec.threads)
-
-
-def _onnxruntime(spec: RunSpec) -> Callable[[], LanguageModel]:
-    _only_decoders(spec, "ONNX Runtime")
-    try:
-        from slipway_validate.runner import runtime_onnx
-    except ImportError as error:
-        raise NotRunnable(f"ONNX Runtime is not usable here ({error}): pip install onnxruntime") from error
-    return lambda: runtime_onnx.load(spec.model, threads=spec.threads)
-
-
-def _tensorrt(spec: RunSpec) -> Callable[[], LanguageModel]:
-    _only_decoders(spec, "TensorRT")
-    from slipway_validate.runner import runtime_tensorrt
-
-    return lambda: runtime_tensorrt.load(spec.model)
-
-
-def _only_decoders(spec: RunSpec, runtime: str) -> None:
-    """Refuse a graph whose inputs and outputs are not those of a decoder.
+def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
+    """Import what runs a model, and return the function that loads it: only that is timed as loading.
 
     Raises:
-        NotRunnable: It is of another family.
+        NotRunnable: What it needs is not installed here.
     """
-    if spec.family != DECODER.name:
-        raise NotRunnable(
-            f"its family is {spec.family}, and {runtime} runs outputs of the family {DECODER.name} only here"
-        )
-
-
-RUNTIMES: dict[str, Callable[[RunSpec], Callable[[], LanguageModel]]] = {
-    "reference": _reference,
-    "transformers": _transformers,
-    "onnxruntime": _onnxruntime,
-    "tensorrt": _tensorrt,
-}
-"""By name: imports the libraries, then gives the function that loads the model (only that is timed as loading)."""
+    module, _, attribute = spec.runtime.partition(":")
+    try:
+        load = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise NotRunnable(f"what runs it is not usable here ({error}): pip install {error.name or module}") from error
+    folders = (spec.model,) if spec.adapter is None else (spec.model, spec.adapter)
+    return lambda: load(*folders, threads=spec.threads)
 
 
 def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
@@ -98,7 +63,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         NotRunnable: This machine cannot run it.
         Unusable: It cannot be loaded.
     """
-    load = RUNTIMES[spec.runtime](spec)
+    load = loader(spec)
     baseline = guard.rss_bytes()
     begin = time.perf_counter()
     model = load()

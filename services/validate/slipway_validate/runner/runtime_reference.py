@@ -44,14 +44,14 @@ class ReferenceModel(TransformersModel):
             yield
 
 
-def load(base: Path, adapter: Path | None, family: Family, *, threads: int) -> TransformersModel:
+def load(base: Path, adapter: Path | None = None, *, threads: int) -> TransformersModel:
     """Base + adapter, or the base alone where there is no adapter.
 
     Raises:
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
     """
     torch.set_num_threads(threads)
-    module = from_pretrained(base, family, dtype=torch.float32)
+    module, family = from_pretrained(base, dtype=torch.float32)
     if adapter is None:
         return TransformersModel(module.float(), family, stored=stored_dtype(base))
     module = _adapted(module, adapter)

@@ -157,7 +157,7 @@ def _torch_dtype(library: ModuleType, torch: ModuleType, dtype: Any) -> Any:
     return table[dtype]
 
 
-def load(folder: Path) -> TensorRTModel:
+def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the GPU does the work
     """An output.
 
     Raises:

@@ -10,7 +10,7 @@ import transformers
 
 from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
-from slipway.models.families import Comparison, Family, auto_model, described, family_of
+from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
@@ -26,7 +26,7 @@ class TransformersModel:
 
     device = "cpu"
 
-    def __init__(self, module: Any, family: Family, *, stored: str) -> None:
+    def __init__(self, module: Any, family: Family = DECODER, *, stored: str) -> None:
         self._module = module.eval()
         plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         # peft's own classes know the arguments of some families only; the adapter is in the layers.
@@ -77,28 +77,31 @@ class TransformersModel:
         return None
 
 
-def load(folder: Path, family: Family, *, threads: int) -> TransformersModel:
+def load(folder: Path, *, threads: int) -> TransformersModel:
     """An output, in the data type it is stored in.
 
     Raises:
-        Unusable: The folder holds no model of the family that transformers can load.
+        Unusable: The folder holds no model of a known family that transformers can load.
     """
     torch.set_num_threads(threads)
-    return TransformersModel(from_pretrained(folder, family, dtype="auto"), family, stored=stored_dtype(folder))
+    module, family = from_pretrained(folder, dtype="auto")
+    return TransformersModel(module, family, stored=stored_dtype(folder))
 
 
-def from_pretrained(folder: Path, family: Family, *, dtype: Any) -> Any:
-    """The model of a family in a folder; no code and no pickle of it is run.
+def from_pretrained(folder: Path, *, dtype: Any) -> tuple[Any, Family]:
+    """The model in a folder and its family; no code and no pickle of it is run.
 
     Raises:
-        Unusable: It cannot be loaded, or is of another family.
+        Unusable: It cannot be loaded, or no family fits it.
     """
     try:
         config = read_config(folder)  # transformers would read it without a limit
-        if family_of(config) not in (family, None):
-            raise Unusable(f"{folder.name!r} is {described(config)}, not a {family.name} as the base model")
-        return auto_model(family).from_pretrained(
+        family = family_of(config)
+        if family is None:
+            raise Unusable(f"{folder.name!r} is {described(config)}, which is of no known family")
+        module = auto_model(family).from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
         raise Unusable(f"transformers cannot load {folder.name!r}: {type(error).__name__}: {error}") from error
+    return module, family

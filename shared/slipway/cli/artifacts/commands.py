@@ -11,9 +11,7 @@ from slipway.cli.connection import Connection, artifacts_at, with_connection
 from slipway.cli.options import Debug, Json, examples
 from slipway.counts import counted
 
-PUSH_EXAMPLES = examples(
-    "slipway push merged/pytorch", "slipway push base --coordinator coordinator:7070 --project research"
-)
+PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
 _NONE = Connection()
 VERIFY_EXAMPLES = examples(

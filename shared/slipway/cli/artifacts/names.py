@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 
 from slipway.embedded.local_exports import LocalExport
+from slipway.formats.registry import formats
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 
-_CONTENTS = (
-    ("adapter_config.json", "adapter"),
-    ("model.onnx", "ONNX model"),
-    ("validation.json", "validation"),
-    ("model.safetensors", "model"),
-    ("model.safetensors.index.json", "model"),
-)
-"""By a file that tells, the first that is there."""
+_CONTENTS = (("adapter_config.json", "adapter"), ("validation.json", "validation"))
+"""By a file that tells; files of formats are looked at after these."""
 
 
 def artifact_names(exports: Iterable[LocalExport]) -> dict[str, str]:
@@ -36,8 +32,16 @@ def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
     """
     if made_by:
         return ", ".join(made_by)
-    known = next((name for file, name in _CONTENTS if file in files), "")
+    known = next((name for file, name in _CONTENTS if file in files), "") or _model(files)
     return known or (f"{files[0]} and {len(files) - 1} more" if len(files) > 1 else "".join(files))
+
+
+def _model(files: Sequence[str]) -> str:
+    """Which format's model the files are; empty where they are none's."""
+    for each in reversed(formats().values()):
+        if each.runtime is not None and any(fnmatch(file, pattern) for file in files for pattern in each.runtime.files):
+            return "model" if each.is_model else f"{each.title} model"
+    return ""
 
 
 def _names(export: pb.Export) -> dict[str, str]:

@@ -30,7 +30,7 @@ EXAMPLES = examples(
     "slipway export -c export.yaml",
     "slipway export -c export.yaml --plan",
     "slipway export --checkpoint outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
-    "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set formats.onnx.enabled=false",
+    "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set validation.test_samples=100",
 )
 
 

@@ -19,7 +19,8 @@ from slipway.cli.terminal.console import print_json, show, unbroken
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import REASONS, ModelExportError
 from slipway.export_sources.found import Sources, find_sources
-from slipway.planning.plan import PlannedTask, more_adapters, plan
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.plan import more_adapters, plan
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.settings import Settings
 from slipway.sizes import format_size

@@ -9,20 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from slipway.cli.progress.rows import Row, Rows
-
-_SECONDS = {"prepare": 4.0, "combine": 3.0, "merge": 4.0, "quantize": 4.0, "onnx_export": 8.0, "tensorrt_build": 60.0}
-_SECONDS_PER_GB = {"prepare": 10.0, "merge": 5.0, "quantize": 15.0, "onnx_export": 15.0, "tensorrt_build": 120.0}
-_VALIDATE_SECONDS, _VALIDATE_SECONDS_PER_GB = 10.0, 40.0
-"""What a stage takes, and more for each GB that it makes or validates. Only their ratio counts: it weights the tasks."""
-
-_OTHER_SECONDS = 4.0
-_PHASES: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "merge": {"check": (0.0, 0.05), "merge": (0.05, 0.7), "verify": (0.7, 0.95)},
-    "quantize": {"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "check": (0.8, 0.95)},
-    "onnx_export": {"graph": (0.1, 0.3), "weights": (0.3, 0.7), "parity": (0.7, 0.95)},
-    "validate": {"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "output": (0.15, 0.97)},
-}
-"""Which share of a stage each of its phases is, by the phase's first word."""
+from slipway.registry import known_stage, plays
+from slipway.stage import Effort, Role
 
 _OTHER_PHASE = (0.05, 0.9)
 """A task that runs is never shown as all done: phases follow that its counter does not know."""
@@ -87,11 +75,17 @@ class Overall:
 
     def _weight(self, row: Row, rows: Rows) -> float:
         gigabytes = self.task_bytes.get(row.task, 0) / 1e9
-        if row.stage == "validate":
+        effort = _effort(row)
+        if plays(row.stage, Role.VALIDATION):
             outputs = max(sum(1 for each in rows.tasks.values() if each.format and each is not row), 1)
             made = sum(self.task_bytes.get(each.task, 0) for each in rows.tasks.values() if each.format) / 1e9
-            return (outputs + 1) * _VALIDATE_SECONDS + made * _VALIDATE_SECONDS_PER_GB
-        return _SECONDS.get(row.stage, _OTHER_SECONDS) + gigabytes * _SECONDS_PER_GB.get(row.stage, 0.0)
+            return (outputs + 1) * effort.seconds + made * effort.seconds_per_gb
+        return effort.seconds + gigabytes * effort.seconds_per_gb
+
+
+def _effort(row: Row) -> Effort:
+    stage = known_stage(row.stage)
+    return Effort() if stage is None else stage.effort
 
 
 def _part(row: Row) -> float:
@@ -100,7 +94,7 @@ def _part(row: Row) -> float:
         return 1.0
     if row.state != "running" or not row.phase:
         return 0.0
-    first, last = _PHASES.get(row.stage, {}).get(row.phase.split()[0], _OTHER_PHASE)
+    first, last = _effort(row).phases.get(row.phase.split()[0], _OTHER_PHASE)
     within = min(row.done / row.total, 1.0) if row.total else 0.0
     step = _STEP.search(row.phase)
     if step is not None and 0 < int(step[1]) <= int(step[2]):

@@ -13,7 +13,7 @@ from slipway.cli.progress.forms import ProgressForm
 STAGE_EXAMPLES = examples(
     "slipway stage merge --help",
     "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
-    "slipway stage quantize --input model=merged/pytorch --param format=pytorch --param level=int4 --out small",
+    "slipway stage quantize --help",
 )
 SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export.yaml")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from slipway.formats.contract import Usage
+from slipway.formats.registry import formats, split_output
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
@@ -17,16 +20,6 @@ from slipway.results.report.page import NOT_MADE, VERDICTS
 _EXAMPLE = re.compile(r"^<!-- example: ([\w. -]+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FOLDER_LINE = re.compile(r'^folder = ".*$', re.MULTILINE)
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
-_LIBRARIES = {"pytorch": "transformers", "onnx": "onnx", "tensorrt": "tensorrt"}
-_NEEDS = {
-    "pytorch": "torch transformers accelerate",
-    "onnx": "onnxruntime tokenizers numpy",
-    "tensorrt": "tokenizers numpy torch",
-}
-# Transformers applies a chat template, with jinja2, which torch brings along and transformers does not.
-_CHAT_NEEDS = _NEEDS | {"onnx": "onnxruntime transformers jinja2 numpy", "tensorrt": "transformers numpy torch"}
-# What the weights of a level need beside what the format needs.
-_LEVEL_NEEDS = {("pytorch", "int8"): "compressed-tensors", ("pytorch", "int4"): "compressed-tensors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +27,7 @@ class _Example:
     """Code for the folders of one kind of format.
 
     Attributes:
-        kind: ``pytorch``, ``onnx`` or ``tensorrt``.
+        kind: Name of the format.
         folders: Those it runs for; the code names the first one.
         needs: Packages for all of them.
         more: Folders that need a package beside these.
@@ -77,48 +70,44 @@ def usage_examples(markdown: str) -> dict[str, str]:
 
 
 def _front_matter(report: Report) -> dict[str, Any]:
-    kinds = [_split(name)[0] for name in report.result.formats]
+    kinds = [split_output(name)[0] for name in report.result.formats]
+    libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = ["slipway", "lora", "text-generation", *sorted(set(kinds)), *_levels(report)]
     base = report.label("base_model")
     proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
     return {
         **({"base_model": base} if base else {}),
         **({"base_model_relation": "finetune"} if base and proven else {}),
-        "library_name": next((library for kind, library in _LIBRARIES.items() if kind in kinds), "transformers"),
+        "library_name": next(iter(libraries), "transformers"),
         "pipeline_tag": "text-generation",
         "tags": list(dict.fromkeys(tags)),
     }
 
 
 def _levels(report: Report) -> list[str]:
-    return sorted({level for _, level in map(_split, report.result.formats) if level})
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Format and level of an output's name: ``onnx-int8`` is ``("onnx", "int8")``."""
-    kind, _, level = name.partition("-")
-    return kind, level
+    return sorted({level for _, level in map(split_output, report.result.formats) if level})
 
 
 def _examples(report: Report, directory: Path) -> list[_Example]:
     """One example per kind of format that has any. A folder's name is code here, so it must be a plain one."""
-    environment = markdown_environment()
-    kinds: dict[str, list[str]] = {}
-    for name in report.result.formats:
-        kind, _ = _split(name)
-        if kind in _NEEDS and _FOLDER.fullmatch(name):
-            kinds.setdefault(kind, []).append(name)
+    folders = [name for name in report.result.formats if _FOLDER.fullmatch(name)]
     found = []
-    for kind, folders in kinds.items():
-        chat = all(has_chat_template(directory / name) for name in folders)
-        template = environment.get_template(f"{kind}.example.j2")
-        found.append(
-            _Example(
-                kind=kind,
-                folders=folders,
-                needs=(_CHAT_NEEDS if chat else _NEEDS)[kind],
-                more={name: more for name in folders if (more := _LEVEL_NEEDS.get(_split(name)))},
-                code=template.render(folder=folders[0], others=folders[1:], chat=chat),
+    for kind, each in formats().items():
+        mine = [name for name in folders if split_output(name)[0] == kind]
+        if mine and each.usage is not None:
+            found.append(
+                _example(kind, mine, each.usage, chat=all(has_chat_template(directory / name) for name in mine))
             )
-        )
-    return found
+    return sorted(found, key=lambda example: folders.index(example.folders[0]))
+
+
+def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool) -> _Example:
+    package, file = usage.template
+    template = markdown_environment().from_string(files(package).joinpath(file).read_text(encoding="utf-8"))
+    return _Example(
+        kind=kind,
+        folders=folders,
+        needs=(usage.chat_packages if chat else "") or usage.packages,
+        more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
+        code=template.render(folder=folders[0], others=folders[1:], chat=chat),
+    )

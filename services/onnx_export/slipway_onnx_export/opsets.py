@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 ENGINE_OPSETS: Mapping[str, range] = {"mobius": range(14, 25), "dynamo": range(18, 24), "legacy": range(14, 18)}
 """Engines in the order in which an export tries them, with what they write."""
@@ -25,3 +26,9 @@ def unwritten(opset: int) -> str:
         f"formats.onnx.opset_version is {opset}, and no engine writes opsets but {lowest} to {highest}: "
         f"the ONNX model will have {instead} instead"
     )
+
+
+def opset_advice(params: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Say of a task's parameters what :func:`unwritten` says, with a remedy."""
+    message = unwritten(params.get("opset") or 0)
+    return ("opset", message, "set formats.onnx.opset_version to 0 for the engine's best") if message else None

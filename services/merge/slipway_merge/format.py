@@ -1,0 +1,59 @@
+"""The format ``pytorch``: the merged model as a transformers folder."""
+
+from __future__ import annotations
+
+from slipway.formats import Format, FormatRequest, LevelSettings, ModelSize, PlannedTask, Runtime, Usage, quantized
+
+_INTEGER = ("int8", "int4")
+
+
+class PyTorchConfiguration(LevelSettings):
+    """The merged model as a transformers folder.
+
+    Attributes:
+        save_tokenizer: Put the tokenizer and chat template beside the weights.
+    """
+
+    enabled: bool = True
+    save_tokenizer: bool = True
+
+
+def plan(request: FormatRequest[PyTorchConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan the levels; unquantized it is the merged model itself."""
+    return quantized(request, request.model)
+
+
+def output_bytes(level: str, size: ModelSize) -> int:
+    """Estimate an output's size."""
+    if not level:
+        return size.stored_bytes
+    # transformers looks embeddings up in the weights' own type, beside a quantized head.
+    return size.at_level(level) + (size.largest_bytes if level in _INTEGER else 0)
+
+
+FORMAT = Format(
+    name="pytorch",
+    title="PyTorch (transformers)",
+    settings=PyTorchConfiguration,
+    plan=plan,
+    levels=("fp16", "bf16", "int8", "int4"),
+    is_model=True,
+    needs_tokenizer=lambda settings: settings.save_tokenizer,
+    rank=0,
+    variables={"save_tokenizer": "EXPORT_SAVE_TOKENIZER"},
+    output_bytes=output_bytes,
+    runtime=Runtime(
+        families=None,
+        name="transformers",
+        files=("*.safetensors",),
+        load="slipway_validate.runner.runtime_transformers:load",
+    ),
+    quantizer="slipway_quantize.quantizers:CHECKPOINTS",
+    usage=Usage(
+        template=("slipway_merge", "usage.example.j2"),
+        library="transformers",
+        packages="torch transformers accelerate",
+        level_packages=dict.fromkeys(_INTEGER, "compressed-tensors"),
+    ),
+    sample='{enabled: true, save_tokenizer: true, quantization: "int4"}',
+)

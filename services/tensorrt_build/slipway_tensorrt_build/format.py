@@ -1,0 +1,157 @@
+"""The format ``tensorrt``: engines for NVIDIA GPUs, built from an ONNX graph of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from slipway.formats import (
+    Format,
+    FormatRequest,
+    FormatSettings,
+    Needs,
+    PlannedTask,
+    Problem,
+    Requirements,
+    Runtime,
+    Texts,
+    Usage,
+)
+from slipway.settings.sections import LARGEST, Listed
+from slipway.texts import quoted
+
+
+class DimensionRange(Listed):
+    """Smallest, typical and largest value of one dynamic axis; ``[min, opt, max]`` is taken too."""
+
+    noun: ClassVar[str] = "range"
+
+    min: int = Field(le=LARGEST)
+    opt: int = Field(le=LARGEST)
+    max: int = Field(le=LARGEST)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not 0 <= self.min <= self.opt <= self.max or self.max < 1:
+            raise PydanticCustomError(
+                "range",
+                "{found} is not a range",
+                {
+                    "found": quoted([self.min, self.opt, self.max]),
+                    "remedy": "use 0 <= min <= opt <= max, for example [1, 1, 8]",
+                },
+            )
+        return self
+
+
+class TensorRTConfiguration(FormatSettings):
+    """A TensorRT engine.
+
+    Attributes:
+        builder: ``tensorrt`` (for the GPU of the machine it runs on), ``tensorrt_rtx`` (ahead of time for named targets).
+        targets: GPU architectures to build for ahead of time, such as ``sm89``.
+        batch: Shapes the engine is optimized for, smallest, typical and largest: rows.
+        sequence: The same for new tokens per row and call.
+        past: The same for tokens already in the KV cache.
+    """
+
+    builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
+    targets: Texts = ()
+    batch: DimensionRange = DimensionRange(min=1, opt=1, max=8)
+    sequence: DimensionRange = DimensionRange(min=1, opt=128, max=1024)
+    past: DimensionRange = DimensionRange(min=0, opt=256, max=2048)
+
+    @field_validator("targets")
+    @classmethod
+    def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for target in value:
+            if not re.fullmatch(r"sm[0-9]{2,3}", target):
+                raise PydanticCustomError(
+                    "target",
+                    "{found} is not a GPU architecture",
+                    {"found": quoted(target), "remedy": "write it like sm89"},
+                )
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("batch", "sequence")
+    @classmethod
+    def _at_least_one(cls, value: DimensionRange) -> DimensionRange:
+        if value.min < 1:
+            raise PydanticCustomError("range", "min is 0", {"remedy": "only past may start at 0: use 1 or more"})
+        return value
+
+
+def plan(request: FormatRequest[TensorRTConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan a graph of standard operators, which is all that TensorRT parses, and the engines built from it."""
+    settings = request.settings
+    graph = PlannedTask(
+        id="onnx_export-tensorrt",
+        stage="onnx_export",
+        params={"engine": "mobius", "opset": None, "runtime": "tensorrt"},
+        inputs={"pytorch": request.model},
+        output="onnx",
+    )
+    ranges = {name: getattr(settings, name).model_dump(mode="json") for name in ("batch", "sequence", "past")}
+    build = PlannedTask(
+        id="tensorrt_build",
+        stage="tensorrt_build",
+        params={"builder": settings.builder, "targets": list(settings.targets), **ranges},
+        inputs={"onnx": graph.reference},
+        format=request.name,
+        requirements=Requirements(any_of=builders(settings.builder, settings.targets)),
+        output="tensorrt",
+    )
+    return graph, build
+
+
+def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
+    """What a worker has to have for one builder or the other.
+
+    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is.
+    """
+    rtx = Needs(libraries=("tensorrt-rtx",), gpu=not targets)
+    if builder == "tensorrt_rtx":
+        return (rtx,)
+    on_gpu = Needs(libraries=("tensorrt",), gpu=True, gpu_architectures=targets)
+    if builder == "tensorrt":
+        return (on_gpu,)
+    return (on_gpu, rtx) if len(targets) < 2 else (rtx,)
+
+
+def conflicts(settings: TensorRTConfiguration) -> Iterable[Problem]:
+    """Refuse targets for the builder that builds only for the GPU it runs on."""
+    if settings.targets and settings.builder == "tensorrt":
+        message = (
+            f"{', '.join(settings.targets)} cannot be built by builder tensorrt, which builds for the GPU it runs on"
+        )
+        yield Problem("targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets")
+
+
+FORMAT = Format(
+    name="tensorrt",
+    title="TensorRT",
+    settings=TensorRTConfiguration,
+    plan=plan,
+    rank=20,
+    conflicts=conflicts,
+    runtime=Runtime(
+        name="tensorrt",
+        files=("*.engine",),
+        load="slipway_validate.runner.runtime_tensorrt:load",
+        # An engine runs nowhere else; what cannot be run is reported as not validated, the rest is validated all the same.
+        prefers=Needs(gpu=True),
+        precision_file="engine.json",
+    ),
+    usage=Usage(
+        template=("slipway_tensorrt_build", "usage.example.j2"),
+        library="tensorrt",
+        packages="tokenizers numpy torch",
+        chat_packages="transformers numpy torch",
+    ),
+    media_types={".engine": "application/vnd.nvidia.tensorrt-engine"},
+    sample='{enabled: true, targets: ["sm89"]}',
+)

@@ -1,0 +1,53 @@
+"""The section ``formats:``, put together from the sections of the installed formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import create_model
+
+from slipway.configuration.values import Levels
+from slipway.formats.contract import Format
+from slipway.formats.registry import formats
+from slipway.formats.settings import FormatSettings
+from slipway.settings.sections import Section
+
+
+class FormatsSection(Section):
+    """What is delivered: one section per installed format."""
+
+    def __getitem__(self, name: str) -> FormatSettings:
+        """The section of a format."""
+        section: FormatSettings = getattr(self, name)
+        return section
+
+    def enabled(self) -> Iterator[tuple[Format[Any], FormatSettings]]:
+        """The formats that are delivered, in their order, with their sections."""
+        for name, each in formats().items():
+            if self[name].enabled:
+                yield each, self[name]
+
+
+def _section(each: Format[Any]) -> type[FormatSettings]:
+    """The format's section; its levels are checked by name, which takes all formats."""
+    if not each.levels:
+        return each.settings
+    model: type[FormatSettings] = create_model(
+        each.settings.__name__,
+        __base__=each.settings,
+        __doc__=each.settings.__doc__,
+        quantization=(Levels | None, None),
+    )
+    return model
+
+
+if TYPE_CHECKING:
+    FormatsConfiguration = FormatsSection
+else:
+    FormatsConfiguration = create_model(
+        "FormatsConfiguration",
+        __base__=FormatsSection,
+        __doc__=FormatsSection.__doc__,
+        **{name: (section, section()) for name, each in formats().items() if (section := _section(each))},
+    )

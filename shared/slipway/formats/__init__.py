@@ -1,0 +1,32 @@
+"""The contract of a format: what a distribution brings under the entry point group ``slipway.formats``."""
+
+from slipway.estimates import BYTES_PER_WEIGHT, FLOAT32_BYTES, GRAPH_BYTES, ModelSize
+from slipway.formats.contract import Format, RefusedLevel, Runtime, Usage
+from slipway.formats.settings import FormatSettings, LevelSettings
+from slipway.formats.tasks import FormatRequest, PlannedTask, quantized
+from slipway.requirements import Needs, Requirements
+from slipway.settings.problems import Problem
+from slipway.settings.sections import Section, Text, Texts, as_tuple
+
+__all__ = [
+    "BYTES_PER_WEIGHT",
+    "FLOAT32_BYTES",
+    "GRAPH_BYTES",
+    "Format",
+    "FormatRequest",
+    "FormatSettings",
+    "LevelSettings",
+    "ModelSize",
+    "Needs",
+    "PlannedTask",
+    "Problem",
+    "RefusedLevel",
+    "Requirements",
+    "Runtime",
+    "Section",
+    "Text",
+    "Texts",
+    "Usage",
+    "as_tuple",
+    "quantized",
+]

@@ -1,0 +1,27 @@
+"""What the settings of every format have in common."""
+
+from __future__ import annotations
+
+from slipway.settings.sections import Level, Section
+
+
+class FormatSettings(Section):
+    """Base of a format's section under ``formats:``.
+
+    Attributes:
+        enabled: Whether it is delivered.
+    """
+
+    enabled: bool = False
+
+
+class LevelSettings(FormatSettings):
+    """Base of the section of a format that has quantization levels.
+
+    Attributes:
+        unquantized: Deliver it unquantized too, beside its levels.
+        quantization: Levels of this format; when not set, those of ``optimization.quantization``.
+    """
+
+    unquantized: bool = True
+    quantization: tuple[Level, ...] | None = None  # the configuration checks the names: only it knows all formats
