@@ -124,3 +124,14 @@ def test_the_summary_says_it_once_before_the_warnings(status: BaseMatchStatus, s
     assert text.index(says) < text.index("another warning")
     (verdict,) = [segment for segment in segments if segment.text == says]
     assert verdict.style == Style.parse(colour)
+
+
+def test_a_family_that_predicts_no_text_says_nothing_of_the_base() -> None:
+    found = report(())
+    reference = found.reference.model_copy(
+        update={"perplexity": None, "base_perplexity": None, "adapter_effect_kl": 0.3}
+    )
+    inputs = found.inputs.model_copy(update={"family": "sequence classifier", "comparison": "classes"})
+    measured = measure(found.model_copy(update={"reference": reference, "inputs": inputs}))
+    assert not measured.helps
+    assert "what a sequence classifier gives" in measured.reason

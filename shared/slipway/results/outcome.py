@@ -196,6 +196,9 @@ def _first_sentence(output: OutputValidation) -> str:
     return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
 
 
+_FIGURES = ("mean_kl", "top1_agreement", "relative_error", "cosine_distance")
+
+
 def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
     return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
@@ -217,8 +220,7 @@ def format_result(
     return entry.model_copy(
         update={
             "status": found.status.value,
-            "mean_kl": found.to_reference.mean_kl if found.to_reference else None,
-            "top1_agreement": found.to_reference.top1_agreement if found.to_reference else None,
+            **({name: getattr(found.to_reference, name) for name in _FIGURES} if found.to_reference else {}),
             **(_speed(found.speed) if found.speed else {}),
             "memory_usage_mb": found.memory.peak_rss_bytes / 1e6 if found.memory else None,
         }

@@ -129,11 +129,13 @@ def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
     assert runtime("onnx", tmp_path) == "onnxruntime"
 
 
-def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing() -> None:
-    named = folders.why_not_run("onnx-int8")
+def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing(tmp_path: Path) -> None:
+    named = folders.why_not_run("onnx-int8", tmp_path, None, DECODER)
+    assert named is not None
     assert (named.status, named.reason) == ("failed", "VALIDATION_IMPOSSIBLE")
     assert "model.onnx" in named.message
-    strange = folders.why_not_run("nonesuch-int8")
+    strange = folders.why_not_run("nonesuch-int8", tmp_path, None, DECODER)
+    assert strange is not None
     assert strange.status == "not_run"
     assert "nonesuch" in strange.message
 
