@@ -11,7 +11,7 @@ import peft
 import torch
 import transformers as tf
 
-from tiny_models import save_tokenizer
+from support.models.tiny_models import save_tokenizer
 
 VOCABULARY = 64
 _SPECIAL = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from validation_models import TEXT
+from support.models.validation_models import TEXT
 
 VOCABULARY = 120
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

@@ -20,7 +20,7 @@ from slipway_validate.reference import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
 from slipway_validate.texts import HeldOutText
-from validation_models import TEXT
+from support.models.validation_models import TEXT
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 6, "max_new_tokens": 4, "benchmark_performance": False}
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_models import CASES, given_by, make_family_adapter, make_family_model, tuned_model
 from safetensors.torch import load_file, save_file
 
-from family_models import CASES, given_by, make_family_adapter, make_family_model, tuned_model
-from merge_cases import save_case
-from merge_models import make_family
 from slipway.errors import ModelMergeError
 from slipway.models.families import model_family
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from slipway_merge.verify.reload_check import reload_check
+from support.models.merge_cases import save_case
+from support.models.merge_models import make_family
 
 KINDS = sorted(CASES)
 
