@@ -17,7 +17,8 @@ from slipway.results.result import AttemptResult, ExportResult, FailedFormat, Fo
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.stage import Role
-from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
+from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
 VALIDATION = "validation"
@@ -196,6 +197,9 @@ def _first_sentence(output: OutputValidation) -> str:
     return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
 
 
+_FIGURES = ("mean_kl", "top1_agreement", "relative_error", "cosine_distance")
+
+
 def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
     return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
@@ -217,8 +221,7 @@ def format_result(
     return entry.model_copy(
         update={
             "status": found.status.value,
-            "mean_kl": found.to_reference.mean_kl if found.to_reference else None,
-            "top1_agreement": found.to_reference.top1_agreement if found.to_reference else None,
+            **({name: getattr(found.to_reference, name) for name in _FIGURES} if found.to_reference else {}),
             **(_speed(found.speed) if found.speed else {}),
             "memory_usage_mb": found.memory.peak_rss_bytes / 1e6 if found.memory else None,
         }
