@@ -13,7 +13,8 @@ import pytest
 
 from report_parts import result
 from slipway.models.model_files import has_chat_template
-from slipway.results.report import usage_examples, write_report
+from slipway.results.report import write_report
+from slipway.results.report.card import usage_examples
 from tiny_models import save_tokenizer
 
 FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")

@@ -19,9 +19,9 @@ from slipway.registry import IMPORT
 from slipway.rpc.serving import listen
 from slipway.rpc.wire import STATUS_KEY, dict_of, failure_of_status, struct_of
 from slipway.security.server import ServerSecurity
-from slipway.worker import Worker, WorkerOptions
 from slipway.worker.gauges import Gauges
 from slipway.worker.machine import Machine, probe
+from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.room import Room
 from slipway.worker.service import StageService
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc, worker_pb2, worker_pb2_grpc

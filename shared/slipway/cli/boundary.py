@@ -115,12 +115,15 @@ def _interrupted(words: Sequence[str]) -> Any:
 def _unexpected(error: Exception) -> Any:
     """A fault of Slipway's own, or one of the surroundings that has a reason."""
     from slipway.errors import ArtifactError, ModelExportError, StageError
+    from slipway.extras import not_installed
     from slipway.folders.disk_full import is_disk_full
     from slipway.machine.out_of_memory import REMEDY, is_out_of_memory
 
     if is_out_of_memory(error):
         what = f"out of memory ({type(error).__name__}: {error})"
         return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{REMEDY}; see also ulimit -v")
+    if isinstance(error, ModuleNotFoundError) and (translated := not_installed(error)) is not None:
+        return translated
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         what = f"{name}{error.strerror or error}"

@@ -6,10 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from slipway.execution.memory import TreeMemory
-from slipway.machine.cgroup import ControlGroup
+from slipway.machine.cgroup import ControlGroup, machine_memory
 from slipway.observability import metrics
 
 MEMORY_SHARE = 0.9
@@ -70,9 +68,9 @@ class Pressure:
                 self._say(
                     "container_memory", f"may be ended for memory: {what}, {size_text(memory.anonymous)} by itself"
                 )
-        machine = psutil.virtual_memory()
-        if machine.available <= machine.total * MACHINE_SHARE:
-            what = f"{size_text(machine.available)} of the machine's {size_text(machine.total)} are left"
+        machine = machine_memory()
+        if machine.available_bytes <= machine.total_bytes * MACHINE_SHARE:
+            what = f"{size_text(machine.available_bytes)} of the machine's {size_text(machine.total_bytes)} are left"
             self._say("machine_memory", f"may be ended for memory: {what}, {size_text(memory.anonymous)} are its own")
 
     def _disk(self) -> None:

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slipway.extras import require
 from slipway.redaction import redact
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def tracing(settings: Settings, *, service: str = "slipway") -> Iterator[None]:
     if not settings.tracing or _recorder is not None:
         yield
         return
+    require("telemetry", what=f"SLIPWAY_TRACING={settings.tracing}", otherwise="unset it")
     with recording(_exporter(settings), service=service):
         yield
 

@@ -17,9 +17,8 @@ from slipway.artifacts.pulling import pull
 from slipway.cli.artifacts.names import artifact_names, content_name
 from slipway.cli.connection import Connection
 from slipway.counts import counted
-from slipway.embedded.local_exports import local_exports
-from slipway.embedded.unfinished_exports import digests_in_use
 from slipway.errors import ArtifactError, ConfigurationError
+from slipway.extras import require
 from slipway.files.checksums import verify_directory, without_checksums
 from slipway.files.local_folders import check_local
 from slipway.folders.kept import UNUSED_SECONDS, remove_unused
@@ -101,6 +100,9 @@ def verify_folder(path: str) -> dict[str, Any]:
 
 def list_cache() -> dict[str, Any]:
     """Artifacts, most recently used first, with the stages whose results they are and what they are for people."""
+    require("coordinator", what="slipway cache")
+    from slipway.embedded.local_exports import local_exports
+
     settings = Settings.from_environment(os.environ)
     store = open_store(settings)
     makers, names = _makers(store), artifact_names(local_exports(settings))
@@ -160,6 +162,9 @@ def collect_cache(
         ModelExportError: The state of an export cannot be read, or the coordinator that is named does not say what to keep;
             nothing was removed then.
     """
+    require("coordinator", what="slipway cache")
+    from slipway.embedded.unfinished_exports import digests_in_use
+
     settings = connection.settings()
     store = open_store(settings)
 

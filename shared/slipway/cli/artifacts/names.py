@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from slipway.embedded.local_exports import LocalExport
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
+
+if TYPE_CHECKING:
+    from slipway.embedded.local_exports import LocalExport  # needs the coordinator's libraries
 
 _CONTENTS = (
     ("adapter_config.json", "adapter"),
