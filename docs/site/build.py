@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / ".site"
 PAGES = SITE / "pages"
 SETTINGS = Path("shared", "slipway", "README.md")
+"""The page whose tables of settings get a page of their own, beside it: its links stay the same."""
 
 REFERENCE: Mapping[str, tuple[str, ...]] = {
     "Stages": ("Stage", "StageParams", "Context", "Progress", "Provider"),
@@ -49,7 +50,7 @@ def main() -> None:
         write(page, converted(page, (ROOT / page).read_text(encoding="utf-8")))
     for title, names in REFERENCE.items():
         write(Path("reference", f"{title.lower()}.md"), reference(title, names))
-    write(Path("reference", "settings.md"), settings((ROOT / SETTINGS).read_text(encoding="utf-8")))
+    write(SETTINGS.with_name("all-settings.md"), settings((ROOT / SETTINGS).read_text(encoding="utf-8")))
 
 
 def pages() -> list[Path]:
@@ -79,9 +80,7 @@ def reference(title: str, names: Iterable[str]) -> str:
 def settings(text: str) -> str:
     """Return a page with the generated tables of settings, which the shared package's README has between markers."""
     tables = dict(re.findall(r"<!-- (settings|machine): made by [^>]*-->\n(.*?)<!-- end of", text, re.DOTALL))
-    more = (
-        "How they are read is described [in the package's README](../shared/slipway/README.md#settings-of-an-export)."
-    )
+    more = "How they are read is described [in the package's README](README.md#settings-of-an-export)."
     return f"# Settings\n\n{more}\n\n## Of an export\n{tables['settings']}\n## Of a machine\n{tables['machine']}"
 
 

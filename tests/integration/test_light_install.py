@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,16 @@ def test_artifacts_through_a_coordinator(light: LightInstall, harness: Harness, 
     assert (tmp_path / "pulled" / "a").read_text() == "of a project"
     assert light.run("verify", tmp_path / "pulled").code == 0
     assert not (light.home / "store").exists()
+
+
+def test_without_templates_there_is_a_report_for_programs(light: LightInstall) -> None:
+    script = "from slipway.results.report import main_file; print(main_file())"
+    python = Path(light.program).with_name("python")
+    done = subprocess.run(
+        [python, "-P", "-c", script], env=light.environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("('report.json', (")
+    assert "report.html and README.md were not written: they need jinja2; pip install 'slipway[report]'" in done.stdout
 
 
 @pytest.mark.slow
