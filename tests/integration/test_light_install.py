@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +119,6 @@ def test_every_command_explains_itself(light: LightInstall) -> None:
         (("worker", "--coordinator", "localhost:1"), "'slipway[worker]'"),
         (("stage", "merge", "--out", "x"), "'slipway[merge]'"),
         (("sample", "x"), "'slipway[sample]'"),
-        (("cache", "ls"), "'slipway[coordinator]'"),
-        (("cache", "gc"), "'slipway[coordinator]'"),
         (("list",), "'slipway[coordinator]', or name one: --coordinator HOST:PORT"),
         (("get", "e-1"), "'slipway[coordinator]', or name one: --coordinator HOST:PORT"),
         (("checkpoints", "s3://bucket/run"), "'slipway[s3]'"),
@@ -135,6 +134,20 @@ def test_a_command_that_needs_more_says_what_to_install(light: LightInstall, wor
     if words[0] not in ("coordinator", "worker"):
         told = light.run(*words, "--json").json
         assert (told["reason"], f"pip install {says}") == ("UNSUPPORTED", told["remedy"])
+
+
+def test_a_cache_is_looked_after_unless_exports_ran_here(light: LightInstall, tmp_path: Path) -> None:
+    light = replace(light, home=tmp_path / "home")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_text("mine")
+    digest = light.run("push", tmp_path / "folder", "--json").json["digest"]
+    assert [each["digest"] for each in light.run("cache", "ls", "--json").json["artifacts"]] == [digest]
+    (light.home / "exports" / "e-1").mkdir(parents=True)
+    for words in (("cache", "ls"), ("cache", "gc", "--older-than", "0s")):
+        done = light.run(*words)
+        assert (done.code, "'slipway[coordinator]'" in done.err) == (6, True), done.err
+    (light.home / "exports" / "e-1").rmdir()
+    assert light.run("cache", "gc", "--older-than", "0s", "--json").json["artifacts"] == [digest]
 
 
 def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:

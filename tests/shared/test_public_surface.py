@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import runpy
 import subprocess
 import sys
@@ -106,6 +107,23 @@ def test_the_page_names_every_package_that_is_internal() -> None:
     packages = [path.parent.name for path in (ROOT / "services").glob("*/slipway_*/__init__.py")]
     assert packages
     assert [name for name in packages if f"`{name}`" not in page] == []
+
+
+def test_documentation_and_examples_use_public_names_alone() -> None:
+    programs = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
+    for page in (ROOT / "docs").glob("*.md"):
+        fences = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        programs |= {f"{page.name} {number}": text for number, text in enumerate(fences)}
+    imported = {
+        (where, node.module or "", alias.name)
+        for where, text in programs.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    ours = {entry for entry in imported if entry[1].split(".")[0] == "slipway"}
+    assert ours
+    assert [entry for entry in ours if entry[1] != "slipway" or entry[2] not in slipway.__all__] == []
 
 
 def test_importing_the_package_loads_nothing(tmp_path: Path) -> None:
