@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -61,7 +62,9 @@ def outcome(call: Callable[[], Any], words: Sequence[str]) -> int:
 def _say_unexpected(error: Exception, *, as_json: bool, words: Sequence[str]) -> int:
     try:
         return _say_failure(_unexpected(error), as_json=as_json, words=words)
-    except (MemoryError, ImportError):  # there is not even enough to say so nicely
+    except (MemoryError, ImportError, OSError) as unsaid:  # there is not even enough to say so nicely
+        if isinstance(unsaid, OSError) and unsaid.errno != errno.ENOMEM:
+            raise
         os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
         return EXIT_RESOURCE
 
