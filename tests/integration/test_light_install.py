@@ -10,12 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-
-import tiny_models
-from cli import SLIPWAY
-from coordinator_harness import Harness, process, tiny_export, tiny_task, wait_for
-from free_ports import free_port
 from light_install import (
     PROJECT,
     LightInstall,
@@ -26,8 +20,14 @@ from light_install import (
     normal,
     with_extras_hidden,
 )
+from safetensors.numpy import save_file
+
 from slipway.client import Client
 from slipway.extras import MODULES
+from support.commands.cli import SLIPWAY
+from support.coordinators.harness import Harness, process, tiny_export, tiny_task, wait_for
+from support.models import tiny_models
+from support.servers.free_ports import free_port
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from light_install import with_extras_hidden
 from pydantic import BaseModel
 
 import slipway
-from light_install import with_extras_hidden
 from slipway import errors
 from slipway.meanings import meanings
 
