@@ -55,6 +55,7 @@ def export_result(
     store: Artifacts,
     validation: ValidationReport | None = None,
     output_directory: Path | None = None,
+    report: str = "report.html",
     warnings: Sequence[str] = (),
 ) -> ExportResult:
     """The answer of an ended export.
@@ -64,6 +65,7 @@ def export_result(
         store: Where its artifacts are, for their sizes.
         validation: What validation found; None when nothing was validated.
         output_directory: Where it is delivered; None when nothing was.
+        report: The report's main file in it.
         warnings: Of the command itself, such as skipped checkpoints.
     """
     failure = export_failure(export, validation)
@@ -94,7 +96,7 @@ def export_result(
         memory_usage_mb=_least(memory),
         validation_passed=None if validation is None else validation.passed,
         base_match=joined(BaseMatch.of_labels(export.labels), validation),
-        validation_report_path=str(output_directory / "report.html") if output_directory else "",
+        validation_report_path=str(output_directory / report) if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
         warnings=_warnings(export, warnings, validation),

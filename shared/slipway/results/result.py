@@ -142,7 +142,7 @@ class ExportResult(_Value):
         validation_passed: None when nothing was validated.
         base_match: Whether the base model is the one the adapter was trained on, and what speaks for it; its verdict is green or
             amber, and amber is no failure.
-        validation_report_path: ``report.html``; empty when nothing was delivered.
+        validation_report_path: ``report.html``, or ``report.json`` where no page could be made; empty when nothing was delivered.
         reason: Stable reason of a failure; empty on success.
         error_message: Why the export failed, with the remedy; empty on success.
         warnings: What the user should know.

@@ -11,7 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from slipway.cli.export.measured import cells as measured_cells
-from slipway.results.report import figures, usage_examples, write_report
+from slipway.results.report import figures, write_report
+from slipway.results.report.card import usage_examples
 from slipway.results.report.environment import markdown_text
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
