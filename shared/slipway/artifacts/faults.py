@@ -29,7 +29,7 @@ def corrupt(digest: str, what: str) -> ArtifactError:
     return ArtifactError(
         f"artifact {digest} is corrupt: the stored bytes of {what} do not have their digest; they were removed",
         reason="ARTIFACT_CORRUPT",
-        remedy="run the export again to make the artifact anew",
+        remedy="run the export again to make the artifact again",
         about={"digest": digest, "path": what},
     )
 

@@ -37,7 +37,7 @@ class Client:
     """Calls ``slipway.v1.ExportService`` and ``slipway.v1.ArtifactService``. Exports may be named by id or in full. Safe for several threads.
 
     Every method raises :class:`~slipway.errors.ModelExportError` with the coordinator's reason, or ``COORDINATOR_UNAVAILABLE`` if it
-    does not answer.
+    does not respond.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.

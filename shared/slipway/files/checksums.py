@@ -86,7 +86,7 @@ def verify_directory(folder: Path) -> tuple[int, list[str]]:
 
 
 def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Drop ``MANIFEST.sha256`` if it correctly lists all other files: pulling the artifact writes it anew.
+    """Drop ``MANIFEST.sha256`` if it correctly lists all other files: pulling the artifact writes it again.
 
     A list with a wrong checksum stays, because it shows the damage.
 

@@ -30,7 +30,7 @@ _NO_VALUE = (ValueError, TypeError, KeyError, IndexError, AttributeError, Overfl
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a document may be.
+    """The largest size of a document.
 
     Attributes:
         size_bytes: Bytes of the file, and characters of all texts in it.

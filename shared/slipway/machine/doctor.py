@@ -1,4 +1,4 @@
-"""What this machine can run: every stage with its libraries, the formats that follow, and the machine itself."""
+"""The capabilities of this machine: every stage with its libraries, the possible formats, and the machine itself."""
 
 from __future__ import annotations
 

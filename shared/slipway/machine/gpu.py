@@ -37,7 +37,7 @@ class _Slice:
 
 
 def first_gpu() -> Gpu | None:
-    """Return the first GPU; None without one, or if its driver does not answer.
+    """Return the first GPU; None without one, or if its driver does not respond.
 
     If ``CUDA_VISIBLE_DEVICES`` names GPUs, return the first of them. Its numbers are the driver's if ``CUDA_DEVICE_ORDER`` is
     ``PCI_BUS_ID``, which matters on machines with several kinds of GPU.

@@ -40,7 +40,7 @@ _CAN_REPEAT = frozenset("*+?{(|")
 _HAS_MEANING = _CAN_REPEAT | frozenset("^$)[]}\\")
 _TRIAL = Path(__file__).with_name("pattern_trial.py")
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH")
-#: How peft matches the texts of an option: as a whole, or within an expression of peft's own. Source: peft 0.21,
+#: The ways in which peft matches the texts of an option: as a whole, or within an expression of peft's own. Source: peft 0.21,
 #: ``match_target_against_key``, ``check_target_module_exists`` and ``get_pattern_key``.
 _WHOLE = ("fullmatch", "{}")
 _END = ("match", r"(.*\.)?({})$")

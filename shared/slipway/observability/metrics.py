@@ -132,14 +132,14 @@ TRANSFER_SECONDS = Histogram(
     "slipway_artifact_transfer_duration_seconds", "Fetching or storing one artifact.", ("direction",)
 )
 
-# Of every server
+# Metrics of every server
 CALLS_REFUSED = Counter(
     "slipway_calls_refused_total",
     "Calls refused before they reached a service, or ended for the time they took, by the reason.",
     ("reason",),
 )
 
-# Of every process that uses a bucket
+# Metrics of every process that uses a bucket
 STORE_REQUESTS = Counter(
     "slipway_store_requests_total",
     "Requests to the S3 service, by what they were for and how they ended: ok, missing, retried or failed.",

@@ -149,13 +149,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             yield self._read(rule, principal, data, parse, about=about)
             about = ""
 
-    async def _stream(self, answering: Any, context: Context, attempt: Attempt) -> None:
+    async def _stream(self, responses: Any, context: Context, attempt: Attempt) -> None:
         """Send a method's responses; end the call of a reader that does not take a message in time."""
-        if not hasattr(answering, "__aiter__"):
-            await answering  # it writes to the context itself
+        if not hasattr(responses, "__aiter__"):
+            await responses  # it writes to the context itself
             return
         try:
-            async for response in answering:
+            async for response in responses:
                 attempt.goes_on(response)
                 try:
                     async with asyncio.timeout(self._limits.write_seconds):
@@ -168,7 +168,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                         remedy="resume after the last message read, and read faster",
                     ) from error
         finally:
-            await answering.aclose()
+            await responses.aclose()
 
     def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
         """The terms of a call, and who makes it.

@@ -1,4 +1,4 @@
-"""Limits for every call, whoever makes it."""
+"""Limits for every call, independent of its caller."""
 
 from __future__ import annotations
 

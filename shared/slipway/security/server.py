@@ -25,7 +25,7 @@ log = logging.getLogger("slipway.security")
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """How a server listens and whom it admits; by default a private one, as on a unix socket.
+    """The listening and access settings of a server; by default a private one, as on a unix socket.
 
     Attributes:
         tls: Certificate and key; with an authority, clients must have certificates too.

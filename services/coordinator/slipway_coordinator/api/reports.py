@@ -103,7 +103,7 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
     """Return how an attempt ended; a result that cannot be the task's counts as a failure.
 
     Args:
-        request: What the worker hands in.
+        request: The worker's report.
         task: The task as planned; None when it is not known any more.
 
     Raises:

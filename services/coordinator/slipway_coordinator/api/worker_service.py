@@ -1,4 +1,4 @@
-"""``slipway.v1.WorkerService``: how workers get tasks and hand in results."""
+"""``slipway.v1.WorkerService``: workers get tasks and report results."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Board:
             return
         self.workers[report.worker] = KnownWorker(report.abilities, self.clock(), report.draining, report.ending)
 
-    # What happens to an attempt
+    # Changes of an attempt
 
     def offer(self, offer: Offer) -> None:
         """Put an offer in the queue."""
@@ -120,7 +120,7 @@ class Board:
         for worker in [name for name, known in self.workers.items() if known.seen < before]:
             del self.workers[worker]
 
-    # What is known
+    # Look-ups
 
     def expiry(self) -> float:
         """Return when a lease renewed now will expire."""

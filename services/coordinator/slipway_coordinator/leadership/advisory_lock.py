@@ -67,7 +67,7 @@ class AdvisoryLock:
         on_lost: Called in a thread of its own when the connection ends while the lock is held.
 
     Attributes:
-        answers: Whether the database answered last time.
+        answers: Whether the database responded last time.
         leader: The address that another holder announced; empty if it announced none.
         near_database: The address of this machine that the database sees.
     """

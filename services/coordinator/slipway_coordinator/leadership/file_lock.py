@@ -20,7 +20,7 @@ class StateLock(Protocol):
     """The right to be the active coordinator.
 
     Attributes:
-        answers: Whether the lock's server answered last time.
+        answers: Whether the lock's server responded last time.
         leader: The address that another holder announced; empty if it announced none.
         near_database: The address of this machine that the lock's server sees; empty if there is no server.
     """

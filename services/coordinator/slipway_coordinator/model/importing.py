@@ -78,7 +78,7 @@ def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[s
         return StageError(
             f"{', '.join(changed)} changed since the export began",
             reason="SOURCE_CHANGED",
-            remedy="create the export anew",
+            remedy="create a new export",
             about={"source": changed[0]},
         ).failure()
     return None

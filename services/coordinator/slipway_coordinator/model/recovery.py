@@ -28,7 +28,7 @@ _SMALL_MODEL_BYTES = 2 << 30
 
 
 class Profile(StrEnum):
-    """How cautious the next attempt is."""
+    """The caution with which recovery chooses the next attempt."""
 
     CONSERVATIVE = "conservative"
     BALANCED = "balanced"

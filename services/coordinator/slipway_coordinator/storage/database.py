@@ -84,7 +84,7 @@ class Database:
                     _change_nothing(connection, table)
 
     def ping(self) -> None:
-        """Check that the database answers."""
+        """Check that the database responds."""
         with self._engine.connect() as connection:
             connection.execute(sa.select(1))
 
@@ -210,7 +210,7 @@ class Database:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # Write-ahead logging lets readers and the one writer go on side by side; it is a property of the file.
+    # Write-ahead logging lets readers and the one writer work side by side; it is a property of the file.
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA busy_timeout=30000")
     connection.execute("PRAGMA synchronous=FULL")

@@ -118,7 +118,7 @@ def _sqlite_fault(error: sa.exc.DBAPIError, state: State) -> ServiceError:
         )
     if isinstance(error, sa.exc.OperationalError):
         return _silent(error, state)
-    return _wrong_tables(error, state, remedy="restore a backup of the file, or begin anew with another")
+    return _wrong_tables(error, state, remedy="restore a backup of the file, or start with a new file")
 
 
 def _silent(error: sa.exc.DBAPIError, state: State) -> ServiceError:

@@ -1,7 +1,7 @@
 """Numbered events of exports for watchers; a watcher can resume after any number.
 
 Only the newest state of an export, the newest progress of each task and the last log lines are kept, so a slow watcher skips
-outdated events and delays nobody.
+outdated events and delays no other reader.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import blobs as _blobs
 
 BROUGHT_SECONDS = 86_400.0
-"""How long content may wait for its artifact."""
+"""Longest time between the upload of content and the creation of its artifact."""
 _AT_ONCE = 500  # variables of one query
 
 _ADD_ARTIFACT = sa.text("""

@@ -19,7 +19,7 @@ from slipway_coordinator.workflow import workflow
 EXECUTOR_ID = "coordinator"
 
 WORKFLOW_VERSION = "slipway-3"
-"""Raise this when a workflow's steps change: stored workflows of another version are started anew, not replayed (docs/adr/0017).
+"""Raise this when a workflow's steps change: stored workflows of another version are started again from the record, not replayed (docs/adr/0017).
 Raise it too when the same configuration gives another plan, because a replay plans an export with imported sources again.
 """
 
@@ -118,5 +118,5 @@ def forget(record: ExportRecord) -> None:
 
 
 def forget_run(record: ExportRecord) -> None:
-    """Delete the workflow of an export's run; :func:`start` may then begin it anew."""
+    """Delete the workflow of an export's run; :func:`start` may then start it again."""
     DBOS.delete_workflow(record.workflow_id)

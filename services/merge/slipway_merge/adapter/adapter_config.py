@@ -38,7 +38,7 @@ _PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
 REPEATED_INITS = ("pissa", "olora")
 #: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
 _EMBEDDINGS = ("embed_tokens", "lm_head")
-#: What to do about an adapter that peft may take and this version does not.
+#: Remedy for an adapter that peft may support and this version does not.
 
 
 @dataclass(frozen=True, slots=True)

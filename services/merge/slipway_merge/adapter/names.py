@@ -49,7 +49,7 @@ class NameMap:
 
     @cached_property
     def _originals(self) -> dict[str, str]:
-        """Of several names for a stored tensor the first, which is today's."""
+        """The first of several names for a stored tensor, which is the current one."""
         return {stored: name for name, stored in reversed(self.renamed.items())}
 
 

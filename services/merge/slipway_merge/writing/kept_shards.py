@@ -1,7 +1,7 @@
 """Keep finished shards of an interrupted merge for the next attempt.
 
 A shard is kept as a hard link beside a small record: its plan, its SHA-256, and the statistics of its changes. It is reused only if
-it was made from the same plan and its content, read again, has that digest; otherwise it is made anew.
+it was made from the same plan and its content, read again, has that digest; otherwise it is made again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class KeptShards:
             return
         kept, record = self._paths(self._folder, shard)
         document = asdict(KeptShard(_identity(shard), sha256, written))
-        with contextlib.suppress(OSError):  # no hard links or no space here: the merge goes on without keeping it
+        with contextlib.suppress(OSError):  # no hard links or no space here: the merge continues without keeping it
             kept.unlink(missing_ok=True)
             path.chmod(0o444)
             kept.hardlink_to(path)
