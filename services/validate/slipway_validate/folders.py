@@ -51,7 +51,7 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
 
 
 def why_not_run(name: str) -> RunResult:
-    """The result of an output without a runtime: failed where its format knows what is missing, otherwise not run."""
+    """Return the result of an output without a runtime: failed where its format knows what is missing, otherwise not run."""
     named = format_of_output(name)
     if named is None:
         return RunResult(status="not_run", message=f"no installed format recognises the output {name}")
