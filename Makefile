@@ -3,9 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format protos bench bench-merge images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,14 @@ format: $(INSTALLED) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(DOCS_INSTALLED) ## Build the documentation site into .site/html, with every link checked
+	$(BIN)/python -P docs/site/build.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -P -m mkdocs build --strict --config-file docs/site/mkdocs.yml
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 protos: $(INSTALLED) ## Generate the Python code of the protos
 	$(BIN)/python protos/generate.py
 
@@ -70,5 +79,5 @@ test-images: ## Build the images on bases made here and look into each (IMAGES="
 up: ## Start coordinators, workers and everything around them, with compose
 	deploy/up.sh
 
-clean: ## Remove the environment, the checkers of manifests and the demo
-	rm -rf $(VENV) .k8s-tools demo
+clean: ## Remove the environment, the checkers of manifests, the documentation site and the demo
+	rm -rf $(VENV) .k8s-tools .site demo

@@ -1,6 +1,6 @@
 #!/bin/sh
 # A CI job: export a finished training run at a coordinator, fail the job when a model is not as good as it should be,
-# keep the report. Works in any CI that runs a shell.
+# keep the report. Works in any CI that runs a shell, after: pip install 'slipway[report]'
 #
 #   SLIPWAY_COORDINATOR  HOST:PORT; of the production overlay of k8s/ the Service slipway-clients, which takes tokens
 #   SLIPWAY_PROJECT      project of this repository

@@ -10,8 +10,6 @@ import os
 import sys
 
 import slipway
-from slipway.errors import ModelExportError
-from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
 
 
@@ -29,10 +27,9 @@ async def follow(client: slipway.AsyncClient, name: str) -> str:
 
 async def main(names: list[str]) -> int:
     """Watch until all have ended; 0 when all succeeded."""
-    settings = Settings.from_environment(os.environ)
-    async with slipway.AsyncClient(
-        settings.coordinator, security=settings.security, project=settings.project
-    ) as client:
+    address, project = os.environ["SLIPWAY_COORDINATOR"], os.environ.get("SLIPWAY_PROJECT") or "default"
+    security = slipway.Security.from_environment(os.environ)
+    async with slipway.AsyncClient(address, security=security, project=project) as client:
         states = await asyncio.gather(*(follow(client, name) for name in names))
     return int(any(state != "EXPORT_STATE_SUCCEEDED" for state in states))
 
@@ -40,6 +37,6 @@ async def main(names: list[str]) -> int:
 if __name__ == "__main__":
     try:
         raise SystemExit(asyncio.run(main(sys.argv[1:])))
-    except ModelExportError as error:  # of what it is about, and what to do about it
+    except slipway.ModelExportError as error:  # of what it is about, and what to do about it
         print(f"{error.reason}: {error}", file=sys.stderr)
         raise SystemExit(error.failure().exit_code) from None

@@ -1,7 +1,7 @@
 """From a finished LoRA training run to models that can be served, each proven to behave like the fine-tuned one.
 
-``slipway.Client`` and ``slipway.AsyncClient`` call a coordinator; they are imported when they are first asked for, as a stage
-or a configuration needs no network.
+What programs may build on is listed in ``__all__``; every other module is internal and may change with any version. Importing
+this package is cheap: each name loads what it needs when it is first asked for.
 """
 
 from __future__ import annotations
@@ -10,16 +10,93 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slipway.client import AsyncClient, Client
+    from slipway.configuration import ExportConfiguration, LoadedConfiguration
+    from slipway.configuration import load as load_configuration
+    from slipway.configuration import parse as parse_configuration
+    from slipway.errors import (
+        ArtifactError,
+        CheckpointValidationError,
+        ConfigurationError,
+        FormatExportError,
+        ModelExportError,
+        ModelMergeError,
+        ONNXExportError,
+        QuantizationError,
+        ServiceError,
+        StageError,
+        TensorRTBuildError,
+        TracerWarningError,
+        UnorderedMapError,
+        ValidationError,
+    )
+    from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
     from slipway.settings.security import Security
+    from slipway.stage import Context, Progress, Provider, Stage, StageParams
 
-__all__ = ["AsyncClient", "Client", "Security"]
+__all__ = [
+    "ArtifactError",
+    "AsyncClient",
+    "AttemptResult",
+    "CheckpointValidationError",
+    "Client",
+    "ConfigurationError",
+    "Context",
+    "ExportConfiguration",
+    "ExportResult",
+    "FailedFormat",
+    "FormatExportError",
+    "FormatResult",
+    "LoadedConfiguration",
+    "ModelExportError",
+    "ModelMergeError",
+    "ONNXExportError",
+    "Progress",
+    "Provider",
+    "QuantizationError",
+    "Security",
+    "ServiceError",
+    "Stage",
+    "StageError",
+    "StageParams",
+    "TensorRTBuildError",
+    "TracerWarningError",
+    "UnorderedMapError",
+    "ValidationError",
+    "load_configuration",
+    "parse_configuration",
+]
 
-_HOMES = {"AsyncClient": "slipway.client", "Client": "slipway.client", "Security": "slipway.settings.security"}
+_HOMES = {
+    "AsyncClient": "slipway.client",
+    "AttemptResult": "slipway.results.result",
+    "Client": "slipway.client",
+    "Context": "slipway.stage",
+    "ExportConfiguration": "slipway.configuration",
+    "ExportResult": "slipway.results.result",
+    "FailedFormat": "slipway.results.result",
+    "FormatResult": "slipway.results.result",
+    "LoadedConfiguration": "slipway.configuration",
+    "Progress": "slipway.stage",
+    "Provider": "slipway.stage",
+    "Security": "slipway.settings.security",
+    "Stage": "slipway.stage",
+    "StageParams": "slipway.stage",
+    "load_configuration": "slipway.configuration:load",
+    "parse_configuration": "slipway.configuration:parse",
+}
+"""Where each public name is defined, and under which name if that is another one; all others are errors."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, attribute = _HOMES.get(name, "slipway.errors").partition(":")
+    value = getattr(import_module(module), attribute or name)
+    globals()[name] = value  # found at once the next time
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -129,7 +129,9 @@ REASONS: Mapping[str, Reason] = {
     "TRACER_WARNING": Reason(_C.UNSUPPORTED, "the trace of this model depends on the values it was made with"),
     "UNORDERED_MAP": Reason(_C.UNSUPPORTED, "the legacy tracer failed on this model with unordered_map::at"),
     "ONNX_INVALID": Reason(_C.INVALID_INPUT, "the ONNX model is not readable or not valid"),
-    "UNSUPPORTED": Reason(_C.UNSUPPORTED, "this machine cannot run the stage; the message says what to install"),
+    "UNSUPPORTED": Reason(
+        _C.UNSUPPORTED, "this machine lacks a library or device that is needed; the message says what to install"
+    ),
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +61,6 @@ class StageCall:
     def on_folders(self, inputs: Mapping[str, Path]) -> StageCall:
         """Return the same call on the folders that hold its inputs."""
         return replace(self, inputs={name: str(path.absolute()) for name, path in sorted(inputs.items())})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return this call as JSON-ready data."""
-        parts = {"stage": self.stage, "params": dict(self.params), "inputs": dict(self.inputs)}
-        return {**parts, "limits": asdict(self.limits)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StageCall:
-        """Return the call that :meth:`to_json` wrote."""
-        return cls(data["stage"], data["params"], data["inputs"], Limits(**data["limits"]))
 
     def check(self, stage: Stage[Any]) -> StageParams:
         """Check inputs and parameters against the stage before any work; returns the parameters as the stage takes them.

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny_models
-from cli import Done, slipway
+
+from support.commands.cli import Done, slipway
+from support.models import tiny_models
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-format.md"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert code is not None
     (tmp_path / "documented_stage.py").write_text(code.group(1))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = [str(tmp_path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     model = tmp_path / "model"
     model.mkdir()
     save_file({"a": np.zeros(3), "b": np.ones(2)}, model / "model.safetensors")

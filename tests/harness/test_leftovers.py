@@ -93,7 +93,9 @@ def run(tmp_path: Path) -> Callable[[str], str]:
 
     def call(text: str) -> str:
         (tmp_path / "test_it.py").write_text(BEGINNING + text)
-        (tmp_path / "conftest.py").write_text("import leftovers\nleftovers.PATIENCE_SECONDS = 2.0\n")
+        (tmp_path / "conftest.py").write_text(
+            "from support.harness import leftovers\nleftovers.PATIENCE_SECONDS = 2.0\n"
+        )
         command = [
             sys.executable,
             "-m",

@@ -61,7 +61,14 @@ def test_the_check_of_a_change_pins_the_order() -> None:
 def test_what_make_installs_it_removes() -> None:
     done = subprocess.run(["make", "--dry-run", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("rm ")]
-    assert {".venv", "demo", ".k8s-tools"} <= set(line.split())
+    assert {".venv", "demo", ".k8s-tools", ".site"} <= set(line.split())
+
+
+def test_the_site_is_built_strictly_and_is_part_of_the_check_of_a_change() -> None:
+    done = subprocess.run(["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "mkdocs build --strict" in done.stdout
+    assert "-c constraints.txt -e '.[docs]'" in done.stdout
+    assert "make docs\n" in CHECK.read_text()
 
 
 def checked_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:

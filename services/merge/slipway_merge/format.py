@@ -43,7 +43,10 @@ FORMAT = Format(
     variables={"save_tokenizer": "EXPORT_SAVE_TOKENIZER"},
     output_bytes=output_bytes,
     runtime=Runtime(
-        name="transformers", files=("*.safetensors",), load="slipway_validate.runner.runtime_transformers:load"
+        families=None,
+        name="transformers",
+        files=("*.safetensors",),
+        load="slipway_validate.runner.runtime_transformers:load",
     ),
     quantizer="slipway_quantize.quantizers:CHECKPOINTS",
     usage=Usage(

@@ -1,4 +1,4 @@
-"""One merge from two folders to a third: read and check, plan, write, judge, record."""
+"""Merge two folders into a third: read and check, plan, write, judge, record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_c
 from slipway_merge.writing.kept_shards import Written
 from slipway_merge.writing.writer import MergeWriter, relative_changes
 
-#: Up to this size of the merged weights, a load by transformers takes a few seconds.
+#: Models up to this size are loaded by transformers in a few seconds.
 SMALL_MODEL_BYTES = 256_000_000
 _STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
 
@@ -49,13 +49,13 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
     @cache
     def facts() -> ModelFacts:
-        """Imports torch and transformers, which most merges do without."""
+        """Ask the model's code; this imports torch and transformers, which most merges do not need."""
         return facts_for(base, why="which weights are tied or stored transposed")
 
     with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
         planner = Planner(weights, config, adapter, lambda _: facts(), reader)
         plan = planner.plan()
-        replaced = _really_replaced(plan, planner, reader)
+        replaced = _replaces_values(plan, planner, reader)
         if not replaced:
             _check_not_zero(plan, reader)
         dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
@@ -109,14 +109,14 @@ def _main_dtype(layout: Layout) -> str:
     return max(sorted(sizes), key=lambda dtype: sizes[dtype])
 
 
-def _really_replaced(plan: MergePlan, planner: Planner, reader: TensorReader) -> bool:
-    """Return whether any tensor that the adapter brings whole differs from what the base has there."""
+def _replaces_values(plan: MergePlan, planner: Planner, reader: TensorReader) -> bool:
+    """Return whether any tensor that the adapter replaces differs from the base's."""
     pairs = [(plan.values[name].source, planner.of_base(name)) for name in plan.replaced]
     return any(before is None or not reader.same(now, before) for now, before in pairs)
 
 
 def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
-    """At least one update is not zero; known before anything is written.
+    """Check before anything is written that at least one update is not zero.
 
     Raises:
         ModelMergeError: ``ADAPTER_NO_EFFECT``, or ``NON_FINITE_WEIGHTS`` for an adapter with NaN or infinity.
@@ -136,7 +136,7 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
 
 
 def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:
-    """With the new configuration the model has exactly the shapes that are written, and no tie where values differ.
+    """Check that the new configuration gives the written shapes, and ties no weights whose values differ.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
@@ -147,7 +147,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(
                 f"after the vocabulary was resized, {tensor.name!r} should be {expected} but is "
-                f"{tensor.shape}: the adapter does not bring all resized weights",
+                f"{tensor.shape}: the adapter does not have all resized weights",
                 reason="ADAPTER_BASE_MISMATCH",
                 remedy="save the adapter again with save_embedding_layers=True",
                 about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
@@ -164,7 +164,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
 
 
 def _judge(written: Written, replaced: bool, ctx: Context) -> None:
-    """Refuse a result that equals the base; name the modules whose change was lost.
+    """Refuse a result that equals the base; warn of modules whose change was lost in rounding.
 
     Raises:
         ModelMergeError: ``ADAPTER_NO_EFFECT``.

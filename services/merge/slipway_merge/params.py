@@ -18,14 +18,14 @@ class MergeParams(StageParams):
     max_shard_bytes: int = Field(
         default=5_000_000_000,
         ge=1 << 10,
-        description="Largest weights file in bytes; a larger tensor has one of its own",
+        description="Largest weights file in bytes; a larger tensor gets its own file",
     )
     max_memory: int | None = Field(
-        default=None, ge=1, description="Bytes to work in; by default a quarter of the memory that is free"
+        default=None, ge=1, description="Working memory in bytes; by default a quarter of the free memory"
     )
-    save_tokenizer: bool = Field(default=True, description="Whether tokenizer and chat template go along")
+    save_tokenizer: bool = Field(default=True, description="Whether to copy tokenizer and chat template")
     verify: Literal["auto", "spot", "full"] = Field(
         default="auto",
-        description="How the result is checked: spot computes with rows of every merged weight; full has transformers load "
-        "it and compares logits with base and adapter too; auto is full for models up to 256 MB",
+        description="How to check the result: spot computes with rows of every merged weight; full also loads it with "
+        "transformers and compares logits with base and adapter; auto is full for models up to 256 MB",
     )

@@ -12,7 +12,7 @@ from slipway_merge.params import MergeParams
 
 
 def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[str, Path]:
-    """Merge ``adapter`` into ``base``; returns the transformers folder ``pytorch``.
+    """Merge ``adapter`` into ``base``; return the transformers folder ``pytorch``.
 
     Raises:
         ModelMergeError: the adapter cannot be merged exactly; see this service's README for the reasons.
@@ -28,7 +28,7 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
 
 @contextmanager
 def _one_thread_for_blas() -> Iterator[None]:
-    """Let numpy start one thread, where the block is the first to import it: the merge has threads of its own."""
+    """Limit numpy to one thread if the block is the first to import it, because the merge has its own threads."""
     before = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:

@@ -1,1 +1,1 @@
-"""Prepare service: whatever a base model is stored as, written as plain 16- or 32-bit safetensors."""
+"""Prepare service: it writes a base model in any supported format as plain 16- or 32-bit safetensors."""

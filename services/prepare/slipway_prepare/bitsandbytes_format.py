@@ -32,7 +32,7 @@ _INT8_STEP = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 _STATE = "weight.quant_state.bitsandbytes__"
 _DTYPES = {DTYPES[name].torch: dtype for name, dtype in torch_dtypes("F32", "F16", "BF16").items()}
 _FLOATS = tuple(_DTYPES.values())
-#: Elements that are computed at once, a multiple of every block size.
+#: Number of elements computed at once, a multiple of every block size.
 _CHUNK = 1 << 20
 _LARGEST_STATE = 1 << 16
 
@@ -59,7 +59,7 @@ def read_bitsandbytes(base: Base) -> Dequantized:
 
 @dataclass(frozen=True)
 class _State:
-    """One 4-bit weight: what its quantization state says, checked against the stored tensors."""
+    """The quantization state of one 4-bit weight, checked against the stored tensors."""
 
     module: str
     kind: str
@@ -71,7 +71,7 @@ class _State:
     offset: float
 
     def recipe(self) -> Recipe:
-        """Return how the dense weight comes about."""
+        """Return the recipe of the dense weight."""
         parts = ["weight", "weight.absmax", "weight.quant_map", f"{_STATE}{self.kind}"]
         if self.nested:
             parts += ["weight.nested_absmax", "weight.nested_quant_map"]
@@ -149,7 +149,7 @@ def _check_parts(base: Base, state: _State) -> None:
     check_shape(absmax, (blocks,), dtypes=(torch.uint8,) if state.nested else _FLOATS)
     table = base.source.read(f"{state.module}.weight.quant_map").float()
     if state.kind == "nf4" and not torch.allclose(table, torch.tensor(NF4), atol=1e-6):
-        raise invalid(f"has other values than NF4's in {state.module}.weight.quant_map", tensor=weight.name)
+        raise invalid(f"has values other than NF4's in {state.module}.weight.quant_map", tensor=weight.name)
     if state.nested:
         if state.nested_block < 1 or not math.isfinite(state.offset):
             raise invalid(f"has an impossible double quantization of {weight.name!r}", tensor=weight.name)
@@ -159,7 +159,7 @@ def _check_parts(base: Base, state: _State) -> None:
 
 
 def _int8(base: Base, module: str) -> Recipe:
-    """LLM.int8(): one int8 per element, ``SCB`` the largest absolute value of each row."""
+    """Return the recipe of an LLM.int8() weight: one int8 per element, ``SCB`` is the largest absolute value of each row."""
     weight, scale = base.part(module, "weight"), base.part(module, "SCB")
     if len(weight.shape) != 2 or min(weight.shape) < 1:
         raise invalid(f"has {weight.name!r} of shape {weight.shape}, expected a matrix", tensor=weight.name)

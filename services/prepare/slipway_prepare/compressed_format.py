@@ -1,7 +1,7 @@
 """Weights as compressed-tensors stores them; the library itself decompresses them, one module at a time.
 
 Source: compressed-tensors 0.20, ``compressors/pack_quantized`` and ``compressors/naive_quantized`` (names and shapes of the parts),
-``quantization/quant_config.py`` and ``utils/match.py`` (which scheme a module has).
+``quantization/quant_config.py`` and ``utils/match.py`` (the scheme of a module).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantize
 _EXPRESSION = "re:"
 """Begins the names of modules that are expressions."""
 _PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale")
-#: Of activations and of the KV cache: they matter only while computing with integers.
+#: Parts that belong to activations and to the KV cache: they matter only when computing with integers.
 _ACTIVATION = (
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
     "k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point",
@@ -66,7 +66,7 @@ def read_compressed(base: Base) -> Dequantized:
 def _part(settings: dict[str, Any], key: str) -> dict[str, Any]:
     found = settings.get(key) or {}
     if not isinstance(found, dict):
-        raise invalid(f"has the unreadable {key} {found!r} in its quantization_config", key=key)
+        raise invalid(f"has an unreadable {key} in its quantization_config: {found!r}", key=key)
     return found
 
 
@@ -101,7 +101,7 @@ def _check_expressions(schemes: dict[str, Any], settings: dict[str, Any], module
 
 
 def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Return the scheme of a quantized module; those named for it go before those for all linear layers."""
+    """Return the scheme of a quantized module; schemes that name it take precedence over those for all linear layers."""
     from compressed_tensors.utils.match import is_match
 
     linear = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -132,7 +132,7 @@ def _recipe(base: Base, module: str, scheme: Any, name: str) -> Recipe:
         _check_zero(base, module, scale, shape, scheme, packed=packed)
     elif zero is not None:
         check_shape(zero, scale.shape)
-    if base.optional(module, "weight_g_idx") is not None:  # which the library no longer applies
+    if base.optional(module, "weight_g_idx") is not None:  # the library no longer applies it
         raise unsupported(f"orders the columns of {module} by activation (weight_g_idx)", module=module)
     dtype = base.half(scale.dtype)
     prefix = len(module) + 1
@@ -141,7 +141,7 @@ def _recipe(base: Base, module: str, scheme: Any, name: str) -> Recipe:
         from compressed_tensors.compressors import BaseCompressor
 
         parts = {part[prefix:]: read(part) for part in names}
-        # In float32, so that there is one rounding; the formats themselves compute in the type of the scale.
+        # Compute in float32, to round only once; the formats themselves compute in the type of the scale.
         parts["weight_scale"] = parts["weight_scale"].float()
         dense = BaseCompressor.get_value_from_registry(name).decompress(parts, scheme)["weight"]
         return dense.to(dtype)

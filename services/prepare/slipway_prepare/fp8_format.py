@@ -1,6 +1,6 @@
 """Weights in 8-bit floats (E4M3, E5M2): with one scale, one per row, one per block of rows and columns, or none.
 
-Every scale multiplies. Source: transformers 5, ``integrations/finegrained_fp8.py`` (``Fp8Dequantize``: ``weight_scale_inv``, blocks of
+Weights are multiplied by their scales. Source: transformers 5, ``integrations/finegrained_fp8.py`` (``Fp8Dequantize``: ``weight_scale_inv``, blocks of
 128 × 128, the last of which may be shorter, scales as floats or as bare exponents) and ``integrations/fbgemm_fp8.py``
 (``weight_scale`` of (out, 1)); the names are DeepSeek-V3's and Qwen3-FP8's.
 """
@@ -17,10 +17,10 @@ from slipway_prepare.source import Stored
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: A weight's scale has its name and one of these endings (``weight_scale_inv``, ``gate_up_proj_scale_inv``).
 _SCALES = ("_scale_inv", "_scale")
-#: Scales of activations and of the KV cache: they matter only while computing in 8 bits.
+#: Scales of activations and of the KV cache: they matter only when computing in 8 bits.
 _ACTIVATION = ("activation_scale", "input_scale", "input_scale_ub", "k_scale", "v_scale")
 _DEFAULT_BLOCK = (128, 128)
-#: Elements that are computed at once.
+#: Number of elements computed at once.
 _CHUNK = 1 << 20
 
 
@@ -51,7 +51,7 @@ def _recipe(base: Base, weight: Stored) -> Recipe:
     dtype = base.half()
     if not scales:
         if base.quantization:
-            raise invalid(f"has {weight.name!r} in 8 bits without its scale", tensor=weight.name)
+            raise invalid(f"has the 8-bit tensor {weight.name!r} without its scale", tensor=weight.name)
         return Recipe(weight.name, dtype, weight.shape, (weight.name,), lambda read: read(weight.name).to(dtype))
     if len(scales) > 1:
         raise invalid(
@@ -80,19 +80,19 @@ def _recipe(base: Base, weight: Stored) -> Recipe:
 
 
 def _floats(scales: Tensor) -> Tensor:
-    """Scales in float32; bytes are exponents (ue8m0)."""
+    """Return scales in float32; bytes are exponents (ue8m0)."""
     return (scales.float() - 127.0).exp2() if scales.dtype == torch.uint8 else scales.float()
 
 
 def _block(base: Base) -> tuple[int, int]:
     size = base.quantization.get("weight_block_size") or _DEFAULT_BLOCK
     if not isinstance(size, list | tuple) or len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
-        raise invalid(f"has the impossible weight_block_size {size!r} in config.json", weight_block_size=size)
+        raise invalid(f"has an impossible weight_block_size in config.json: {size!r}", weight_block_size=size)
     return size[0], size[1]
 
 
 def _spans(base: Base, weight: Stored, scale: Stored) -> tuple[int, int] | None:
-    """Return rows and columns that share a scale; None where all elements do.
+    """Return the number of rows and columns that share a scale; None if all elements share one.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.

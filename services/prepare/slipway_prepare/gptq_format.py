@@ -1,10 +1,10 @@
-"""Weights as GPTQ stores them, and as AWQ does: integers of 2, 4 or 8 bits in 32-bit words, with a zero point and a scale per group.
+"""Weights as GPTQ and AWQ store them: integers of 2, 4 or 8 bits in 32-bit words, with a zero point and a scale per group.
 
-Both hold, for a weight of (out, in): ``scales`` (groups, out) and ``qzeros`` (groups, out · bits / 32), each word with its columns side by
-side. Value: ``scales[g] * (q - zeros[g])``, where g is the group of the input column.
+For a weight of shape (out, in), both formats have ``scales`` (groups, out) and ``qzeros`` (groups, out · bits / 32); a word of ``qzeros``
+packs neighbouring columns. The value is ``scales[g] * (q - zeros[g])``, where g is the group of the input column.
 
 GPTQ: ``qweight`` (in · bits / 32, out), packed along the input; ``g_idx`` (in) names each column's group (``desc_act`` sorts columns by
-activation). The ``gptq`` format (v1) stores zero points minus one, subtracted from whole words; ``gptq_v2`` stores them as they are.
+activation). The ``gptq`` format (v1) stores zero points minus one, subtracted from whole words; ``gptq_v2`` stores them unchanged.
 Source: gptqmodel 7.7, ``nn_modules/qlinear`` (``dequantize_weight``), ``utils/model.py`` (``convert_gptq_v1_to_v2_format_module``).
 
 AWQ (``gemm``): ``qweight`` (in, out / 8), packed along the output, 4 bits, columns of a word in the order 0 2 4 6 1 3 5 7.
@@ -24,8 +24,8 @@ from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 _SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in its word each column is: the inverse of the order 0 2 4 6 1 3 5 7."""
-#: Elements that are computed at once.
+"""Position of each column in its word: the inverse of the order 0 2 4 6 1 3 5 7."""
+#: Number of elements computed at once.
 _CHUNK = 1 << 20
 
 
@@ -65,20 +65,20 @@ def read_awq(base: Base) -> Dequantized:
 
 
 def unpack_rows(words: Tensor, bits: int) -> Tensor:
-    """Codes packed along the first axis. words: (n, m) int32 → (n · 32 / bits, m) int32."""
+    """Return codes packed along the first axis. words: (n, m) int32 → (n · 32 / bits, m) int32."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     codes = (words[:, None, :] >> shifts[None, :, None]) & ((1 << bits) - 1)
     return codes.reshape(-1, words.shape[1])
 
 
 def unpack_columns(words: Tensor, bits: int) -> Tensor:
-    """Codes packed along the last axis. words: (n, m) int32 → (n, m · 32 / bits) int32."""
+    """Return codes packed along the last axis. words: (n, m) int32 → (n, m · 32 / bits) int32."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words[:, :, None] >> shifts) & ((1 << bits) - 1)).reshape(words.shape[0], -1)
 
 
 def awq_order(codes: Tensor) -> Tensor:
-    """Columns of unpacked AWQ words in their own order. codes: (n, m)."""
+    """Return the columns of unpacked AWQ words in the weight's order. codes: (n, m)."""
     return codes.reshape(codes.shape[0], -1, 8)[:, :, list(_AWQ_PLACES)].reshape(codes.shape)
 
 
@@ -94,7 +94,8 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
         )
     if outputs * bits % 32:
         raise invalid(
-            f"has {outputs} outputs in {qweight.name!r}, whose zero points fill no whole words", tensor=qweight.name
+            f"has {outputs} outputs in {qweight.name!r}, so its zero points do not fill whole words",
+            tensor=qweight.name,
         )
     check_shape(qweight, (inputs * bits // 32, outputs), dtypes=(torch.int32,))
     check_shape(qzeros, (groups, outputs * bits // 32), dtypes=(torch.int32,))
@@ -110,13 +111,15 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
             return torch.arange(inputs) // (size if size > 0 else inputs)
         found = read(g_idx.name).long()
         if int(found.min()) < 0 or int(found.max()) >= groups:
-            raise invalid(f"has {g_idx.name!r} naming groups outside 0…{groups - 1}", tensor=g_idx.name)
+            raise invalid(f"has group numbers outside 0…{groups - 1} in {g_idx.name!r}", tensor=g_idx.name)
         return found
 
     step = sum(1 << shift for shift in range(0, 32, bits)) * first_zero
 
     def zeros(read: Read) -> Tensor:
-        stored = read(qzeros.name).long() + step  # carries go from one zero point to the next, as they were subtracted
+        stored = (
+            read(qzeros.name).long() + step
+        )  # a carry goes into the next zero point, as a borrow did when ones were subtracted
         return unpack_columns(((stored + (1 << 31)) % (1 << 32) - (1 << 31)).int(), bits)
 
     def codes(read: Read, first: int, last: int) -> Tensor:
@@ -160,7 +163,7 @@ def _builder(
     zeros: Callable[[Read], Tensor],
     codes: Callable[[Read, int, int], Tensor],
 ) -> Callable[[Read], Tensor]:
-    """Computes ``scales[g] * (q - zeros[g])`` in float32, some input columns at a time, and rounds once."""
+    """Return a function that computes ``scales[g] * (q - zeros[g])`` in float32, some input columns at a time, and rounds once."""
     inputs, outputs = shape
 
     def build(read: Read) -> Tensor:
@@ -183,7 +186,7 @@ def _scales(shape: tuple[int, ...], name: str) -> tuple[int, int]:
 
 
 def _inputs(base: Base, groups: int, name: str) -> int:
-    """Input columns by the configured group size, for files without ``g_idx``."""
+    """Return the number of input columns by the configured group size, for files without ``g_idx``."""
     size, words = base.quantization.get("group_size"), base.source.tensors[name].shape[0]
     bits = base.quantization.get("bits")
     if not isinstance(bits, int) or not isinstance(size, int) or bits not in (2, 4, 8):

@@ -1,9 +1,9 @@
-"""A 16- or 32-bit weight as training with ``load_in_4bit`` saw it: quantized to NF4 with double quantization and back.
+"""A 16- or 32-bit weight as training with ``load_in_4bit`` used it: quantized to NF4 with double quantization and back.
 
-Source: bitsandbytes 0.50, ``functional.quantize_4bit(compress_statistics=True, quant_type="nf4", blocksize=64)`` on a CPU: the nearest of
-16 values after division by the block's largest absolute value; of those, their mean is taken off and the rest is
-rounded to 8-bit dynamic values in blocks of 256. A GPU sums that mean in another order and divides approximately, so there
-an absmax can differ in its last bit, and an element that lies on the middle between two values can fall to the other one.
+Source: bitsandbytes 0.50, ``functional.quantize_4bit(compress_statistics=True, quant_type="nf4", blocksize=64)`` on a CPU. Each element is
+divided by the largest absolute value (absmax) of its block and rounded to the nearest of 16 values. The mean of all absmax is
+subtracted from them, and the differences are rounded to 8-bit dynamic values in blocks of 256. A GPU sums that mean in another order and
+divides approximately, so there an absmax can differ in its last bit, and an element halfway between two values can be rounded to the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TINY = 1e-38  # bitsandbytes' guard for blocks of zeros
 
 
 def nf4_round_trip(weight: Tensor) -> Tensor:
-    """Return what is left of a weight after NF4. weight: (out, in) of any floating-point type → the same shape and type."""
+    """Return a weight quantized to NF4 and back. weight: (out, in) of any floating-point type → the same shape and type."""
     flat = weight.contiguous().reshape(-1)
     absmax = torch.cat([_absmax(part.float()) for part in flat.split(_CHUNK)])
     scale = _double_quantized(absmax)
@@ -53,7 +53,7 @@ def _absmax(part: Tensor) -> Tensor:
 
 
 def _normalized(part: Tensor, absmax: Tensor) -> Tensor:
-    """Elements between -1 and 1. Whole blocks are multiplied by the reciprocal, a shorter last one is divided, as there."""
+    """Return elements between -1 and 1. Like bitsandbytes, multiply whole blocks by the reciprocal and divide a shorter last one."""
     full = part.numel() - part.numel() % BLOCK
     whole = absmax[: full // BLOCK].clamp(min=_TINY)
     scaled = (part[:full].reshape(-1, BLOCK) * (1.0 / whole)[:, None]).reshape(-1)

@@ -14,7 +14,7 @@ class PrepareParams(StageParams):
 
     merge_onto: Literal["original", "nf4"] = Field(
         default="original",
-        description="What the adapter is merged onto: the weights as they are, or what NF4 with double quantization leaves of them",
+        description="Weights that the adapter is merged onto: original, or quantized to NF4 with double quantization and back",
     )
     max_shard_bytes: int = Field(
         default=5_000_000_000,

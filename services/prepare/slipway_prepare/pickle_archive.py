@@ -1,7 +1,7 @@
-"""What a zip archive of pickled weights may hold, checked before torch reads it.
+"""Checks of a zip archive of pickled weights before torch reads it.
 
-torch refuses what could run code. It does not refuse what takes memory: a member that grows a thousandfold when it is unpacked,
-``bytearray(10**10)``, or a tensor of one stored value and the shape of ten billion. torch itself stores members uncompressed.
+torch refuses pickles that could run code. It does not refuse those that take too much memory: a member that grows a thousandfold when
+unpacked, ``bytearray(10**10)``, or a tensor with one stored value and a shape of ten billion. torch itself stores members uncompressed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from slipway.files.regular_file import open_regular
 from slipway_prepare.faults import invalid
 
 _MOST_TENSORS = 1 << 17
-"""Of one file; models with more experts than that are stored as safetensors."""
+"""Most tensors in one file; models with more experts than that are stored as safetensors."""
 _LARGEST_PICKLE = 16 << 20
-"""Bytes of the instructions: about 150 a tensor."""
+"""Most bytes of pickle instructions; a tensor takes about 150."""
 _MOST_INSTRUCTIONS = 32 * _MOST_TENSORS
 _END = b"PK\x05\x06"
 _END_BYTES = 22
-#: What a pickle of tensors names (``torch.save`` of a state dict); torch decides which of it is safe.
+#: Globals that a pickle of tensors names (``torch.save`` of a state dict); torch decides which of them are safe.
 _NAMES = re.compile(
     r"collections OrderedDict|torch (\w+Storage|Size|device|[a-z]+\d\w*|bool)|torch\.storage \w+Storage|torch\._utils _rebuild_\w+|"
     r"torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch\.serialization _get_layout"
@@ -33,13 +33,13 @@ def check_archive(path: Path) -> None:
     """Make sure that reading an archive takes no more memory than its file has bytes, and no more time than its tensors need.
 
     Raises:
-        CheckpointValidationError: ``UNSAFE_PICKLE`` for what no tensors need, ``BASE_MODEL_INVALID`` for a damaged archive.
+        CheckpointValidationError: ``UNSAFE_PICKLE`` for contents that tensors do not need, ``BASE_MODEL_INVALID`` for a damaged archive.
     """
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _END_BYTES))
-            if not file.read(_END_BYTES).startswith(_END):  # two readers of zip files could see two archives
+            if not file.read(_END_BYTES).startswith(_END):  # two readers could see two different archives in it
                 raise _unsafe(path, "has something after its end")
             with zipfile.ZipFile(file) as archive:
                 _check_members(path, archive, size)
@@ -56,11 +56,11 @@ def _check_members(path: Path, archive: zipfile.ZipFile, size: int) -> None:
     if packed is not None:
         raise _unsafe(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
     if sum(member.file_size for member in members) > size:
-        raise _unsafe(path, "has members that lie over each other")
+        raise _unsafe(path, "has members that overlap")
     for member in members:
         if member.filename.endswith(".pkl"):
             if member.file_size > _LARGEST_PICKLE:
-                raise _unsafe(path, f"has {member.file_size} bytes of instructions, {_LARGEST_PICKLE} are read")
+                raise _unsafe(path, f"has {member.file_size} bytes of instructions, at most {_LARGEST_PICKLE} are read")
             _check_instructions(path, archive.read(member))
 
 

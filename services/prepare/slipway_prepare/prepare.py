@@ -1,4 +1,4 @@
-"""What the stage does: reads what there is, decides every tensor of the result, writes them, and says what was done."""
+"""The work of the stage: read the base, plan every tensor of the result, write them, and report."""
 
 from __future__ import annotations
 
@@ -63,14 +63,17 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
 def _dequantized(base: Base) -> Dequantized:
     method = base.quantization.get("quant_method")
     if not base.quantization:
-        return read_fp8(base)  # nothing but a change of type for 8-bit floats, if there are any
+        return read_fp8(base)  # only changes the type of 8-bit floats, if there are any
     if method not in READERS:
         raise unsupported(f"is quantized by {method!r}; {', '.join(READERS)} are read", quant_method=method)
     return READERS[str(method)](base)
 
 
 def _ties(base: Base) -> list[str]:
-    """Return names in a pickle that are one tensor with another which the model ties to them: written once, as transformers saves."""
+    """Return the names to leave out of the result: in the pickle they share a tensor with the one that the model ties them to.
+
+    transformers saves such a tensor once, too.
+    """
     if not base.source.aliases:
         return []
     tied = base.structure.tied
@@ -82,7 +85,7 @@ def _ties(base: Base) -> list[str]:
 
 
 def _oriented(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
-    """Dequantized weights the way the model stores them: those of ``Conv1D`` are (in, out), packed ones are always (out, in)."""
+    """Return recipes for weights as the model stores them: those of ``Conv1D`` are (in, out), packed ones are always (out, in)."""
     found = []
     for recipe in recipes:
         if (
@@ -101,7 +104,7 @@ def _transposed(build: Callable[[Read], torch.Tensor]) -> Callable[[Read], torch
 
 
 def _check_complete(base: Base, recipes: tuple[Recipe, ...]) -> None:
-    """Compare the result with the model's class before any work: every parameter has a tensor, of its shape.
+    """Check, before any work, that every parameter of the model's class has a tensor of its shape.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -122,10 +125,10 @@ def _check_complete(base: Base, recipes: tuple[Recipe, ...]) -> None:
 
 def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple[Recipe, ...]:
     if made.method.startswith("bitsandbytes") and "int8" not in made.method:
-        return recipes  # these are the NF4 weights already
+        return recipes  # these already are the NF4 weights
     if base.quantization:
         raise unsupported(
-            f"is quantized ({made.method}), so it is not what an adapter with load_in_4bit was trained on",
+            f"is quantized ({made.method}), so an adapter with load_in_4bit was not trained on it",
             remedy="set merge_onto to original, or use the 16-bit version of the base model",
             quant_method=made.method,
         )

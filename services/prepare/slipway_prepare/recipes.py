@@ -1,4 +1,4 @@
-"""How every tensor of the prepared base comes about, decided and checked before a value is read."""
+"""Recipes for the tensors of the prepared base, planned and checked before any value is read."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Recipe:
     """One tensor of the result.
 
     Attributes:
-        name: Its name there.
-        dtype: Its type there.
-        shape: Its shape there.
-        parts: Names of the stored tensors it is made of.
-        build: Makes it of them; None copies the only part.
+        name: Its name.
+        dtype: Its type.
+        shape: Its shape.
+        parts: Names of the stored tensors it is computed from.
+        build: Computes it from them; None copies the only part.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Dequantized:
-    """What a format's reader makes of a stored model.
+    """The plan that a format's reader makes for a stored model.
 
     Attributes:
-        method: For people, such as ``bitsandbytes nf4``.
+        method: The format as users read it, such as ``bitsandbytes nf4``.
         recipes: The weights that are computed; every other tensor is copied.
-        dropped: Tensors that only matter while computing with quantized weights (activation scales and the like).
+        dropped: Tensors that only matter when computing with quantized weights (such as activation scales).
         details: JSON-ready facts for the report.
-        suffixes: Last parts of names that belong to the format: a tensor of such a name must have been used.
+        suffixes: Last parts of names that belong to the format: a tensor with such a name must be used.
     """
 
     method: str
@@ -64,7 +64,7 @@ class Base:
     """The stored base model.
 
     Attributes:
-        folder: Where it is.
+        folder: Its folder.
         config: Its ``config.json``.
         quantization: Its ``quantization_config``; empty when it has none.
         source: Its tensors.
@@ -77,7 +77,7 @@ class Base:
 
     @cached_property
     def structure(self) -> Structure:
-        """What transformers knows of its class."""
+        """The facts that transformers knows about its class."""
         from slipway_prepare.structure import structure
 
         return structure(self.folder)
@@ -93,7 +93,7 @@ class Base:
         return hint if hint in HALVES else torch.bfloat16
 
     def modules(self, suffix: str) -> list[str]:
-        """Return the names of the modules that store a tensor of this last name, sorted."""
+        """Return the names of the modules that store a tensor with this last part of its name, sorted."""
         end = f".{suffix}"
         return sorted(name.removesuffix(end) for name in self.source.tensors if name.endswith(end))
 
@@ -105,7 +105,7 @@ class Base:
         """
         name = f"{module}.{suffix}"
         if name not in self.source.tensors:
-            raise invalid(f"lacks {name!r}, without which {module} cannot be dequantized", tensor=name)
+            raise invalid(f"lacks {name!r}, which is needed to dequantize {module}", tensor=name)
         return self.source.tensors[name]
 
     def optional(self, module: str, suffix: str) -> Stored | None:
@@ -114,7 +114,7 @@ class Base:
 
 
 def check_shape(stored: Stored, *expected: Sequence[int], dtypes: Sequence[torch.dtype] = ()) -> None:
-    """Refuse a part of another shape or type than its format has.
+    """Refuse a part whose shape or type is not one its format allows.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -134,7 +134,7 @@ def account(base: Base, made: Dequantized, *, left_out: Sequence[str] = ()) -> t
     Args:
         base: The stored base model.
         made: What is computed and dropped.
-        left_out: Stored names of which another name holds the same tensor.
+        left_out: Stored names whose tensor is also stored under another name.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` for a part that is used twice or not at all.
@@ -168,5 +168,5 @@ def _plain(stored: Stored, made: Dequantized) -> Recipe:
             tensor=stored.name,
         )
     if stored.dtype.is_floating_point and stored.dtype.itemsize == 1:
-        raise invalid(f"has {stored.name!r} in 8 bits without a scale", tensor=stored.name)
+        raise invalid(f"has the 8-bit tensor {stored.name!r} without a scale", tensor=stored.name)
     return Recipe(stored.name, stored.dtype, stored.shape, (stored.name,))

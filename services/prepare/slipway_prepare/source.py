@@ -1,4 +1,4 @@
-"""A stored model as named tensors that are read one at a time: from safetensors, or from pickles that are mapped, not loaded."""
+"""The named tensors of a stored model, read one at a time: from safetensors, or from pickles that are mapped, not loaded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from slipway_prepare.faults import invalid
 from slipway_prepare.pickle_archive import check_archive
 
 BLOCK_BYTES = 8 << 20
-#: What torch's restricted unpickler raises on damaged bytes, beside the refusal of what could run.
+#: Errors that torch's restricted unpickler raises on damaged bytes; for code it raises ``UnpicklingError``.
 _DAMAGED = (
     RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
 )  # fmt: skip
-#: Safetensors names of the types that are read.
+#: Types that are read, by their safetensors names.
 DTYPES = torch_dtypes(*FLOATS, "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", "I32", "I16", "I8", "U8", "BOOL")
 
 
@@ -47,7 +47,7 @@ class Source(Protocol):
 
     tensors: Mapping[str, Stored]
     aliases: tuple[tuple[str, ...], ...]
-    """Names that are one tensor in memory, each group sorted; only pickles have them."""
+    """Groups of names that share one tensor in memory, each sorted; only pickles have them."""
 
     def __enter__(self) -> Self:
         """Keep files open while the context lasts."""
@@ -64,12 +64,12 @@ class Source(Protocol):
         ...
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """Return a tensor's elements in order, as flat blocks."""
+        """Yield a tensor's elements in order, as flat blocks."""
         ...
 
 
 def open_source(folder: Path) -> Source:
-    """Return the weights of a model folder; safetensors are preferred, as transformers does.
+    """Return the weights of a model folder; like transformers, prefer safetensors.
 
     Raises:
         CheckpointValidationError: ``SAFETENSORS_CORRUPT``, ``BASE_MODEL_INVALID``, ``UNSAFE_PICKLE`` or ``DTYPE_UNSUPPORTED``.
@@ -78,7 +78,7 @@ def open_source(folder: Path) -> Source:
 
 
 class SafetensorsSource:
-    """Tensors of safetensors files, read by position (a file cut short meanwhile is an error, not a crash)."""
+    """Tensors of safetensors files, read by position, so that a file truncated meanwhile is an error, not a crash."""
 
     aliases: tuple[tuple[str, ...], ...] = ()
 
@@ -138,13 +138,13 @@ class PickleSource:
             for name, value in sorted(_load(path).items(), key=lambda item: str(item[0])):
                 if not isinstance(name, str) or not isinstance(value, Tensor):
                     raise invalid(
-                        f"has {name!r} in {path.name}, which is no tensor but a {type(value).__name__}", file=path
+                        f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path
                     )
                 if name in self._values:
                     raise invalid(f"has tensor {name!r} in two files, one is {path.name}", tensor=name, file=path)
                 if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
                     raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
-                if value.numel() * value.element_size() > size:  # strides of zero repeat what is stored
+                if value.numel() * value.element_size() > size:  # strides of zero repeat stored values
                     raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
                 self._values[name] = value
         missing = sorted(name for name in weight_map if name and name not in self._values)
@@ -170,7 +170,7 @@ class PickleSource:
         self._values.clear()
 
     def read(self, name: str) -> Tensor:
-        """Return a whole tensor; its memory is the file's."""
+        """Return a whole tensor, mapped from the file."""
         return self._values[name].detach().contiguous()
 
     def blocks(self, name: str) -> Iterator[Tensor]:
@@ -184,10 +184,10 @@ class PickleSource:
 def _load(path: Path) -> dict[object, object]:
     if not zipfile.is_zipfile(path):
         raise CheckpointValidationError(
-            f"{path} is a pickle of the format that torch wrote before version 1.6 (plain or tar), or damaged: "
-            "it cannot be mapped, and is not read",
+            f"{path} is damaged or a pickle in the format of torch before version 1.6 (plain or tar): "
+            "it cannot be mapped, so it is not read",
             reason="UNSAFE_PICKLE",
-            remedy="use a safetensors revision of the model, or save it anew where you trust it: "
+            remedy="use a safetensors revision of the model, or, if you trust it, save it again: "
             "torch.save(torch.load(f, weights_only=True), f)",
             about={"file": path},
         )
@@ -205,7 +205,7 @@ def _load(path: Path) -> dict[object, object]:
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
     if not isinstance(loaded, dict):
-        raise invalid(f"has in {path.name} a {type(loaded).__name__}, not a dictionary of tensors", file=path)
+        raise invalid(f"has a {type(loaded).__name__} in {path.name} instead of a dictionary of tensors", file=path)
     return loaded
 
 
@@ -221,7 +221,7 @@ def _aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
 def _known(name: str, dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise CheckpointValidationError(
-            f"tensor {name!r} of the base model has data type {dtype}, which is not read here",
+            f"tensor {name!r} of the base model has data type {dtype}, which is not supported",
             reason="DTYPE_UNSUPPORTED",
             remedy="use the 16-bit version of the base model",
             about={"tensor": name, "dtype": dtype},

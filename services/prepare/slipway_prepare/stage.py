@@ -1,4 +1,4 @@
-"""Prepare stage: a base model that is a pickle, in 8-bit floats or quantized becomes plain 16- or 32-bit safetensors."""
+"""Prepare stage: it turns a base model stored as pickle, in 8-bit floats or quantized into plain 16- or 32-bit safetensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway_prepare.params import PrepareParams
 
 
 def run(inputs: Mapping[str, Path], params: PrepareParams, ctx: Context) -> dict[str, Path]:
-    """Prepare ``base``; returns the transformers folder ``base``.
+    """Prepare ``base`` and return the transformers folder ``base``.
 
     Raises:
         CheckpointValidationError: the base cannot be prepared; see this service's README for the reasons.

@@ -1,4 +1,4 @@
-"""What the preparation asks of the model's own code: names, shapes, ties, and what ``load_in_4bit`` quantizes."""
+"""Facts from the model's own code: names, shapes, ties, and the weights that ``load_in_4bit`` quantizes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Structure:
     """Facts about a model class with a given configuration, under the model's own names.
 
     Attributes:
-        prefix: Name of the backbone inside the model, which stored names may have or lack.
+        prefix: Name of the backbone inside the model; stored names may have or lack it.
         shapes: Shape of every parameter.
         tied: Parameter → the parameter whose storage it shares.
         transposed: Weights stored as (in, out): those of transformers' ``Conv1D``.
         nf4: Weights that transformers and bitsandbytes quantize when the model is loaded with ``load_in_4bit``.
         optional: Parameters that the class computes when they are not stored (sinusoidal positions).
-        rename: A stored name as transformers' own loading renames (or fuses) it.
+        rename: Returns the name that transformers' loading gives to a stored name; fused tensors get the name of the whole.
     """
 
     prefix: str
@@ -37,13 +37,13 @@ class Structure:
     rename: Callable[[str], str]
 
     def own_name(self, stored: str) -> str:
-        """Return the model's name of a stored tensor, as transformers finds it: renamed, with the backbone's prefix or without."""
+        """Return the model's name for a stored tensor, found as transformers does: renamed, with or without the backbone's prefix."""
         name = self.rename(stored)
         candidates = (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}."))
         return next((candidate for candidate in candidates if candidate in self.shapes), stored)
 
     def missing(self, stored: Collection[str]) -> list[str]:
-        """Parameters that no stored tensor gives, sorted."""
+        """Return the parameters that no stored tensor provides, sorted."""
         given = {self.own_name(name) for name in stored}
         groups = {name: self.tied.get(name, name) for name in self.shapes}
         found = {groups[name] for name in given if name in groups}
@@ -51,11 +51,11 @@ class Structure:
 
 
 def structure(folder: Path) -> Structure:
-    """Facts about the model in a folder. Only its ``config.json`` is read.
+    """Return facts about the model in a folder, reading only its ``config.json``.
 
-    What ``load_in_4bit`` quantizes: ``nn.Linear`` and ``Conv1D`` but the output embedding, tied weights, the last module and
-    those kept in 32 bit. Source: transformers 5, ``quantizer_bnb_4bit.py`` and ``integrations/bitsandbytes.py``,
-    whose own functions choose here.
+    ``load_in_4bit`` quantizes ``nn.Linear`` and ``Conv1D`` except the output embedding, tied weights, the last module and
+    modules kept in 32 bit. transformers' own functions choose them here. Source: transformers 5, ``quantizer_bnb_4bit.py`` and
+    ``integrations/bitsandbytes.py``.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` when transformers cannot build this model.
@@ -91,7 +91,7 @@ def structure(folder: Path) -> Structure:
 
 
 def _renaming(transforms: Sequence[Any]) -> Callable[[str], str]:
-    """Transformers' own renamings of stored names, one after the other; fused tensors get the name of the whole."""
+    """Return a function that applies transformers' renamings to a stored name; fused tensors get the name of the whole."""
 
     def rename(name: str) -> str:
         for transform in transforms:

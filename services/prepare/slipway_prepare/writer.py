@@ -1,4 +1,4 @@
-"""Writes the prepared tensors into safetensors files whose layout is known before the first one is computed."""
+"""Writing of the prepared tensors into safetensors files; the layout is known before the first tensor is computed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def write_weights(
     folder: Path, recipes: Sequence[Recipe], source: Source, *, max_shard_bytes: int, ctx: Context
 ) -> int:
-    """Compute and write every tensor, one at a time; returns the bytes of tensor data.
+    """Compute and write every tensor, one at a time, and return the bytes of tensor data.
 
     Raises:
-        CheckpointValidationError: ``NON_FINITE_WEIGHTS``, ``DISK_FULL``, and what reading raises.
+        CheckpointValidationError: ``NON_FINITE_WEIGHTS``, ``DISK_FULL``, and the errors of reading.
         StageError: ``CANCELLED``.
     """
     by_name = {recipe.name: recipe for recipe in recipes}
@@ -44,9 +44,9 @@ def write_weights(
 
 
 def _write_file(folder: Path, planned: PlannedFile, recipes: Mapping[str, Recipe], source: Source) -> Iterator[int]:
-    """Write one file; yields the size of every block that is written."""
+    """Write one file and yield the size of every block written."""
     with (folder / planned.filename).open("xb") as file:
-        os.posix_fallocate(file.fileno(), 0, planned.nbytes)  # a full disk is found before the work, not after it
+        os.posix_fallocate(file.fileno(), 0, planned.nbytes)  # fail on a full disk before the work
         file.write(planned.header)
         for tensor in planned.tensors:
             for block in _blocks(recipes[tensor.name], source):
@@ -74,7 +74,7 @@ def _check_finite(block: Tensor, recipe: Recipe) -> None:
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise CheckpointValidationError(
             f"tensor {recipe.name!r} of the base model holds NaN or infinity"
-            + ("" if recipe.build is None else f" once it is {str(recipe.dtype).removeprefix('torch.')}"),
+            + ("" if recipe.build is None else f" after conversion to {str(recipe.dtype).removeprefix('torch.')}"),
             reason="NON_FINITE_WEIGHTS",
             remedy="copy the base model again, or use its 16-bit version",
             about={"tensor": recipe.name},

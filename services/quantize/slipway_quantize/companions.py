@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
         QuantizationError: ``BASE_MODEL_INVALID`` if it is missing or is no object.
     """
     try:
-        value = json_documents.read_json(path, largest=json_documents.LARGEST_LIST, lenient=True)
+        return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
     except (OSError, ValueError) as error:
         raise QuantizationError(
             f"{path.name} cannot be read ({error})",
@@ -39,11 +39,6 @@ def read_json(path: Path) -> dict[str, Any]:
             remedy="give a complete model folder",
             about={"file": path.name},
         ) from error
-    if not isinstance(value, dict):
-        raise QuantizationError(
-            f"{path.name} holds no JSON object", reason="BASE_MODEL_INVALID", about={"file": path.name}
-        )
-    return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Parse the ONNX graph once, build one engine per target, describe them."""
+"""The work of the stage: parse the ONNX graph once, build one engine per target, and describe them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import TensorRTBuildError
-from slipway.files.json_documents import read_json
+from slipway.files.json_documents import read_json_object
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
@@ -72,7 +72,7 @@ def _inputs(network: Any) -> list[Any]:
 
 
 def _interface(network: Any) -> dict[str, Any]:
-    """Inputs and outputs, taken from the network: reading them from an engine would need the GPU's driver."""
+    """Return the network's inputs and outputs; reading them from an engine would need the GPU's driver."""
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     return {
         "inputs": [_describe(tensor) for tensor in _inputs(network)],
@@ -93,7 +93,7 @@ def _import(choice: Choice) -> Any:
 
 
 def _network_flags(trt: Any) -> int:
-    """Strongly typed networks take every precision from the graph; newer versions know no other kind."""
+    """Return the flag for strongly typed networks, which take every precision from the graph; newer versions have no other kind."""
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     return 0 if flag is None else 1 << int(flag)
 
@@ -120,7 +120,7 @@ def _parse(trt: Any, network: Any, logger: Any, graph: Path, ctx: Context) -> No
 
 
 def _problem(error: Any) -> tuple[str, str, str]:
-    """Node name, operator and description of a parser error."""
+    """Return the node name, operator and description of a parser error."""
     return error.node_name() or "", error.node_operator() or "", " ".join(error.desc().split())
 
 
@@ -166,9 +166,9 @@ def _describe(tensor: Any) -> dict[str, Any]:
 
 
 def _positions(source: Path) -> int:
-    """Positions the model has, by its config.json; unlimited where that does not say."""
+    """Return the number of the model's positions by its config.json; unlimited if it does not say."""
     try:
-        config = read_json(source / "config.json", lenient=True)
+        config = read_json_object(source / "config.json", lenient=True)
     except (OSError, ValueError) as error:
         raise TensorRTBuildError(
             f"config.json cannot be read ({error})",
@@ -176,8 +176,7 @@ def _positions(source: Path) -> int:
             remedy="give the folder that onnx_export wrote",
             about={"file": "config.json"},
         ) from error
-    settings = config if isinstance(config, dict) else {}
-    found = settings.get("max_position_embeddings") or settings.get("n_positions")
+    found = config.get("max_position_embeddings") or config.get("n_positions")
     return min(found, _UNLIMITED) if isinstance(found, int) and found > 0 else _UNLIMITED
 
 

@@ -1,4 +1,4 @@
-"""Which TensorRT builds: the one that needs the GPU it builds for, or TensorRT-RTX, which builds ahead of time."""
+"""The choice of a builder: TensorRT, which needs the GPU it builds for, or TensorRT-RTX, which builds ahead of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway_tensorrt_build.gpus import Gpu, find_gpus
 if TYPE_CHECKING:
     from slipway_tensorrt_build.params import TensorRTBuildParams
 
-# What TensorRT-RTX 1.7 builds for; it has no name for the data-centre architectures sm90, sm100 and sm103.
+# The targets of TensorRT-RTX 1.7; it has no names for the data-centre architectures sm90, sm100 and sm103.
 RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 
 _INSTALL_RTX = "pip install 'slipway[tensorrt_build]' brings tensorrt-rtx, which builds without a GPU"
@@ -21,7 +21,7 @@ _INSTALL_TENSORRT = "pip install 'slipway[tensorrt]' on a machine with an NVIDIA
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to build with. Versions are empty where a library is not installed."""
+    """The GPUs and builders of a machine. The version of a library that is not installed is empty."""
 
     gpus: tuple[Gpu, ...]
     tensorrt: str
@@ -35,7 +35,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The library to import, its version, and what to build for."""
+    """The library to import, its version, and the targets to build for."""
 
     library: Literal["tensorrt", "tensorrt_rtx"]
     version: str
@@ -43,7 +43,7 @@ class Choice:
 
 
 def this_machine() -> Machine:
-    """Return what is installed here; imports nothing heavy."""
+    """Return this machine's GPUs and builders, without importing the builders."""
     return Machine(
         gpus=find_gpus(), tensorrt=installed_version("tensorrt"), tensorrt_rtx=installed_version("tensorrt-rtx")
     )
@@ -54,7 +54,7 @@ def choose(params: TensorRTBuildParams, machine: Machine) -> Choice:
 
     Raises:
         TensorRTBuildError: ``UNSUPPORTED`` if neither library can run or no target is known,
-            ``TENSORRT_TARGET_UNSUPPORTED`` if the one that can does not build for a target.
+            ``TENSORRT_TARGET_UNSUPPORTED`` if the chosen library does not build for a target.
     """
     on_gpu = bool(machine.tensorrt and machine.gpus) and set(params.targets) <= set(machine.own_targets[:1])
     if params.builder == "tensorrt" or (params.builder == "auto" and on_gpu):
@@ -63,7 +63,7 @@ def choose(params: TensorRTBuildParams, machine: Machine) -> Choice:
 
 
 def probe() -> tuple[Provider, ...]:
-    """Both libraries as ``slipway doctor`` shows them."""
+    """Return both libraries as ``slipway doctor`` shows them."""
     machine = this_machine()
     gpus = ", ".join(f"{gpu.name} ({gpu.target})" for gpu in machine.gpus)
     if machine.tensorrt:
@@ -90,7 +90,7 @@ def _with_tensorrt(params: TensorRTBuildParams, machine: Machine) -> Choice:
     own = machine.own_targets[:1]  # it builds on the first device
     if foreign := [target for target in params.targets if target not in own]:
         raise TensorRTBuildError(
-            f"tensorrt builds for the GPU present, {own[0]} ({machine.gpus[0].name}), not for {', '.join(foreign)}",
+            f"tensorrt builds only for this machine's GPU, {own[0]} ({machine.gpus[0].name}), not for {', '.join(foreign)}",
             reason="TENSORRT_TARGET_UNSUPPORTED",
             remedy="build on a machine with that GPU, or set builder to tensorrt_rtx",
             about={"builder": "tensorrt", "targets": ",".join(foreign)},
@@ -110,7 +110,7 @@ def _with_rtx(params: TensorRTBuildParams, machine: Machine) -> Choice:
     targets = params.targets or machine.own_targets
     if not targets:
         raise TensorRTBuildError(
-            "no target is named and this machine has no NVIDIA GPU to take it from",
+            "no target is named, and this machine has no NVIDIA GPU to build for",
             reason="UNSUPPORTED",
             remedy=f"name the GPU architectures to build for, for example targets: [sm89]; one of {', '.join(RTX_TARGETS)}",
             about={"builder": "tensorrt_rtx", "targets": ""},
@@ -118,7 +118,7 @@ def _with_rtx(params: TensorRTBuildParams, machine: Machine) -> Choice:
     for target in targets:
         if target not in RTX_TARGETS:
             raise TensorRTBuildError(
-                f"TensorRT-RTX {machine.tensorrt_rtx} does not build for {target}: it serves GeForce, RTX and "
+                f"TensorRT-RTX {machine.tensorrt_rtx} does not build for {target}: it supports GeForce, RTX and "
                 f"workstation GPUs, {', '.join(RTX_TARGETS)}",
                 reason="TENSORRT_TARGET_UNSUPPORTED",
                 remedy="choose one of these; data-centre GPUs such as sm90 need tensorrt itself, on that GPU",

@@ -1,6 +1,6 @@
-"""What TensorRT calls back while it works: its log and its progress.
+"""Objects that TensorRT calls while it builds: its logger and its progress monitor.
 
-The base classes belong to the library that builds (``tensorrt`` or ``tensorrt_rtx``), so the classes are made for it.
+Their base classes belong to the chosen library (``tensorrt`` or ``tensorrt_rtx``), so the classes are defined for each build.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from slipway.stage import Context
 
 _PHASE = "build"
-# Notes for whoever calls the engine; engine.json names every input's type.
+# Warnings that concern the caller of the engine; engine.json names every input's type.
 _NOTES = ("has Int64 binding",)
 _LONGEST = 500  # characters of a warning
 
 
 def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
-    """Return a logger that writes to the attempt's log, tells the user of warnings and keeps the error messages in ``errors``."""
+    """Return a logger that writes to the attempt's log, records warnings for the user and adds error messages to ``errors``."""
     levels = {
         trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
         trt.ILogger.Severity.ERROR: logging.ERROR,
@@ -51,7 +51,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
 
 
 def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
-    """Return a progress monitor that reports the outermost phases, and ends the build when the attempt is cancelled."""
+    """Return a progress monitor that reports the outermost phases and stops the build when the attempt is cancelled."""
 
     class BuildMonitor(trt.IProgressMonitor):
         def __init__(self) -> None:

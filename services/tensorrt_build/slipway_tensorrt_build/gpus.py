@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, asked of the driver's own library: no CUDA, no subprocess."""
+"""The NVIDIA GPUs of this machine, read through the driver's own library, without CUDA or a subprocess."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Gpu:
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that the driver shows, in its order; none without a driver."""
+    """Return the GPUs that the driver lists, in its order; none if there is no driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

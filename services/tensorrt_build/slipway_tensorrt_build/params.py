@@ -31,18 +31,20 @@ class TensorRTBuildParams(StageParams):
 
     builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
         default="auto",
-        description="tensorrt builds on and for the GPU present; tensorrt_rtx ahead of time for named targets; "
-        "auto takes tensorrt where it can run",
+        description="tensorrt builds on and for this machine's GPU; tensorrt_rtx builds ahead of time for named targets; "
+        "auto takes tensorrt if it can run",
     )
     targets: tuple[str, ...] = Field(
-        default=(), description="GPU architectures, for example sm89; by default that of the GPU present"
+        default=(), description="GPU architectures, for example sm89; by default that of this machine's GPU"
     )
     batch: Range = Field(default=Range(min=1, opt=1, max=4), description="rows the engine is optimized for")
     sequence: Range = Field(
-        default=Range(min=1, opt=64, max=512), description="the same for new tokens per row and call"
+        default=Range(min=1, opt=64, max=512),
+        description="new tokens per row and call that the engine is optimized for",
     )
     past: Range = Field(
-        default=Range(min=0, opt=512, max=2048), description="the same for tokens already in the KV cache"
+        default=Range(min=0, opt=512, max=2048),
+        description="tokens already in the KV cache that the engine is optimized for",
     )
 
     @field_validator("targets")
@@ -50,12 +52,14 @@ class TensorRTBuildParams(StageParams):
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
             if not re.fullmatch(r"sm[1-9][0-9]{1,2}", target):
-                raise ValueError(f"{target!r} is no GPU architecture; write sm89 for compute capability 8.9")
+                raise ValueError(
+                    f"{target!r} is not a GPU architecture; write, for example, sm89 for compute capability 8.9"
+                )
         return tuple(dict.fromkeys(value))
 
     @field_validator("batch", "sequence")
     @classmethod
     def _positive(cls, value: Range) -> Range:
         if value.min < 1:
-            raise ValueError("batch and sequence hold at least one element: set min to 1 or more")
+            raise ValueError("batch and sequence need at least one element: set min to 1 or more")
         return value

@@ -1,4 +1,4 @@
-"""Optimization profiles: how far each dynamic axis of the decoder's inputs may vary."""
+"""Optimization profiles: the range of each dynamic axis of the decoder's inputs."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def plan_profile(
 ) -> dict[str, InputProfile]:
     """Return the shapes of every input.
 
-    Within each of the three points the mask is as long as past and new tokens together, because TensorRT lays out its
-    memory by them. At the largest point that may be more than the model has positions: a full cache and a long prompt are
-    both allowed, their sum in one call is up to who calls.
+    At each of the three points the mask is as long as past and new tokens together, because TensorRT lays out its
+    memory by these points. At the largest point the mask may be longer than the model's positions: a full cache and a long
+    prompt are both allowed, and the caller must keep their sum in one call within the positions.
 
     Args:
-        inputs: Shape of each input as the network declares it, -1 where an axis is dynamic.
+        inputs: Shape of each input as the network declares it, -1 for a dynamic axis.
         params: Ranges of batch, sequence and past.
-        positions: Positions the model has; sequence and past are each kept within.
+        positions: Number of the model's positions; sequence and past are each limited to it.
 
     Raises:
         TensorRTBuildError: ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.

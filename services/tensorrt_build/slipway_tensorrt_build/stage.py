@@ -1,4 +1,4 @@
-"""The tensorrt_build stage: an ONNX decoder to TensorRT engines, one file per GPU architecture."""
+"""The tensorrt_build stage: it builds TensorRT engines from an ONNX decoder, one file per GPU architecture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipway_tensorrt_build.params import TensorRTBuildParams
 
 
 def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -> dict[str, Path]:
-    """Build engines of ``inputs["onnx"]``.
+    """Build engines from ``inputs["onnx"]``.
 
     Raises:
         slipway.errors.TensorRTBuildError: With the reasons the package's README lists.

@@ -1,12 +1,15 @@
-"""The shapes in which the same tokens are computed once more.
+"""The shapes in which the same inputs are computed once more.
 
-Every row of a case is a prefix of a window, so its logits have to equal those of one plain pass over that window, the
-reference's and the output's own. What these shapes catch: an attention mask or position ids that the graph ignores, a
-graph specialised to the batch, sequence or past it was traced with, a KV cache that is written or read wrongly.
+What these shapes catch: an attention mask or position ids that the graph ignores, a graph specialised to the batch, sequence or
+past it was traced with, a KV cache that is written or read wrongly.
+
+Every row of a decoder's case is a prefix of a window, so its logits have to equal those of one plain pass over that window. A model
+that reads in both directions gives a prefix other results than the window: each row is computed alone, too, and compared with that.
 """
 
 from __future__ import annotations
 
+from slipway.models.families import FAMILIES, Comparison, Family
 from slipway_validate.protocol.messages import Case, CaseRow
 
 LENGTH = 32
@@ -14,14 +17,37 @@ LENGTH = 32
 DECODE_STEPS = 6
 
 
-def shape_cases(windows: int, length: int) -> tuple[Case, ...]:
+def family_named(name: str) -> Family:
+    """The family of this name."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def shape_cases(family: Family, windows: int, length: int) -> tuple[Case, ...]:
     """The cases for ``windows`` windows of ``length`` tokens (at least 8)."""
     full = min(LENGTH, length)
     steps = min(DECODE_STEPS, full // 4)
-    chunk = max(2, full // 8)
     padded = tuple(
         CaseRow(window=index % windows, length=row) for index, row in enumerate((full, steps + 2, full // 2 + 1))
     )
+    match family.comparison:
+        case Comparison.NEXT_TOKEN:
+            return _of_decoder(padded, full=full, steps=steps)
+        case Comparison.TEACHER_FORCED:
+            return _of_encoder_decoder(family, padded, full=full, steps=steps)
+    return (
+        Case(name="right_padded", rows=padded, segments=(full,), padding="right", plain="rows"),
+        Case(name="left_padded", rows=padded, segments=(full,), plain="rows"),
+    )
+
+
+def native_case(family: Family, windows: int, length: int) -> Case:
+    """One padded batch as the model is served: in its own data type, not in float32."""
+    padded = shape_cases(family, windows, length)[0]
+    return padded.model_copy(update={"name": "native_dtype"})
+
+
+def _of_decoder(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
+    chunk = max(2, full // 8)
     one = (CaseRow(window=0, length=full),)
     return (
         Case(name="left_padded", rows=padded, segments=(full,)),
@@ -32,7 +58,13 @@ def shape_cases(windows: int, length: int) -> tuple[Case, ...]:
     )
 
 
-def native_case(windows: int, length: int) -> Case:
-    """One padded batch as the model is served: in its own data type, not in float32."""
-    padded = next(case for case in shape_cases(windows, length) if case.name == "left_padded")
-    return padded.model_copy(update={"name": "native_dtype"})
+def _of_encoder_decoder(family: Family, padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
+    """A row's length is that of its source; all rows have the same number of decoder tokens. Sound has one length only."""
+    batch = "right_padded" if "input_ids" in family.inputs else "batch"
+    decoded = (full - steps, *(1,) * steps)
+    return (
+        Case(name=batch, rows=padded, segments=(full,), padding="right", plain="rows"),
+        Case(name="decode", rows=padded[:1], segments=decoded, padding="right", plain="row"),
+        Case(name="single_token", rows=padded[:1], segments=(1,), padding="right", plain="row"),
+        Case(name=f"decode_{batch}", rows=padded, segments=decoded, padding="right", plain="rows"),
+    )

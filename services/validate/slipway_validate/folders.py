@@ -11,6 +11,8 @@ from slipway.files import json_documents
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, formats, split_output
 from slipway.models.dtypes import DTYPES
+from slipway.models.families import Family, described, family_of
+from slipway.models.model_files import CONFIG
 from slipway.models.safetensors_file import read_safetensors
 from slipway_validate.protocol.messages import RunResult
 
@@ -20,10 +22,9 @@ LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when the file is missing or holds anything else."""
     try:
-        data = json_documents.read_json(path, largest=json_documents.LARGEST_LIST, lenient=True)
+        return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
     except (OSError, ValueError):
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def size_bytes(folder: Path) -> int:
@@ -50,8 +51,22 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
     return next((runtime for runtime in runtimes if runtime.recognises(folder)), None)
 
 
-def why_not_run(name: str) -> RunResult:
-    """Return the result of an output without a runtime: failed where its format knows what is missing, otherwise not run."""
+def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family) -> RunResult | None:
+    """The result of an output that cannot be run: failed where it is known what is wrong with it, otherwise not run. None if it can."""
+    if runtime is None:
+        return _without_runtime(name)
+    if runtime.families is not None and family.name not in runtime.families:
+        known = " and ".join(runtime.families)
+        message = f"the model is of the family {family.name}, and {runtime.name} runs {known} outputs only so far"
+        return RunResult(status="not_run", message=message)
+    config = read_json(folder / CONFIG)
+    if family_of(config) in (family, None):
+        return None
+    message = f"its {CONFIG} says {described(config)}, and the base model is a {family.name}"
+    return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
+
+
+def _without_runtime(name: str) -> RunResult:
     named = format_of_output(name)
     if named is None:
         return RunResult(status="not_run", message=f"no installed format recognises the output {name}")

@@ -1,6 +1,6 @@
 """How far two sets of logits are apart, accumulated over tokens in float64.
 
-Shapes: T = positions (tokens), V = vocabulary. Logits arrive a window at a time and are worked on in blocks of rows, so
+Shapes: T = positions (tokens), V = values of a position (the vocabulary, classes). Logits arrive a window at a time and are worked on in blocks of rows, so
 that memory stays bounded whatever T and V are. A figure that is not finite comes out as None.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipway.validation.findings import LogitComparison
+from slipway.validation.comparisons import LogitComparison
 
 Logits = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
@@ -20,6 +20,8 @@ Ints = npt.NDArray[np.int64]
 
 BLOCK_VALUES = 1 << 21
 """Logits held in float64 at a time (16 MiB per array)."""
+NEAR_TIE = 0.05
+"""Choices whose probabilities are so close are as good as each other: rounding may turn one into the other."""
 
 
 def finite(value: float) -> float | None:
@@ -60,6 +62,7 @@ class LogitComparer:
         self._sum_abs = 0.0
         self._max_abs = 0.0
         self._same_top1 = 0
+        self._same_choice = 0
         self._kl: list[Floats] = []
 
     def add(self, other: Logits, own: Logits) -> None:
@@ -80,8 +83,11 @@ class LogitComparer:
             difference = np.abs(other.astype(np.float64) - own.astype(np.float64))
             self._sum_abs += float(difference.sum())
             self._max_abs = float(np.maximum(self._max_abs, difference.max()))  # keeps NaN, which max() may lose
-            self._same_top1 += int((other.argmax(axis=-1) == own.argmax(axis=-1)).sum())
-            return kl_divergence(log_softmax(other), log_softmax(own))
+            log_p, best, chosen = log_softmax(other), other.argmax(axis=-1), own.argmax(axis=-1)
+            self._same_top1 += int((best == chosen).sum())
+            rows = np.arange(len(other))
+            self._same_choice += int((np.exp(log_p[rows, best]) - np.exp(log_p[rows, chosen]) <= NEAR_TIE).sum())
+            return kl_divergence(log_p, log_softmax(own))
 
     def result(self) -> LogitComparison:
         """All figures over everything added.
@@ -101,6 +107,7 @@ class LogitComparer:
             kl_quantiles={f"p{percent}": _quantile(kl, percent) for percent in (50, 90, 99)},
             kl_per_window=tuple(finite(window.mean()) for window in self._kl),
             top1_agreement=self._same_top1 / self._tokens,
+            choice_agreement=self._same_choice / self._tokens,
         )
 
 
@@ -108,27 +115,26 @@ def _quantile(values: Floats, percent: int) -> float | None:
     return float(np.percentile(values, percent)) if np.isfinite(values).all() else None
 
 
-def negative_log_likelihood(logits: Logits, tokens: Ints) -> Floats:
-    """-log p(x[t+1] | x[..t]) for each t but the last, nats. logits: (T, V), tokens: (T,) -> (T - 1,)."""
+def negative_log_likelihood(logits: Logits, labels: Ints) -> Floats:
+    """-log p(label) of each label, nats. logits: (P, V), of which the first L are taken; labels: (L,) -> (L,)."""
     parts = []
-    for rows in blocks(len(tokens) - 1, logits.shape[-1]):
-        log_p = log_softmax(logits[rows])
-        following = tokens[rows.start + 1 : rows.stop + 1]
-        parts.append(-log_p[np.arange(len(following)), following])
+    for rows in blocks(len(labels), logits.shape[-1]):
+        log_p, expected = log_softmax(logits[rows]), labels[rows]
+        parts.append(-log_p[np.arange(len(expected)), expected])
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def perplexity(logits: npt.NDArray[np.float32], tokens: Ints) -> float | None:
-    """Exp of the mean negative log-likelihood per predicted token. logits: (N, T, V), tokens: (N, T), N windows.
+def perplexity(logits: npt.NDArray[np.float32], labels: Ints) -> float | None:
+    """Exp of the mean negative log-likelihood per label. logits: (N, P, V), labels: (N, L), N windows.
 
-    Source: Jelinek et al., 1977; the first token of a window is given, not predicted.
+    Source: Jelinek et al., 1977.
     """
-    return perplexity_of(window_losses(logits, tokens))
+    return perplexity_of(window_losses(logits, labels))
 
 
-def window_losses(logits: npt.NDArray[np.float32], tokens: Ints) -> Floats:
-    """Mean negative log-likelihood per predicted token of each window, nats. logits: (N, T, V), tokens: (N, T) -> (N,)."""
-    return np.array([negative_log_likelihood(window, ids).mean() for window, ids in zip(logits, tokens, strict=True)])
+def window_losses(logits: npt.NDArray[np.float32], labels: Ints) -> Floats:
+    """Mean negative log-likelihood per label of each window, nats. logits: (N, P, V), labels: (N, L) -> (N,)."""
+    return np.array([negative_log_likelihood(window, ids).mean() for window, ids in zip(logits, labels, strict=True)])
 
 
 def perplexity_of(losses: Floats) -> float | None:
@@ -147,27 +153,27 @@ def logit_scale(logits: npt.NDArray[np.float32]) -> float:
     return max(1.0, math.sqrt(total / logits.size)) if math.isfinite(total) else 1.0
 
 
-def adapter_strength(base: Logits, reference: Logits, own: Logits) -> float | None:
-    """How much of the adapter's effect on the logits an output has: 1 all of it, 0 none, above 1 too much.
+def adapter_strength(base: Logits, reference: Logits, own: Logits, *, centred: bool = True) -> float | None:
+    """How much of the adapter's effect on the results an output has: 1 all of it, 0 none, above 1 too much.
 
-    The least-squares c in own - base ≈ c (reference - base), logits centred per position because softmax ignores a
-    shift. Rounding noise is nearly orthogonal to the adapter's effect, so c sees a wrong scale that KL at 4 bits hides.
-    Networks are not linear: a scale wrong by a tenth moves c by about half of that.
-    base, reference, own: (N, T, V). None when the adapter has no effect, or a logit is not finite.
+    The least-squares c in own - base ≈ c (reference - base). Logits are centred per position because softmax ignores a shift; values
+    that are no logits are not. Rounding noise is nearly orthogonal to the adapter's effect, so c sees a wrong scale that KL at 4 bits
+    hides. Networks are not linear: a scale wrong by a tenth moves c by about half of that.
+    base, reference, own: (N, P, V). None when the adapter has no effect, or a value is not finite.
     """
     along, square = 0.0, 0.0
     for windows in zip(base, reference, own, strict=True):
         for rows in blocks(*windows[0].shape):
-            start, end, found = (_centred(window[rows]) for window in windows)
+            start, end, found = (_wide(window[rows], centred=centred) for window in windows)
             effect = end - start
             along += float(np.vdot(found - start, effect))
             square += float(np.vdot(effect, effect))
     return finite(along / square) if math.isfinite(square) and square > 0 else None
 
 
-def _centred(logits: Logits) -> Floats:
-    wide = logits.astype(np.float64)
-    return wide - wide.mean(axis=-1, keepdims=True)
+def _wide(values: Logits, *, centred: bool) -> Floats:
+    wide = values.astype(np.float64)
+    return wide - wide.mean(axis=-1, keepdims=True) if centred else wide
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

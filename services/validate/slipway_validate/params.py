@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from slipway.stage import StageParams
-from slipway.validation.findings import LimitOverrides
+from slipway.validation.limits import LimitOverrides
 
 
 class ValidateParams(StageParams):

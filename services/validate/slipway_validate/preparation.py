@@ -6,24 +6,26 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from slipway.errors import StageError, ValidationError
+from slipway.models.families import Comparison, Family
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway_validate import texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.folders import read_json
-from slipway_validate.numerics import Ints
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
+from slipway_validate.samples import Samples
 
 LOGIT_FILES = 4
 """On disk at once: reference, base, merged, and the output at hand."""
 DEFAULT_VOCABULARY = 1 << 18
 PROMPT_TOKENS = 16
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
+"""Settings that say how many tokens a model takes."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -32,21 +34,30 @@ class Prepared:
     """Windows and prompts.
 
     Attributes:
+        family: Of the model.
         text: Where they come from.
-        file: ``.npy`` file of the windows.
-        tokens: The windows, (N, T).
+        source: What stands for text where there is none, in words.
+        folder: Folder of the samples.
+        samples: What every model computes.
+        padding_token: Token that pads a batch.
         tokenizer: Folder of the tokenizer.
     """
 
+    family: Family
     text: texts.HeldOutText
-    file: Path
-    tokens: Ints
+    source: str
+    folder: Path
+    samples: Samples
+    padding_token: int
     tokenizer: Path
 
     def prompts(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """Beginnings of the first windows."""
-        length = min(PROMPT_TOKENS, self.tokens.shape[1])
-        return tuple(tuple(int(token) for token in row[:length]) for row in self.tokens[:count])
+        """Beginnings of the first windows; the decoder of an encoder–decoder begins with its first token."""
+        if not self.family.generates:
+            return ()
+        tokens = self.samples.tokens
+        length = min(PROMPT_TOKENS, tokens.shape[1]) if self.samples.source is None else 1
+        return tuple(tuple(int(token) for token in row[:length]) for row in tokens[:count])
 
     def spec(self, runtime: str, model: Path, *, params: ValidateParams, threads: int) -> RunSpec:
         """What a model is asked to compute."""
@@ -59,10 +70,12 @@ class Prepared:
         return RunSpec(
             runtime=runtime,
             model=model.absolute(),
-            tokens=self.file.absolute(),
+            family=self.family.name,
+            samples=self.folder.absolute(),
+            padding_token=self.padding_token,
             threads=threads,
             write_logits=compare,
-            cases=shape_cases(*self.tokens.shape),
+            cases=shape_cases(self.family, *self.samples.tokens.shape) if compare else (),
             prompts=self.prompts(params.greedy_prompts) if compare else (),
             new_tokens=params.max_new_tokens,
             benchmark=benchmark if params.benchmark_performance else None,
@@ -70,52 +83,61 @@ class Prepared:
 
     def described(self, params: ValidateParams, *, vocabulary: int) -> ValidationInputs:
         """For the report."""
-        samples, length = self.tokens.shape
+        samples, length = self.samples.tokens.shape
         return ValidationInputs(
             samples=samples,
             sequence_length=length,
             tokens=samples * length,
             requested_samples=params.test_samples,
             vocabulary=vocabulary,
+            family=self.family.name,
+            comparison=self.family.comparison.value,
             seed=params.seed,
-            prompts=min(params.greedy_prompts, samples) if params.compare_outputs else 0,
+            prompts=len(self.prompts(params.greedy_prompts)) if params.compare_outputs else 0,
             new_tokens=params.max_new_tokens,
-            text_source=self.text.source,
+            text_source="; ".join(filter(None, (self.text.source, self.source))),
             held_out=self.text.held_out,
             text_files=self.text.files,
-            tokens_sha256=hashlib.sha256(self.tokens.astype("<i8").tobytes()).hexdigest(),
+            tokens_sha256=hashlib.sha256(self.samples.tokens.astype("<i8").tobytes()).hexdigest(),
         )
 
 
-def prepare(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context, *, work: Path) -> Prepared:
-    """Choose the text and cut it into windows.
+def prepare(
+    inputs: Mapping[str, Path], family: Family, params: ValidateParams, ctx: Context, *, work: Path
+) -> Prepared:
+    """Choose the text and make samples of it.
 
     Raises:
-        ValidationError: ``VALIDATION_IMPOSSIBLE``: no tokenizer, or too little text.
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: no tokenizer or feature extractor, or too little text.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     text = texts.held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in()
-    text_file, tokens_file = work / "text.txt", work / "tokens.npy"
+    text_file, folder = work / "text.txt", work / "samples"
     text_file.write_text(text.text, encoding="utf-8")
     tokenizer = _tokenizer_folder(inputs)
-    windows, length = _affordable(inputs["base"], params)
+    windows, length = _affordable(inputs["base"], family, params)
     spec = TokenizeSpec(
         tokenizer=tokenizer.absolute(),
+        model=inputs["base"].absolute(),
+        family=family.name,
         text=text_file.absolute(),
         windows=windows,
         length=length,
         seed=params.seed,
-        tokens=tokens_file.absolute(),
+        samples=folder.absolute(),
     )
     timeout = params.output_timeout_seconds
     result = process.run(Spec(tokenize=spec), work / "tokenize", ctx, label="tokenize", timeout_seconds=timeout)
-    require(result, what="the text cannot be tokenized", remedy="give the tokenizer's files beside the base model")
-    tokens: Ints = np.load(tokens_file)
-    if len(tokens) < params.test_samples:
-        ctx.warn(
-            f"only {len(tokens)} of {params.test_samples} test samples: more do not fit the text or max_logit_bytes"
-        )
-    return Prepared(text, tokens_file, tokens, tokenizer)
+    require(
+        result,
+        what="the text cannot be tokenized",
+        remedy="give the files of its tokenizer and feature extractor beside the base model",
+    )
+    samples = Samples.read(folder)
+    count = len(samples.tokens)
+    if count < params.test_samples:
+        ctx.warn(f"only {count} of {params.test_samples} test samples: more do not fit the text or max_logit_bytes")
+    return Prepared(family, text, result.source, folder, samples, padding_token(inputs["base"], family), tokenizer)
 
 
 def require(result: RunResult, *, what: str, remedy: str) -> None:
@@ -145,16 +167,37 @@ def decoder(prepared: Prepared) -> Callable[[Sequence[int]], str]:
 
 def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
     """The adapter's, which may have added tokens, if it has one; otherwise the base's."""
-    adapter = inputs["adapter"]
-    return adapter if all((adapter / name).is_file() for name in TOKENIZER_FILES) else inputs["base"]
+    adapter = inputs.get("adapter")
+    whole = adapter is not None and all((adapter / name).is_file() for name in TOKENIZER_FILES)
+    return adapter if adapter is not None and whole else inputs["base"]
 
 
-def _affordable(base: Path, params: ValidateParams) -> tuple[int, int]:
-    """Windows and tokens per window whose logits stay within ``max_logit_bytes``."""
+def padding_token(base: Path, family: Family) -> int:
+    """The token that pads a batch; any does for a decoder, which reads the mask."""
+    token = read_json(base / "config.json").get("pad_token_id")
+    return token if isinstance(token, int) and family.comparison is not Comparison.NEXT_TOKEN else 0
+
+
+def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
+    """Windows and tokens per window whose results stay within ``max_logit_bytes``."""
     config = read_json(base / "config.json")
     config = config.get("text_config", config)
-    vocabulary = int(config.get("vocab_size") or DEFAULT_VOCABULARY)
-    longest = int(config.get("max_position_embeddings") or params.sequence_length)
-    tokens = max(8, params.max_logit_bytes // (LOGIT_FILES * vocabulary * 4))
+    longest = min((int(config[name]) for name in LENGTHS if config.get(name)), default=1 << 30)
+    if family.comparison is not Comparison.NEXT_TOKEN:
+        longest -= int(config.get("pad_token_id") or 0) + 1  # RoBERTa and its kin count positions from there
+    values = _values_per_token(config, family)
+    tokens = max(8, params.max_logit_bytes // (LOGIT_FILES * values * 4))
     length = max(8, min(params.sequence_length, longest, tokens))
     return max(1, min(params.test_samples, tokens // length)), length
+
+
+def _values_per_token(config: Mapping[str, Any], family: Family) -> int:
+    """How many values a model gives for each token, at most."""
+    match family.comparison:
+        case Comparison.CLASSES:
+            return max(2, len(config.get("id2label") or ()))
+        case Comparison.SPANS:
+            return 2
+        case Comparison.EMBEDDINGS:
+            return int(config.get("hidden_size") or config.get("d_model") or DEFAULT_VOCABULARY)
+    return int(config.get("vocab_size") or DEFAULT_VOCABULARY)

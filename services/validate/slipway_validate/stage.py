@@ -1,4 +1,4 @@
-"""The validate stage: every output of an export against base + adapter, with proof, speed and memory."""
+"""The validate stage: every output of an export against the reference, with proof, speed and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway_validate.params import ValidateParams
 
 
 def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dict[str, Path]:
-    """Validate every input beside ``base``, ``adapter`` and ``heldout``.
+    """Validate every input beside ``base``, ``adapter`` and ``heldout``; without an adapter, against the base itself.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference, the tokenizer or the held-out text is not usable.
@@ -28,8 +28,8 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=5,
-    inputs=("base", "adapter"),
+    version=6,
+    inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,
     run=run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.stage import Context
-from slipway.validation.findings import Speed
+from slipway.validation.speed import Speed
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import RunResult
 from slipway_validate.protocol.process import Runner

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import psutil
 
-from slipway.validation.findings import Ratio, Speed
+from slipway.validation.speed import Ratio, Speed
 from slipway_validate.protocol.messages import Round, RunResult
 from slipway_validate.protocol.process import RunnerEnded
 

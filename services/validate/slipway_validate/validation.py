@@ -7,13 +7,19 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from slipway.errors import ValidationError
+from slipway.errors import CheckpointValidationError, ValidationError
+from slipway.models.base_format import read_config
+from slipway.models.families import described, family_of
 from slipway.stage import Context
-from slipway.validation.findings import OutputStatus, OutputValidation, Speed, ValidationReport
+from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
+from slipway.validation.speed import Engine, Speed
 from slipway_validate.folders import runtime_for, why_not_run
-from slipway_validate.judging.evaluate import MERGED, Evaluator
+from slipway_validate.judging.evaluate import MERGED, Evaluator, started, unusable
 from slipway_validate.judging.limits import LIMITS, table
+from slipway_validate.judging.measures import distance_of
+from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, decoder, prepare, require
 from slipway_validate.protocol import process
@@ -24,8 +30,6 @@ from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 NOT_OUTPUTS = ("adapter", "base", "heldout")
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Reasons of an output's failure that the waiting reference may be to blame for: it is tried again without."""
-WEAK_EFFECT_KL = 1e-3
-"""Below this (nats per token) the adapter hardly changes the text's predictions, so comparing proves little."""
 
 
 def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> Path:
@@ -66,13 +70,17 @@ def _validated(
     inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
 ) -> ValidationReport:
     begin = time.monotonic()
-    prepared = prepare(inputs, params, ctx, work=work)
+    config = _config(inputs["base"])
+    family = family_of(config)
+    if family is None:
+        return _not_run(inputs, outputs, params, what=described(config))
+    prepared = prepare(inputs, family, params, ctx, work=work)
     reference = waiting = None
     with ExitStack() as running:
         if params.compare_outputs:
             found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
             reference, waiting = running.enter_context(found)
-        evaluator = Evaluator(reference, table(params.limits), decode=decoder(prepared))
+        evaluator = Evaluator(reference, family, table(params.limits), decode=decoder(prepared))
         stopwatch = Stopwatch(waiting, params, ctx)
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
         results = [
@@ -81,20 +89,59 @@ def _validated(
             )
             for number, name in enumerate(outputs, 1)
         ]
-        described = describe(reference, stopwatch.reference_speed())
-    effect = described.adapter_effect_kl
-    if effect is not None and effect < WEAK_EFFECT_KL:
-        ctx.warn(
-            f"the adapter hardly matters on this text (mean KL to the base {effect:.2g} nats/token): "
-            "give held-out text of the kind it was trained for"
-        )
+        of_reference = describe(reference, stopwatch.reference_speed())
+    if reference is not None:
+        _warn_of_weak_effect(reference, ctx)
     return ValidationReport(
-        reference=described,
+        reference=of_reference,
         inputs=prepared.described(params, vocabulary=reference.result.vocabulary if reference else 0),
         outputs=tuple(sorted(results, key=lambda result: result.name)),
         warnings=tuple(ctx.facts.get("warnings", ())),
         seconds=time.monotonic() - begin,
     )
+
+
+def _config(base: Path) -> dict[str, Any]:
+    try:
+        return read_config(base)
+    except CheckpointValidationError as error:
+        remedy = "give the folder of a whole model"
+        raise ValidationError(
+            f"the base model cannot be read: {error}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
+        ) from error
+
+
+def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:
+    """The report on a model that cannot be judged, because nothing says how two of its kind compare."""
+    why = f"{what} is of no family that validation knows, so it was not run"
+    result = RunResult(status="not_run", message=why)
+    return ValidationReport(
+        reference=Reference(description=why, engine=Engine(runtime="")),
+        inputs=ValidationInputs(
+            samples=0,
+            sequence_length=params.sequence_length,
+            tokens=0,
+            requested_samples=params.test_samples,
+            vocabulary=0,
+            family="",
+            comparison="",
+            seed=params.seed,
+            prompts=0,
+            new_tokens=params.max_new_tokens,
+            text_source="none",
+            held_out=False,
+        ),
+        outputs=tuple(unusable(started(name, inputs[name], result), result) for name in sorted(outputs)),
+    )
+
+
+def _warn_of_weak_effect(reference: ReferenceRun, ctx: Context) -> None:
+    effect = distance_of(reference.adapter_effect)
+    if effect is None or effect >= reference.measure.weak_effect:
+        return
+    kl = reference.adapter_effect.mean_kl if reference.adapter_effect else None
+    shown = f"mean KL to the base {effect:.2g} nats/token" if kl is not None else f"relative change {effect**0.5:.2g}"
+    ctx.warn(f"the adapter hardly matters on this text ({shown}): give held-out text of the kind it was trained for")
 
 
 class _OneOutput:
@@ -116,10 +163,9 @@ class _OneOutput:
             runtime.load if runtime else "", model, params=self._params, threads=self._ctx.threads
         )
         speed, note = None, ""
-        if runtime:
+        result = why_not_run(name, model, runtime, self._prepared.family)
+        if result is None:
             result, speed, note = self._run(spec, folder, label)
-        else:
-            result = why_not_run(name)
         if result.reason == "DISK_FULL":
             require(result, what=name, remedy="")
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
@@ -166,6 +212,7 @@ def _summary(output: OutputValidation) -> dict[str, object]:
         "peak_rss_bytes": memory.peak_rss_bytes if memory else None,
         "mean_kl": distance.mean_kl if distance else None,
         "top1_agreement": distance.top1_agreement if distance else None,
+        "relative_error": distance.relative_error if distance else None,
         "perplexity": output.perplexity,
         "explanation": output.explanation,
         "remedy": output.remedy,

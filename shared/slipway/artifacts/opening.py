@@ -8,7 +8,7 @@ from pathlib import Path
 from slipway.artifacts.blobs import Blobs, LocalBlobs
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.store import ArtifactStore
-from slipway.errors import ArtifactError
+from slipway.extras import require
 from slipway.observability import metrics
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME, parse_s3_url
@@ -19,20 +19,16 @@ def open_store(settings: Settings) -> ArtifactStore:
 
     Raises:
         ArtifactError: ``STORE_INVALID`` or ``STORE_DENIED``; an unavailable bucket fails only at its first use.
+        ServiceError: ``UNSUPPORTED`` when the extra for buckets is not installed.
     """
     if not settings.store.startswith(SCHEME):
         return LocalStore(Path(settings.store) if settings.store else settings.store_path)
     bucket, prefix = parse_s3_url(settings.store)
-    try:
-        from slipway.artifacts.cached import CachedStore
-        from slipway.artifacts.s3.client import S3Bucket
-        from slipway.artifacts.s3.store import S3Store
-    except ModuleNotFoundError as error:
-        raise ArtifactError(
-            f"the store {settings.store} needs the S3 extra, which is not installed",
-            reason="STORE_INVALID",
-            remedy="pip install 'slipway[s3]'",
-        ) from error
+    require("s3", what=f"the store {settings.store}")
+    from slipway.artifacts.cached import CachedStore
+    from slipway.artifacts.s3.client import S3Bucket
+    from slipway.artifacts.s3.store import S3Store
+
     remote = S3Store(S3Bucket(settings.s3, bucket, prefix=prefix))
     return CachedStore(remote, LocalStore(settings.cache_path), max_bytes=settings.cache_bytes)
 

@@ -60,9 +60,7 @@ def measure(report: ValidationReport | None) -> Measured:
     reference, held_out = report.reference, report.inputs.held_out
     base, tuned = reference.base_perplexity, reference.perplexity
     if base is None or tuned is None or not reference.gain_per_window:
-        return Measured(
-            False, "validation did not compare base + adapter with the base: set validation.compare_outputs"
-        )
+        return Measured(False, _without_gain(report))
     gains = [gain for gain in reference.gain_per_window if gain is not None]
     if len(gains) < max(LEAST_WINDOWS, len(reference.gain_per_window)):
         return Measured(
@@ -80,3 +78,11 @@ def measure(report: ValidationReport | None) -> Measured:
     found = f"from {base:.3g} to {tuned:.3g}, a gain of {mean:.2f} ± {error:.2f} nats per token"
     advice = "" if held_out else f": {_HELDOUT}"
     return Measured(False, f"the adapter does not clearly lower perplexity on {text} ({found}){advice}")
+
+
+def _without_gain(report: ValidationReport) -> str:
+    """Why validation did not measure what the adapter saves."""
+    reference = report.reference
+    if reference.adapter_effect_kl is None and reference.adapter_effect_error is None:
+        return "validation did not compare base + adapter with the base: set validation.compare_outputs"
+    return f"what a {report.inputs.family} gives on the text does not tell whether the adapter helps it"

@@ -37,15 +37,19 @@ class Commands(TyperGroup):
         return list(super().parse_args(ctx, args))
 
     def _note(self, asked: Asked, ctx: Any, words: list[str]) -> None:
-        """Parse a command's options leniently: a mistake in one says nothing about the others."""
         place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
         name = "".join(words[place : place + 1])
         command = self.commands.get(name)
         if not isinstance(command, TyperCommand):  # a misspelled one, or none; any has the options that all share
             command = next(command for command in self.commands.values() if isinstance(command, TyperCommand))
         del words[place : place + 1]
-        lenient = {"resilient_parsing": True, "ignore_unknown_options": True}
-        given = command.make_context(name, words, parent=ctx, **lenient).params
+        given = given_leniently(command, name, words, parent=ctx)
         asked.command = asked.command or name
         asked.as_json, asked.debug = bool(given.get("as_json")), bool(given.get("debug"))
         asked.progress = given.get("progress") or os.environ.get("SLIPWAY_PROGRESS", "").lower()
+
+
+def given_leniently(command: TyperCommand, name: str | None, words: list[str], *, parent: Any) -> dict[str, Any]:
+    """Return the parameters that a command is given, as far as they can be read: a mistake in one says nothing about others."""
+    lenient = {"resilient_parsing": True, "ignore_unknown_options": True}
+    return dict(command.make_context(name, words, parent=parent, **lenient).params)

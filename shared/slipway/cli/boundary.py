@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import os
 import signal
 import sys
@@ -66,7 +66,9 @@ def outcome(call: Callable[[Asked], Any]) -> int:
 def _say_unexpected(error: Exception, asked: Asked) -> int:
     try:
         return _say_failure(_unexpected(error), asked)
-    except (MemoryError, ImportError):  # there is not even enough to say so nicely
+    except (MemoryError, ImportError, OSError) as unsaid:  # there is not even enough to say so nicely
+        if isinstance(unsaid, OSError) and unsaid.errno != errno.ENOMEM:
+            raise
         os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
         return EXIT_RESOURCE
 
@@ -118,12 +120,15 @@ def _interrupted(asked: Asked) -> Any:
 def _unexpected(error: Exception) -> Any:
     """A fault of Slipway's own, or one of the surroundings that has a reason."""
     from slipway.errors import ArtifactError, ModelExportError, StageError
+    from slipway.extras import not_installed
     from slipway.folders.disk_full import is_disk_full
     from slipway.machine.out_of_memory import REMEDY, is_out_of_memory
 
     if is_out_of_memory(error):
         what = f"out of memory ({type(error).__name__}: {error})"
         return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{REMEDY}; see also ulimit -v")
+    if isinstance(error, ModuleNotFoundError) and (translated := not_installed(error)) is not None:
+        return translated
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         what = f"{name}{error.strerror or error}"
@@ -206,6 +211,8 @@ def _show_failure(failure: Any) -> None:
 
 def _document(failure: Any) -> dict[str, Any]:
     """A failure as JSON, with the names that an ``ExportResult`` uses too."""
+    from slipway.files.json_documents import parse_json
+
     about = dict(failure.about)
     document = {
         "success": False,
@@ -216,7 +223,7 @@ def _document(failure: Any) -> dict[str, Any]:
         "exit_code": failure.exit_code,
     }
     with contextlib.suppress(ValueError):  # a coordinator's error may say anything
-        document["problems"] = json.loads(about.get("problems", ""))
+        document["problems"] = parse_json(about.get("problems", "").encode())
         del about["problems"]
     return {**document, "about": about}
 

@@ -35,20 +35,22 @@ class ServiceCommand(TyperCommand):
 def coordinator(words: Words = None) -> None:
     """Start a coordinator: it carries out the exports of clients with the workers that join it."""
     arguments = _parser("coordinator").parse_args(words or [])
-    try:
-        from slipway_coordinator.main import main
-    except ModuleNotFoundError as error:
-        raise _not_installed("coordinator", error) from error
+    from slipway.extras import require
+
+    require("coordinator", what="slipway coordinator")
+    from slipway_coordinator.main import main
+
     raise typer.Exit(_run(main, arguments))
 
 
 def worker(words: Words = None) -> None:
     """Start a worker: it joins a coordinator and runs stages for it."""
     arguments = _parser("worker").parse_args(words or [])
-    try:
-        from slipway.worker.main import main
-    except ModuleNotFoundError as error:
-        raise _not_installed("worker", error) from error
+    from slipway.extras import require
+
+    require("worker", what="slipway worker")
+    from slipway.worker.main import main
+
     raise typer.Exit(_run(main, arguments))
 
 
@@ -73,20 +75,3 @@ def _run(main: Any, arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return int(main(arguments))
-
-
-def _not_installed(name: str, error: ModuleNotFoundError) -> Exception:
-    from importlib.metadata import metadata
-
-    from slipway.errors import ServiceError
-
-    if (error.name or "").startswith("slipway"):
-        return error
-    extras = metadata("slipway").get_all("Provides-Extra") or []
-    wanted = f"'slipway[{name}]'" if name in extras else "slipway"
-    return ServiceError(
-        f"the {name} cannot start: {error.name} is not installed",
-        reason="UNSUPPORTED",
-        remedy=f"pip install {wanted}, which brings it",
-        about={"library": error.name or ""},
-    )

@@ -25,7 +25,7 @@ from slipway.settings.sections import (
     lower_case,
 )
 from slipway.texts import quoted
-from slipway.validation.findings import LimitOverrides
+from slipway.validation.limits import LimitOverrides
 
 
 class CheckpointConfiguration(Section):
@@ -133,7 +133,7 @@ class ValidationConfiguration(Section):
         limits: Limits of the comparison that replace the table's (``services/validate/slipway_validate/judging/limits.py``), by the type that
             weights are stored in (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97`` as text. They are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
-            ``perplexity_ratio``, ``case_mean_kl`` and ``adapter_strength_error``.
+            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance`` and ``relative_error``.
     """
 
     enabled: bool = True

@@ -25,8 +25,8 @@ from slipway.execution.runner import TaskRunner
 from slipway.machine.out_of_memory import check_address_space
 from slipway.registry import stage_names
 from slipway.settings import Settings
-from slipway.worker import Worker, WorkerOptions
 from slipway.worker.machine import probe
+from slipway.worker.pull import Worker, WorkerOptions
 
 if TYPE_CHECKING:
     from slipway_coordinator.server import CoordinatorServer

@@ -76,15 +76,14 @@ def main() -> int:
     cancelled = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    given = json.loads(sys.stdin.buffer.readline())
-    execution = Execution.from_json(given)
+    execution = Execution.parse(sys.stdin.buffer.readline())
     _guard()
     _yield_memory_first()
     logger = logging.getLogger("slipway.stage")
     logger.addHandler(EventHandler(events))
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    spans = Spans(events.send, execution.call.stage, traceparent=execution.traceparent, started=given["started"])
+    spans = Spans(events.send, execution.call.stage, traceparent=execution.traceparent, started=execution.started)
 
     def on_progress(progress: Progress) -> None:
         spans.phase(progress.phase)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from slipway.stage_call import Limits, StageCall
 
@@ -19,6 +20,7 @@ class Execution:
         workdir: Empty folder for the outputs; the child's current folder.
         kept: Folder that outlasts the attempt, or None.
         traceparent: Span that the child's spans belong to; empty without a trace.
+        started: When the child was started, in seconds since the epoch.
         environment: What the child gets instead of a stage's environment, which has neither secrets nor the network.
     """
 
@@ -26,6 +28,7 @@ class Execution:
     workdir: Path
     kept: Path | None = None
     traceparent: str = ""
+    started: float = 0.0
     environment: Mapping[str, str] | None = None
 
     @property
@@ -33,14 +36,16 @@ class Execution:
         """What it may use: a single thread and 4 GiB where nobody says."""
         return self.call.limits.filled(max_memory_bytes=4 << 30, threads=1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what the child needs to know, as JSON-ready data."""
-        kept = None if self.kept is None else str(self.kept.absolute())
-        call = replace(self.call, limits=self.limits).to_json()
-        return {"call": call, "workdir": str(self.workdir.absolute()), "kept": kept, "traceparent": self.traceparent}
+    def line(self) -> bytes:
+        """Return what the child needs to know, as one line of JSON."""
+        kept, call = self.kept and self.kept.absolute(), replace(self.call, limits=self.limits)
+        known = replace(self, call=call, workdir=self.workdir.absolute(), kept=kept, environment=None)
+        return _JSON.dump_json(known) + b"\n"
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Execution:
-        """Return the execution that :meth:`to_json` wrote."""
-        kept = None if data["kept"] is None else Path(data["kept"])
-        return cls(StageCall.from_json(data["call"]), Path(data["workdir"]), kept=kept, traceparent=data["traceparent"])
+    @staticmethod
+    def parse(line: bytes) -> Execution:
+        """Return the execution that :meth:`line` wrote."""
+        return _JSON.validate_json(line)
+
+
+_JSON = TypeAdapter(Execution)

@@ -6,10 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from slipway.execution.memory import TreeMemory
-from slipway.machine.cgroup import ControlGroup
+from slipway.machine.cgroup import ControlGroup, machine_memory
 from slipway.observability import metrics
 from slipway.sizes import format_size
 
@@ -71,9 +69,11 @@ class Pressure:
                 self._say(
                     "container_memory", f"may be ended for memory: {what}, {format_size(memory.anonymous)} by itself"
                 )
-        machine = psutil.virtual_memory()
-        if machine.available <= machine.total * MACHINE_SHARE:
-            what = f"{format_size(machine.available)} of the machine's {format_size(machine.total)} are left"
+        machine = machine_memory()
+        if machine.available_bytes <= machine.total_bytes * MACHINE_SHARE:
+            what = (
+                f"{format_size(machine.available_bytes)} of the machine's {format_size(machine.total_bytes)} are left"
+            )
             self._say("machine_memory", f"may be ended for memory: {what}, {format_size(memory.anonymous)} are its own")
 
     def _disk(self) -> None:

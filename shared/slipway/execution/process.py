@@ -6,28 +6,22 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from slipway.errors import Failure, StageError
+from slipway.execution.child_process import GRACE_SECONDS, ChildProcess, child_environment
 from slipway.execution.execution import Execution
-from slipway.execution.failures import failure_of_exit
 from slipway.execution.memory import tree_memory
 from slipway.execution.pressure import Pressure
 from slipway.execution.surroundings import with_surroundings
-from slipway.machine.cgroup import ControlGroup
-from slipway.machine.python_process import python_module
-from slipway.machine.threads import thread_variables
 from slipway.observability.telemetry import record
-from slipway.settings.stage_environment import stage_environment
 from slipway.stage import Progress
 
-GRACE_SECONDS = 3.0
 _SAMPLE_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 
@@ -61,42 +55,33 @@ async def execute(
         on_progress: Called with the stage's progress and the resident memory of its processes, in bytes.
         on_log: Called with level and text of each log record; what libraries print comes as ``debug``.
     """
-    killed_before = _oom_kills()
-    started = time.time()
+    execution = replace(execution, started=time.time())
+    if execution.environment is None:
+        environment = child_environment(execution.limits.threads)
+    else:
+        environment = {**execution.environment, "PYTHONUNBUFFERED": "1"}
     reader, writer = os.pipe()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *python_module("slipway.execution.child", str(writer)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=(writer,),
-            cwd=execution.workdir,  # ours may be a checkpoint, and libraries look for all kinds of files where they are
-            env=_environment(execution),
-            start_new_session=True,  # a group of its own: Ctrl-C is the parent's, and the group can be ended as one
+        process = ChildProcess(
+            "slipway.execution.child",
+            str(writer),
+            environment=environment,
+            workdir=execution.workdir,
+            descriptors=(writer,),
+            own_group=True,
         )
     except BaseException:
         os.close(reader)
         raise
     finally:
         os.close(writer)
-    child = _Child(process, execution, on_progress, on_log, started=started)
-    return await child.outcome(reader, oom_killed=lambda: _oom_kills() > killed_before)
+    return await _Child(process, execution, on_progress, on_log).outcome(reader)
 
 
 class _Child:
     """One running child and what it has said so far."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        execution: Execution,
-        on_progress: OnProgress,
-        on_log: OnLog,
-        *,
-        started: float,
-    ) -> None:
-        self._started = started
+    def __init__(self, process: ChildProcess, execution: Execution, on_progress: OnProgress, on_log: OnLog) -> None:
         self._process = process
         self._execution = execution
         self._on_progress = on_progress
@@ -109,67 +94,52 @@ class _Child:
         self._result: Outcome | None = None
         self._output: deque[str] = deque(maxlen=40)
 
-    async def outcome(self, descriptor: int, *, oom_killed: Callable[[], bool]) -> Outcome:
+    async def outcome(self, descriptor: int) -> Outcome:
         """Follow the child to its end."""
         tasks = [asyncio.create_task(work) for work in (self._events(descriptor), self._prints(), self._memory())]
+        lifeline: asyncio.WriteTransport | None = None
         failure: Failure | None = None
         try:
-            self._start()
+            loop = asyncio.get_running_loop()
+            lifeline, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.input)
+            lifeline.write(self._execution.line())
             async with asyncio.timeout(self._execution.limits.timeout_seconds or None):
                 await self._exit()
         except TimeoutError:
             failure = with_surroundings(_timeout(self._execution), scratch=self._execution.workdir)
         finally:
             await asyncio.shield(self._end())
+            (lifeline or self._process.input).close()
             tasks[2].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         outcome = self._result or Outcome()
         if failure is not None:
             outcome = Outcome(failure=failure)
         elif self._result is None:
-            returncode = self._process.returncode or 0
-            output = "\n".join(self._output)
-            stage = self._execution.call.stage
-            failure = failure_of_exit(returncode, stage=stage, oom_killed=oom_killed(), output=output)
+            failure = self._process.explain(name=self._execution.call.stage, said="\n".join(self._output))
             outcome = Outcome(failure=with_surroundings(failure, scratch=self._execution.workdir))
         outcome.peak_memory_bytes = self._peak_bytes
         return outcome
 
-    def _start(self) -> None:
-        """Hand the execution over; standard input stays open as the child's lifeline."""
-        document = {**self._execution.to_json(), "started": self._started}
-        assert self._process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it died already; its exit says why
-            self._process.stdin.write(json.dumps(document).encode() + b"\n")
-
     async def _end(self) -> None:
-        """End the child and its group: SIGTERM, then SIGKILL after a grace."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exit(), GRACE_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # the leader may be gone; what it started need not be
-        await self._process.wait()
+        """End the child and its group without holding up the loop."""
+        self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exit(), GRACE_SECONDS)
+        self._process.kill()
+        await self._exit()
 
     async def _exit(self) -> None:
-        """Return when the child itself has ended; ``wait`` returns only when nobody holds its output open any more."""
-        while self._process.returncode is None:
+        """Return when the child itself has ended; what it started may hold its output open."""
+        while self._process.alive:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _events(self, descriptor: int) -> None:
         """Read the child's events until it closes their pipe."""
-        stream = asyncio.StreamReader(limit=64 << 20)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", buffering=0)
-        )
-        try:
+        async with _reading(os.fdopen(descriptor, "rb", buffering=0), limit=64 << 20) as stream:
             while line := await stream.readline():
                 if line.endswith(b"\n"):  # a killed child may leave half a line
                     self._take(json.loads(line))
-        finally:
-            transport.close()
 
     def _take(self, event: dict[str, Any]) -> None:
         match event.pop("event"):
@@ -190,17 +160,17 @@ class _Child:
 
     async def _prints(self) -> None:
         """Keep the last lines that libraries print, and pass all on as debug messages."""
-        assert self._process.stdout is not None
-        while True:
-            try:
-                line = await self._process.stdout.readline()
-            except ValueError:  # a line longer than the buffer: progress bars without an end
-                continue
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            self._output.append(text)
-            self._on_log("debug", text)
+        async with _reading(self._process.output, limit=64 << 10) as stream:
+            while True:
+                try:
+                    line = await stream.readline()
+                except ValueError:  # a line longer than the buffer: progress bars without an end
+                    continue
+                if not line:
+                    return
+                text = line.decode(errors="replace").rstrip()
+                self._output.append(text)
+                self._on_log("debug", text)
 
     async def _memory(self) -> None:
         """Sample the memory of the child and what it started, and say what it comes close to."""
@@ -215,33 +185,17 @@ class _Child:
         self._on_log("warning", message)
 
 
-def _environment(execution: Execution) -> dict[str, str]:
-    """What the child needs of ours; threads limited and asleep while they wait, libraries kept from the network."""
-    if execution.environment is not None:
-        return {**execution.environment, "PYTHONUNBUFFERED": "1"}
-    environment = stage_environment(os.environ)
-    environment |= thread_variables(execution.limits.threads, environment=environment)
-    environment |= {
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONUTF8": "1",  # libraries open files, and print, without saying in which encoding
-        "PYTHONIOENCODING": "utf-8:backslashreplace",
-        "TQDM_DISABLE": "1",
-    }
-    return environment
-
-
-def _oom_kills() -> int:
-    """Processes the kernel has killed for memory, in this container or else since boot (Linux; 0 elsewhere)."""
-    kills = ControlGroup().memory_kills()
-    if kills is not None:
-        return kills
+@contextlib.asynccontextmanager
+async def _reading(pipe: IO[bytes], *, limit: int) -> AsyncIterator[asyncio.StreamReader]:
+    """Read a pipe, which is closed with the context, in lines of at most ``limit`` bytes."""
+    stream = asyncio.StreamReader(limit=limit)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), pipe
+    )
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        yield stream
+    finally:
+        transport.close()
 
 
 def _timeout(execution: Execution) -> Failure:

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from slipway.errors import Failure
-from slipway.machine.cgroup import ControlGroup, available_memory
+from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory
 
 PREFIX = "machine_"
 
@@ -23,7 +21,7 @@ def surroundings(**folders: Path) -> dict[str, int]:
         folders: Folders by name; one that is not there yet stands for the one it would be in.
     """
     group = ControlGroup().memory()
-    total = int(psutil.virtual_memory().total)
+    total = machine_memory().total_bytes
     found = {
         "memory_available_bytes": available_memory(group),
         "memory_total_bytes": total if group is None else min(total, group.limit_bytes),

@@ -44,6 +44,19 @@ def read_json(path: Path, *, largest: int = LARGEST, lenient: bool = False, any_
     return parse_json(data, most_values=largest // _BYTES_PER_VALUE, lenient=lenient, any_text=any_text)
 
 
+def read_json_object(
+    path: Path, *, largest: int = LARGEST, lenient: bool = False, any_text: bool = False
+) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Arguments and errors are those of :func:`read_json`; anything else than an object is a ``ValueError`` too.
+    """
+    document = read_json(path, largest=largest, lenient=lenient, any_text=any_text)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - the file is at fault, not the caller
+    return document
+
+
 def parse_json(
     data: bytes, *, most_values: int = LARGEST // _BYTES_PER_VALUE, lenient: bool = False, any_text: bool = False
 ) -> Any:

@@ -53,6 +53,7 @@ class Runtime:
         files: Patterns; a folder that has a file of any of them holds an output of this format.
         load: ``module:attribute`` of a function ``load(folder, *, threads) -> LanguageModel`` (``slipway_validate.runner.model``). Only
             the process that runs the output imports it; an ImportError there says that this machine cannot run it.
+        families: Names of the families of models that it runs (``slipway.models.families``), outputs of others are not run; None: all.
         prefers: What a worker should have so that outputs can be run; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights where nothing names one; empty for not known.
@@ -61,6 +62,7 @@ class Runtime:
     name: str
     files: tuple[str, ...]
     load: str
+    families: tuple[str, ...] | None = ("decoder",)
     prefers: Needs | None = None
     precision_file: str = ""
     stored_dtype: str = ""

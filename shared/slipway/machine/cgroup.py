@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 # Version 1 writes the largest page-aligned number where there is no limit.
 _NO_LIMIT = 1 << 60
 
@@ -88,9 +86,24 @@ class ControlGroup:
                 folder = folder.parent
 
 
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """Memory of the whole machine; ``available_bytes`` can be had without swapping."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def machine_memory() -> MachineMemory:
+    """Read the machine's memory from the kernel, whatever a control group allows of it."""
+    counts = {name: value.split() for name, _, value in (line.partition(":") for line in _lines(Path("/proc/meminfo")))}
+    total, available = (1024 * int(counts[name][0]) for name in ("MemTotal", "MemAvailable"))
+    return MachineMemory(total, available)
+
+
 def available_memory(group: MemoryGroup | None) -> int:
     """Return the available memory in bytes: that of the machine, at most what is left of the group's limit."""
-    machine = int(psutil.virtual_memory().available)
+    machine = machine_memory().available_bytes
     return machine if group is None else max(min(machine, group.limit_bytes - group.used_bytes()), 0)
 
 

@@ -9,16 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from slipway.errors import ModelExportError
+from slipway.extras import WORKER, stage_extra
 from slipway.formats.registry import asking, formats
 from slipway.formats.tasks import FormatRequest
-from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
 from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
-from slipway.stage import Provider, Role, Stage, installed_version
+from slipway.stage import Provider, Role, Stage, installed_version, library_provider
 
 
 @dataclass(frozen=True)
@@ -135,15 +134,18 @@ def _stages_of_formats() -> dict[str, tuple[str, ...]]:
 def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     if runnable(stage, providers):
         return ""
+    lacking = [provider for provider in providers if not provider.available]
+    libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]
+    extra = stage_extra(stage.params.__module__)
+    if len(libraries) == len(lacking) and extra != WORKER:
+        return f"pip install 'slipway[{extra}]' ({', '.join(libraries)} missing)"
     joint = " or: " if stage.alternatives else "; "
-    return joint.join(
-        provider.detail or f"pip install {provider.name}" for provider in providers if not provider.available
-    )
+    return joint.join(provider.detail or f"pip install {provider.name}" for provider in lacking)
 
 
 def _machine(settings: Settings) -> Machine:
     group = ControlGroup()
-    limited, memory = group.memory(), psutil.virtual_memory().total
+    limited, memory = group.memory(), machine_memory().total_bytes
     existing = next(folder for folder in (settings.home, *settings.home.parents) if folder.is_dir())
     gpu = first_gpu()
     return Machine(

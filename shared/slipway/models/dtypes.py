@@ -18,43 +18,41 @@ class Dtype(NamedTuple):
     Attributes:
         name: In a safetensors header.
         bits: Of one element.
-        torch: In torch, and as ``dtype`` in a ``config.json``.
-        numpy: In numpy, otherwise in ml_dtypes.
+        torch: In torch, in numpy or else ml_dtypes, and as ``dtype`` in a ``config.json``.
         onnx: In ONNX's enum of types.
     """
 
     name: str
     bits: int
     torch: str = ""
-    numpy: str = ""
     onnx: str = ""
 
 
 DTYPES = {
     row[0]: Dtype(*row)
     for row in (
-        ("F64", 64, "float64", "float64", "DOUBLE"),
-        ("F32", 32, "float32", "float32", "FLOAT"),
-        ("F16", 16, "float16", "float16", "FLOAT16"),
-        ("BF16", 16, "bfloat16", "bfloat16", "BFLOAT16"),
-        ("F8_E4M3", 8, "float8_e4m3fn", "float8_e4m3fn", "FLOAT8E4M3FN"),
-        ("F8_E5M2", 8, "float8_e5m2", "float8_e5m2", "FLOAT8E5M2"),
-        ("F8_E8M0", 8, "float8_e8m0fnu", "float8_e8m0fnu", "FLOAT8E8M0"),
-        ("F8_E4M3FNUZ", 8, "float8_e4m3fnuz", "float8_e4m3fnuz", "FLOAT8E4M3FNUZ"),
-        ("F8_E5M2FNUZ", 8, "float8_e5m2fnuz", "float8_e5m2fnuz", "FLOAT8E5M2FNUZ"),
+        ("F64", 64, "float64", "DOUBLE"),
+        ("F32", 32, "float32", "FLOAT"),
+        ("F16", 16, "float16", "FLOAT16"),
+        ("BF16", 16, "bfloat16", "BFLOAT16"),
+        ("F8_E4M3", 8, "float8_e4m3fn", "FLOAT8E4M3FN"),
+        ("F8_E5M2", 8, "float8_e5m2", "FLOAT8E5M2"),
+        ("F8_E8M0", 8, "float8_e8m0fnu", "FLOAT8E8M0"),
+        ("F8_E4M3FNUZ", 8, "float8_e4m3fnuz", "FLOAT8E4M3FNUZ"),
+        ("F8_E5M2FNUZ", 8, "float8_e5m2fnuz", "FLOAT8E5M2FNUZ"),
         ("F6_E2M3", 6),
         ("F6_E3M2", 6),
         ("F4", 4),
-        ("C64", 64, "complex64", "complex64", "COMPLEX64"),
-        ("I64", 64, "int64", "int64", "INT64"),
-        ("I32", 32, "int32", "int32", "INT32"),
-        ("I16", 16, "int16", "int16", "INT16"),
-        ("I8", 8, "int8", "int8", "INT8"),
-        ("U64", 64, "uint64", "uint64", "UINT64"),
-        ("U32", 32, "uint32", "uint32", "UINT32"),
-        ("U16", 16, "uint16", "uint16", "UINT16"),
-        ("U8", 8, "uint8", "uint8", "UINT8"),
-        ("BOOL", 8, "bool", "bool", "BOOL"),
+        ("C64", 64, "complex64", "COMPLEX64"),
+        ("I64", 64, "int64", "INT64"),
+        ("I32", 32, "int32", "INT32"),
+        ("I16", 16, "int16", "INT16"),
+        ("I8", 8, "int8", "INT8"),
+        ("U64", 64, "uint64", "UINT64"),
+        ("U32", 32, "uint32", "UINT32"),
+        ("U16", 16, "uint16", "UINT16"),
+        ("U8", 8, "uint8", "UINT8"),
+        ("BOOL", 8, "bool", "BOOL"),
     )
 }
 """By name in a safetensors header, which are the types that a file may have."""
@@ -81,5 +79,5 @@ def _numpy_name(name: str) -> Any:
     if name == "BF16" or name.startswith("F8"):
         import ml_dtypes
 
-        return getattr(ml_dtypes, DTYPES[name].numpy)
-    return DTYPES[name].numpy
+        return getattr(ml_dtypes, DTYPES[name].torch)
+    return DTYPES[name].torch

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
-from slipway.files.json_documents import read_json
+from slipway.files.json_documents import read_json_object
 from slipway.files.links import files_in, real_file
 from slipway.files.user_paths import user_path
 from slipway.models.safetensors_file import INDEX_SUFFIX, read_index
@@ -67,10 +67,9 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
     try:
-        settings = read_json(folder / "tokenizer_config.json", lenient=True)
+        template = read_json_object(folder / "tokenizer_config.json", lenient=True).get("chat_template")
     except (OSError, ValueError):
         return False
-    template = settings.get("chat_template") if isinstance(settings, dict) else None
     named = template if isinstance(template, list) else []  # as older tokenizers hold several of them
     return isinstance(template, str) or any(isinstance(one, dict) and one.get("name") == "default" for one in named)
 

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slipway.extras import require
 from slipway.redaction import redact
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def tracing(settings: Settings, *, service: str = "slipway") -> Iterator[None]:
     if not settings.tracing or _recorder is not None:
         yield
         return
+    require("telemetry", what=f"SLIPWAY_TRACING={settings.tracing}", otherwise="unset it")
     with recording(_exporter(settings), service=service):
         yield
 

@@ -17,7 +17,8 @@ from slipway.results.result import AttemptResult, ExportResult, FailedFormat, Fo
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.stage import Role
-from slipway.validation.findings import OutputValidation, Ratio, Speed, ValidationReport
+from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
 VALIDATION = "validation"
@@ -54,6 +55,7 @@ def export_result(
     store: Artifacts,
     validation: ValidationReport | None = None,
     output_directory: Path | None = None,
+    report: str = "report.html",
     warnings: Sequence[str] = (),
 ) -> ExportResult:
     """The answer of an ended export.
@@ -63,6 +65,7 @@ def export_result(
         store: Where its artifacts are, for their sizes.
         validation: What validation found; None when nothing was validated.
         output_directory: Where it is delivered; None when nothing was.
+        report: The report's main file in it.
         warnings: Of the command itself, such as skipped checkpoints.
     """
     failure = export_failure(export, validation)
@@ -93,7 +96,7 @@ def export_result(
         memory_usage_mb=_least(memory),
         validation_passed=None if validation is None else validation.passed,
         base_match=joined(BaseMatch.of_labels(export.labels), validation),
-        validation_report_path=str(output_directory / "report.html") if output_directory else "",
+        validation_report_path=str(output_directory / report) if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
         warnings=_warnings(export, warnings, validation),
@@ -196,6 +199,9 @@ def _first_sentence(output: OutputValidation) -> str:
     return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
 
 
+_FIGURES = ("mean_kl", "top1_agreement", "relative_error", "cosine_distance")
+
+
 def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
     return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
@@ -217,8 +223,7 @@ def format_result(
     return entry.model_copy(
         update={
             "status": found.status.value,
-            "mean_kl": found.to_reference.mean_kl if found.to_reference else None,
-            "top1_agreement": found.to_reference.top1_agreement if found.to_reference else None,
+            **({name: getattr(found.to_reference, name) for name in _FIGURES} if found.to_reference else {}),
             **(_speed(found.speed) if found.speed else {}),
             "memory_usage_mb": found.memory.peak_rss_bytes / 1e6 if found.memory else None,
         }

@@ -71,11 +71,13 @@ class FormatResult(_Value):
         reduction_percent: Against the unquantized merged model; negative when larger.
         status: ``passed``, ``failed``, ``not_run`` (this machine cannot run it) or ``not_validated``.
         mean_kl: Against the reference, nats per token.
-        top1_agreement: Share of positions where both rank the same token first, 0 to 1.
+        top1_agreement: Share of positions where both rank the same token, class or place first, 0 to 1.
+        relative_error: Of embeddings and scores, which have no KL: difference to the reference as a share of its values.
+        cosine_distance: Of embeddings: mean of 1 - cos to the reference's.
         decode_tokens_per_second: Speed of generation, median of several rounds.
         decode_spread_percent: Width of the range that most rounds lie in (10th to 90th percentile), in percent of the median; None
             of a single round.
-        decode_stable: Whether that is little enough to rely on (see ``slipway.validation.findings.Speed``).
+        decode_stable: Whether that is little enough to rely on (see ``slipway.validation.speed.Speed``).
         decode_speedup: How many times as fast as the reference, timed in turn with it; None where it was not, or where that was
             not stable.
         inference_speed_ms: Time of one forward pass over a prompt (prefill), median of several rounds.
@@ -91,6 +93,8 @@ class FormatResult(_Value):
     status: str = "not_validated"
     mean_kl: float | None = None
     top1_agreement: float | None = None
+    relative_error: float | None = None
+    cosine_distance: float | None = None
     decode_tokens_per_second: float | None = None
     decode_spread_percent: float | None = None
     decode_stable: bool = False
@@ -138,7 +142,7 @@ class ExportResult(_Value):
         validation_passed: None when nothing was validated.
         base_match: Whether the base model is the one the adapter was trained on, and what speaks for it; its verdict is green or
             amber, and amber is no failure.
-        validation_report_path: ``report.html``; empty when nothing was delivered.
+        validation_report_path: ``report.html``, or ``report.json`` where no page could be made; empty when nothing was delivered.
         reason: Stable reason of a failure; empty on success.
         error_message: Why the export failed, with the remedy; empty on success.
         warnings: What the user should know.

@@ -1,4 +1,4 @@
-"""Common parts of all gRPC servers and clients: connection options, health, reflection, and the translation of errors to statuses."""
+"""Common parts of all gRPC servers: options, health, reflection, and the translation of errors to statuses."""
 
 from __future__ import annotations
 
@@ -23,26 +23,11 @@ log = logging.getLogger("slipway.rpc")
 LONGEST_POLL_SECONDS = 50.0
 """Proxies and load balancers end calls that are silent for a minute."""
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""Largest response a client accepts: a page of exports."""
-
 MAX_REQUEST_BYTES = 16 << 20
 """Largest request a server accepts: a worker's report."""
 
 _MAX_STREAMS_PER_CONNECTION = 512
 
-# A server that is pinged more often than its minimum ends the connection (GOAWAY too_many_pings).
-CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Channels of one process to the same address are kept apart: closing one must not end the others' calls.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
 SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.so_reuseport", 0),  # two servers on one port would each get half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

@@ -14,11 +14,11 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from slipway.errors import ConfigurationError, ServiceError
-from slipway.rpc.serving import CHANNEL_OPTIONS
+from slipway.rpc.channel_options import CHANNEL_OPTIONS
 from slipway.security.access.tokens import is_token
+from slipway.security.addresses import is_private
 from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
-from slipway.security.server import is_private
 from slipway.security.tls import channel_credentials, load
 from slipway.settings.security import Security
 from slipway.texts import quoted

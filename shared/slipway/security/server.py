@@ -11,6 +11,7 @@ from slipway.rpc.serving import listen
 from slipway.security.access.access_file import AccessFile, Everyone, Nobody
 from slipway.security.access.callers import Authenticator
 from slipway.security.access.principals import OWNER
+from slipway.security.addresses import is_private
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
 from slipway.security.tls import server_credentials
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     import grpc
 
 log = logging.getLogger("slipway.security")
-
-_LOOPBACK = ("127.", "[::1]", "localhost:")
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,6 @@ class ServerSecurity:
         if self.token_address and self.tls is not None:
             listen(server, self.token_address, credentials=server_credentials(replace(self.tls, ca=None)))
         return listen(server, address, credentials=credentials)
-
-
-def is_private(address: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    return address.startswith(("unix:", *_LOOPBACK))
 
 
 def coordinator_security(

@@ -16,6 +16,7 @@ from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ModelExportError
+from slipway.extras import require
 from slipway.files.user_paths import user_path
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME, parse_s3_url
@@ -112,6 +113,7 @@ class SourceFolders:
         )
 
     def _bucket(self, url: str) -> Path:
+        require("s3", what=f"reading {url}")
         from slipway.artifacts.s3.client import S3Bucket
         from slipway.sources.bucket_origin import BucketOrigin
 

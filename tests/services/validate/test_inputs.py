@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from slipway.errors import ValidationError
+from slipway.models.families import DECODER
 from slipway_validate import folders, texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
@@ -24,7 +25,9 @@ from support.models.validation_models import TEXT, Models
 
 
 def spec(tmp_path: Path, *, windows: int = 5, length: int = 20, seed: int = 0) -> TokenizeSpec:
-    return TokenizeSpec(tokenizer=tmp_path, text=tmp_path, tokens=tmp_path, windows=windows, length=length, seed=seed)
+    return TokenizeSpec(
+        tokenizer=tmp_path, model=tmp_path, text=tmp_path, samples=tmp_path, windows=windows, length=length, seed=seed
+    )
 
 
 def test_windows_do_not_overlap_and_follow_the_seed(tiny: Models, tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_built_in_text_is_the_same_each_time_and_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(("windows", "length"), [(1, 8), (2, 9), (10, 128), (3, 4096)])
 def test_cases_fit_the_windows(windows: int, length: int) -> None:
-    for case in shape_cases(windows, length):
+    for case in shape_cases(DECODER, windows, length):
         longest = max(row.length for row in case.rows)
         assert sum(case.segments) == longest <= length
         assert all(0 <= row.window < windows and row.length >= 1 for row in case.rows)
@@ -96,10 +99,10 @@ def test_left_padding() -> None:
 
 def test_logits_stay_within_the_disk_they_may_use(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 151_936, "max_position_embeddings": 4096}))
-    windows, length = _affordable(tmp_path, ValidateParams(test_samples=1000, max_logit_bytes=1 << 30))
+    windows, length = _affordable(tmp_path, DECODER, ValidateParams(test_samples=1000, max_logit_bytes=1 << 30))
     assert windows * length * 151_936 * 4 * 4 <= 1 << 30
     assert windows > 1
-    assert _affordable(tmp_path, ValidateParams(sequence_length=8192, max_logit_bytes=1 << 40)) == (10, 4096)
+    assert _affordable(tmp_path, DECODER, ValidateParams(sequence_length=8192, max_logit_bytes=1 << 40)) == (10, 4096)
 
 
 def test_dtypes_from_headers(tiny: Models, tmp_path: Path) -> None:
@@ -128,11 +131,13 @@ def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
     assert runtime("onnx", tmp_path) == "onnxruntime"
 
 
-def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing() -> None:
-    named = folders.why_not_run("onnx-int8")
+def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing(tmp_path: Path) -> None:
+    named = folders.why_not_run("onnx-int8", tmp_path, None, DECODER)
+    assert named is not None
     assert (named.status, named.reason) == ("failed", "VALIDATION_IMPOSSIBLE")
     assert "model.onnx" in named.message
-    strange = folders.why_not_run("nonesuch-int8")
+    strange = folders.why_not_run("nonesuch-int8", tmp_path, None, DECODER)
+    assert strange is not None
     assert strange.status == "not_run"
     assert "nonesuch" in strange.message
 

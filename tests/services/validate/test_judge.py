@@ -7,10 +7,15 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError as PydanticError
 
-from slipway.validation.findings import LogitComparison, OutputStatus, OutputValidation, ShapeCase
+from slipway.models.families import Comparison
+from slipway.validation.comparisons import LogitComparison, ShapeCase
+from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway_validate.judging import explain
-from slipway_validate.judging.judge import Judge
+from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import LIMITS, LimitOverrides, absolute_limit, coarser, level_of, table
+from slipway_validate.judging.measures import measure_of
+
+NEXT_TOKEN = measure_of(Comparison.NEXT_TOKEN, width=100)
 
 
 def comparison(kl: float | None = 0.0, *, largest: float | None = 0.0, top1: float = 1.0) -> LogitComparison:
@@ -22,7 +27,7 @@ def comparison(kl: float | None = 0.0, *, largest: float | None = 0.0, top1: flo
 def judged(level: str, name: str = "onnx", **figures: object) -> OutputValidation:
     output = OutputValidation(name=name, format=name.partition("-")[0], level="none", status=OutputStatus.PASSED)
     output = output.model_copy(update=figures)
-    judge = Judge(LIMITS[level], LIMITS[level], logit_scale=1.0, noise=1e-6)
+    judge = Judge(Rule(LIMITS[level], LIMITS[level], NEXT_TOKEN, noise=1e-6))
     return output.model_copy(update={"checks": judge.checks(output, non_finite=0)})
 
 
@@ -59,7 +64,7 @@ def test_float32_limits_single_logits_and_the_merged_model_tighter() -> None:
 def test_figures_that_are_not_finite_fail() -> None:
     assert names(judged("int4", to_reference=comparison(None, largest=None))) == {"mean_kl"}
     assert names(judged("int4", perplexity=None, reference_perplexity=10.0)) == {"perplexity_ratio"}
-    judge = Judge(LIMITS["int4"], LIMITS["int4"], logit_scale=1.0, noise=None)
+    judge = Judge(Rule(LIMITS["int4"], LIMITS["int4"], NEXT_TOKEN))
     output = OutputValidation(name="onnx", format="onnx", status=OutputStatus.PASSED)
     assert [check.passed for check in judge.checks(output, non_finite=1)] == [False]
 
@@ -83,8 +88,8 @@ def test_skipped_cases_are_not_judged() -> None:
 def test_adapter_strength_is_judged_only_where_it_can_be_seen() -> None:
     weak = OutputValidation(name="onnx", format="onnx", status=OutputStatus.PASSED)
     weak = weak.model_copy(update={"to_base": comparison(0.3), "adapter_strength": 0.9})
-    seen = Judge(LIMITS["int4"], LIMITS["int4"], logit_scale=1.0, noise=None, effect=0.3)
-    drowned = Judge(LIMITS["int4"], LIMITS["int4"], logit_scale=1.0, noise=None, effect=0.01)
+    seen = Judge(Rule(LIMITS["int4"], LIMITS["int4"], NEXT_TOKEN, effect=0.3))
+    drowned = Judge(Rule(LIMITS["int4"], LIMITS["int4"], NEXT_TOKEN, effect=0.01))
     failed = [check.name for check in seen.checks(weak, non_finite=0) if not check.passed]
     assert failed == ["adapter_strength_error"]
     assert all(check.passed for check in drowned.checks(weak, non_finite=0))

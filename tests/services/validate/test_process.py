@@ -24,6 +24,7 @@ from slipway.validation.findings import OutputStatus, ValidationReport
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunSpec, Spec
+from slipway_validate.samples import Samples
 from slipway_validate.stage import STAGE
 from slipway_validate.stopwatch import Stopwatch
 from support.coordinators.harness import wait_for
@@ -127,10 +128,10 @@ class TestWhileBeingTimed:
 
     @pytest.fixture
     def spec(self, tiny: Models, tmp_path: Path) -> Spec:
-        tokens = tmp_path / "tokens.npy"
-        np.save(tokens, np.arange(32, dtype=np.int64).reshape(2, 16) % 20)
+        samples = tmp_path / "samples"
+        Samples(np.arange(32, dtype=np.int64).reshape(2, 16) % 20).write(samples)
         benchmark = Benchmark(prefill_tokens=16, decode_steps=4)
-        return Spec(run=RunSpec(model=tiny.merged, tokens=tokens, benchmark=benchmark, **self.SPEC))
+        return Spec(run=RunSpec(model=tiny.merged, samples=samples, benchmark=benchmark, **self.SPEC))
 
     @contextmanager
     def waiting(self, spec: Spec, context: Context, *, timeout_seconds: float = 240.0) -> Iterator[process.Runner]:
@@ -157,7 +158,7 @@ class TestWhileBeingTimed:
             os.kill(pid_of(context), number)
             speed, note = Stopwatch(None, ValidateParams(), context).time(runner)
             assert speed is None
-            assert "its process" in note
+            assert "process of" in note
             assert first.prefill_seconds
             assert runner.result.continuations
 
@@ -200,7 +201,7 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
-    spec = RunSpec(runtime="slipway_validate.runner.runtime_onnx:load", model=tiny_onnx, tokens=tiny_onnx / "none.npy")
+    spec = RunSpec(runtime="slipway_validate.runner.runtime_onnx:load", model=tiny_onnx, samples=tiny_onnx / "none")
     before = set(psutil.Process().children(recursive=True))  # servers that other tests share
     result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)
     assert (result.status, result.reason) == ("failed", "STAGE_TIMEOUT")
@@ -216,7 +217,7 @@ def test_what_native_code_prints_never_reaches_the_pipe(tmp_path: Path) -> None:
         "    return runner.RunResult(), None\n"
         "runner.execute = execute; sys.argv = ['runner', sys.argv[1]]; runner.main()"
     )
-    spec = Spec(run=RunSpec(runtime=TRANSFORMERS, model=tmp_path, tokens=tmp_path / "none.npy"))
+    spec = Spec(run=RunSpec(runtime=TRANSFORMERS, model=tmp_path, samples=tmp_path / "none"))
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     command = [sys.executable, "-c", program, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from slipway.stage import Context
-from slipway.validation.findings import Speed, ValidationReport
+from slipway.validation.findings import ValidationReport
+from slipway.validation.speed import Speed
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
 from slipway_quantize.params import QuantizeParams

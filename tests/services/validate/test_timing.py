@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from slipway.stage import Context, Progress
-from slipway.validation.findings import Engine, Memory, Speed
+from slipway.validation.speed import Engine, Memory, Speed
 from slipway_validate import stopwatch as stopwatch_module
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Benchmark, Round, RunResult
 from slipway_validate.protocol.process import RunnerEnded
 from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
 from slipway_validate.runner.model import Bounds, Past, Step
+from slipway_validate.samples import Samples
 from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, REFERENCE_GONE, Stopwatch
 from slipway_validate.timing import Rounds, speed_of, take_rounds
 
@@ -240,16 +241,16 @@ class Counting:
 
 
 def test_a_round_warms_up_first() -> None:
-    model, tokens = Counting(), np.arange(40)[None]
-    taken = time_round(model, tokens, Benchmark(prefill_tokens=16, prefills=2, decode_steps=5))  # type: ignore[arg-type]
+    model, samples = Counting(), Samples(np.arange(40)[None])
+    taken = time_round(model, samples, Benchmark(prefill_tokens=16, prefills=2, decode_steps=5))  # type: ignore[arg-type]
     assert model.calls == [16] * 3 + [1] * (WARM_UP_STEPS + 5)
     assert (taken.prefill_tokens, len(taken.prefill_seconds), len(taken.decode_seconds)) == (16, 2, 5)
 
 
 def test_a_round_without_time_is_one_prefill_and_one_step() -> None:
-    model, tokens = Counting(), np.arange(40)[None]
+    model, samples = Counting(), Samples(np.arange(40)[None])
     none = Benchmark(prefill_tokens=16, prefills=2, decode_steps=5, round_seconds=0)
-    taken = time_round(model, tokens, none)  # type: ignore[arg-type]
+    taken = time_round(model, samples, none)  # type: ignore[arg-type]
     assert model.calls == [16] + [1] * (WARM_UP_STEPS + 1)
     assert (len(taken.prefill_seconds), len(taken.decode_seconds)) == (1, 1)
 

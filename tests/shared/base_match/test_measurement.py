@@ -14,7 +14,8 @@ from slipway.base_match.match import REASON_LABEL, STATUS_LABEL
 from slipway.base_match.measurement import measure
 from slipway.cli.export.summary import summary
 from slipway.results.result import ExportResult, FormatResult
-from slipway.validation.findings import Engine, Reference, ValidationInputs, ValidationReport
+from slipway.validation.findings import Reference, ValidationInputs, ValidationReport
+from slipway.validation.speed import Engine
 
 RIGHT = (0.9, 0.7, 1.1, 0.6, 0.8, 0.5, 0.9, 1.2, 0.4, 0.9)
 """As the sample's adapter gains on its base."""
@@ -123,3 +124,14 @@ def test_the_summary_says_it_once_before_the_warnings(status: BaseMatchStatus, s
     assert text.index(says) < text.index("another warning")
     (verdict,) = [segment for segment in segments if segment.text == says]
     assert verdict.style == Style.parse(colour)
+
+
+def test_a_family_that_predicts_no_text_says_nothing_of_the_base() -> None:
+    found = report(())
+    reference = found.reference.model_copy(
+        update={"perplexity": None, "base_perplexity": None, "adapter_effect_kl": 0.3}
+    )
+    inputs = found.inputs.model_copy(update={"family": "sequence classifier", "comparison": "classes"})
+    measured = measure(found.model_copy(update={"reference": reference, "inputs": inputs}))
+    assert not measured.helps
+    assert "what a sequence classifier gives" in measured.reason

@@ -16,17 +16,8 @@ from slipway.cli.stages import view as stage_view
 from slipway.results.outcome import export_result
 from slipway.results.report import figures, write_report
 from slipway.results.result import ExportResult, FormatResult
-from slipway.validation.findings import (
-    Engine,
-    Memory,
-    OutputStatus,
-    OutputValidation,
-    Ratio,
-    Reference,
-    Speed,
-    ValidationInputs,
-    ValidationReport,
-)
+from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
+from slipway.validation.speed import Engine, Memory, Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slipway.execution.child_process import GRACE_SECONDS
 from slipway.execution.execution import Execution
-from slipway.execution.process import GRACE_SECONDS, Outcome, execute
+from slipway.execution.process import Outcome, execute
 from slipway.execution.surroundings import surroundings_of
 from slipway.stage import Progress
 from slipway.stage_call import Limits, StageCall

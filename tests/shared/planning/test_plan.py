@@ -188,9 +188,8 @@ def test_the_nf4_round_trip_is_a_preparation_too():
 
 
 def test_an_export_whose_format_was_uninstalled_can_still_be_shown() -> None:
-    from coordinator_harness import tiny_export
-
     from slipway_coordinator.api.messages import export_message
+    from support.coordinators.harness import tiny_export
 
     record = tiny_export("shown")
     formats = {**record.configuration["formats"], "gone": {"enabled": True, "quantization": ["q4"], "knob": 1}}

@@ -17,14 +17,8 @@ from slipway.results.delivery import MANIFEST, deliver, verify_directory
 from slipway.results.outcome import export_failure, export_result
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
-from slipway.validation.findings import (
-    Engine,
-    OutputStatus,
-    OutputValidation,
-    Reference,
-    ValidationInputs,
-    ValidationReport,
-)
+from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
+from slipway.validation.speed import Engine
 from slipway_protos.v1 import export_pb2 as pb
 
 

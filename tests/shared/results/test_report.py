@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from slipway.results.report import figures, usage_examples, write_report
+from slipway.cli.export.measured import cells as measured_cells
+from slipway.results.report import figures, write_report
+from slipway.results.report.card import usage_examples
 from slipway.results.report.environment import markdown_text
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
+from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import ValidationReport
 from support.commands.report_parts import LINEAGE, not_run, output, result, validation
 
@@ -309,3 +312,43 @@ def test_without_validation(tmp_path: Path) -> None:
     write_report(tmp_path, result=result(None, ("pytorch",)))
     assert "Nothing was validated" in Page((tmp_path / "report.html").read_text()).text
     assert "not validated" in (tmp_path / "README.md").read_text()
+
+
+def test_figures_of_another_family_have_their_own_names(tmp_path: Path) -> None:
+    found = validation(output("pytorch"))
+    distance = LogitComparison(
+        tokens=480, max_abs_diff=0.1, mean_abs_diff=0.01, relative_error=0.0123, cosine_distance=0.00045
+    )
+    measured = found.outputs[0].model_copy(update={"to_reference": distance, "to_base": distance, "perplexity": None})
+    inputs = found.inputs.model_copy(update={"family": "feature extraction", "comparison": "embeddings", "prompts": 0})
+    reference = found.reference.model_copy(
+        update={"perplexity": None, "base_perplexity": None, "adapter_effect_kl": None, "adapter_effect_error": 0.4}
+    )
+    found = found.model_copy(update={"outputs": (measured,), "inputs": inputs, "reference": reference})
+    answer = result(found, ("pytorch",))
+    entry = answer.formats["pytorch"].model_copy(update={"relative_error": 0.0123, "cosine_distance": 0.00045})
+    answer = answer.model_copy(update={"formats": {"pytorch": entry}})
+    write_report(tmp_path, result=answer, validation=found, lineage=LINEAGE)
+    page, card = (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()
+    for text in (page, card):
+        assert "Relative error" in text
+        assert "Cosine distance" in text
+        assert "0.012" in text
+        assert "4.5e-04" in text
+        assert "Mean KL" not in text
+        assert "next-token" not in text
+    assert "The model is a feature extraction: embeddings are compared." in page
+    assert "relative error of 0.4" in page
+    assert measured_cells(entry)[:2] == ("1.2e-02 relative error", "4.5e-04 cosine distance")
+
+
+def test_a_plain_model_is_said_to_be_one(tmp_path: Path) -> None:
+    found = validation(output("pytorch"))
+    reference = found.reference.model_copy(update={"plain": True, "base_perplexity": None, "adapter_effect_kl": None})
+    found = found.model_copy(update={"reference": reference})
+    write_report(tmp_path, result=result(found, ("pytorch",)), validation=found, lineage=LINEAGE)
+    page, card = (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()
+    for text in (page, card):
+        assert "checks of an adapter do not apply" in text
+        assert "against base + adapter" not in text
+    assert "The adapter moves" not in page

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from slipway.models.model_files import has_chat_template
-from slipway.results.report import usage_examples, write_report
+from slipway.results.report import write_report
+from slipway.results.report.card import usage_examples
 from support.commands.report_parts import result
 from support.models.tiny_models import save_tokenizer
 

@@ -5,16 +5,9 @@ import math
 
 import pytest
 
-from slipway.validation.findings import (
-    Check,
-    Engine,
-    LogitComparison,
-    OutputStatus,
-    OutputValidation,
-    Reference,
-    ValidationInputs,
-    ValidationReport,
-)
+from slipway.validation.comparisons import Check, LogitComparison
+from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
+from slipway.validation.speed import Engine
 
 ENGINE = Engine(runtime="transformers", version="5", stored_dtype="float32", compute_dtype="float32")
 INPUTS = ValidationInputs(

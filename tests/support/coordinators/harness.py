@@ -20,8 +20,8 @@ from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.execution.runner import TaskRunner
 from slipway.security.server import ServerSecurity
-from slipway.worker import Worker, WorkerOptions
 from slipway.worker.machine import probe
+from slipway.worker.pull import Worker, WorkerOptions
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.leadership.file_lock import holding
 from slipway_coordinator.leadership.locks import lock_of

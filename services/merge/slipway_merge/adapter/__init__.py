@@ -1,1 +1,1 @@
-"""The adapter: its configuration, its tensors, and the weights they are for."""
+"""The adapter: its configuration, its tensors, and their base weights."""

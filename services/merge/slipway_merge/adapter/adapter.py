@@ -1,6 +1,6 @@
-"""The adapter's tensors, sorted by what they are: LoRA pairs, whole tensors, and nothing else.
+"""Sort the adapter's tensors by kind: LoRA pairs, whole tensors, rows, experts, and forms that peft merges.
 
-Every tensor of ``adapter_model.safetensors`` ends in exactly one of these places or is refused by name.
+Every tensor of ``adapter_model.safetensors`` belongs to exactly one kind or is refused by name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PREFIX = "base_model.model."
 #: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
-#: The prefix with what a model may be wrapped in around it.
+#: The prefix, with the prefixes of wrappers around the model.
 _WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
-#: Rows of an embedding, of an adapter that also has other parts or of one that is nothing else.
+#: Rows of an embedding, in an adapter with other parts or without.
 _ROWS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
 
 
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPair:
-    """The factors of a targeted parameter, as they are stored."""
+    """The stored factors of a targeted parameter."""
 
     a: TensorInfo
     b: TensorInfo
@@ -54,10 +54,10 @@ class ExpertPair:
 class WholeTensor:
     """A tensor saved in full.
 
-    ``own`` is True for a module of ``modules_to_save``, which peft gives weights of its own even when the base ties them;
-    False for a base weight saved along (an embedding that was targeted or resized), which replaces whatever shares it.
-    After a resize peft writes a trained embedding under two names (``copies`` must equal ``info``) and the one it was
-    before the training beside it (``untrained``, of no use to anyone).
+    ``own`` is True for a module of ``modules_to_save``, which peft gives its own weights even if the base ties them; False for
+    a base weight saved along (a targeted or resized embedding), which replaces all weights tied to it. After a resize peft
+    writes a trained embedding under two names (``copies`` must equal ``info``), and its values before training beside it
+    (``untrained``, unused).
     """
 
     name: str
@@ -76,8 +76,8 @@ class Adapter:
         pairs: Low-rank pairs by module.
         whole: Whole tensors by the name of the base tensor they replace.
         rows: Rows that replace some of an embedding's, by module.
-        forms: What is left to peft, by the tensors' full names.
-        experts: Pairs of targeted parameters, by module and by how many other parameters' pairs are wrapped around them.
+        forms: Tensors left to peft, by full name.
+        experts: Pairs of targeted parameters, by module and number of other parameters' pairs wrapped around them.
     """
 
     config: AdapterConfig
@@ -88,11 +88,11 @@ class Adapter:
     experts: Mapping[tuple[str, int], ExpertPair]
 
     def formed_modules(self) -> set[str]:
-        """LoRA modules that are left to peft."""
+        """Return the LoRA modules left to peft."""
         return {key.removeprefix(PREFIX).partition(".lora_")[0] for key in self.forms}
 
     def by_module(self) -> Iterator[tuple[str, TensorInfo]]:
-        """Yield every tensor that is not left to peft, with the module it names; not those of targeted parameters."""
+        """Yield every tensor not left to peft with its module, except those of targeted parameters."""
         for module, pair in self.pairs.items():
             yield from ((module, pair.a), (module, pair.b))
         for name, whole in self.whole.items():
@@ -109,7 +109,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Adapter of a folder, checked in itself; the base model is not needed.
+    """Read and check the adapter in a folder; the base model is not needed.
 
     Raises:
         CheckpointValidationError: ``ADAPTER_CONFIG_MISSING``, ``ADAPTER_CONFIG_INVALID``, ``SAFETENSORS_CORRUPT``,
@@ -155,15 +155,15 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _module_of(key: str) -> str:
-    """Return the module that a stored tensor is of, if it is a LoRA factor."""
+    """Return the module of a stored tensor, if it is a LoRA factor."""
     return unwrapped(key).removeprefix(PREFIX).partition(".lora_")[0]
 
 
 def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
-    """Return tensors by the names peft saves them under.
+    """Return tensors under the names that peft saves.
 
-    In a model, and so in what training left in pieces and a tool put together, the adapter's name is in them too, and before them
-    what the model was wrapped in (``module``, ``_orig_mod``), be that before or after it was given the adapter.
+    Names in a model, and so in shards that a tool has joined, also contain the adapter's name and, before it, the model's wrappers
+    (``module``, ``_orig_mod``), whether the model was wrapped before or after it got the adapter.
     """
     saved: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
@@ -177,12 +177,12 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
 
 
 def unwrapped(key: str) -> str:
-    """Return a tensor's name without what the model was wrapped in."""
+    """Return a tensor's name without the model's wrappers."""
     return _WRAPPED.sub(PREFIX, key)
 
 
 def _are_same(first: TensorInfo, second: TensorInfo) -> bool:
-    """With ``save_embedding_layers`` peft saves all that is in an embedding, and what is DoRA's under both of its names."""
+    """Return whether two tensors are equal: with ``save_embedding_layers`` peft saves an embedding's DoRA tensors under two names."""
     with TensorReader() as reader:
         return reader.same(first, second)
 
@@ -192,7 +192,7 @@ _Sides = dict[tuple[str, bool], dict[str, TensorInfo]]
 
 
 def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[_Sides, dict[str, TensorInfo]]:
-    """Return the halves of plain pairs of matrices, and every other tensor. Modules with more than a pair are left to peft."""
+    """Return the halves of plain pairs of matrices, and all other tensors; modules with more than a pair are left to peft."""
     sides: _Sides = {}
     rest: dict[str, TensorInfo] = {}
     adapters: set[str] = set()
@@ -206,7 +206,7 @@ def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tup
         adapters.add(match["adapter"] or "")
         slot = sides.setdefault((match["module"], match.re is _EMBEDDING), {})
         if match["side"] in slot:
-            raise _broken(f"tensor {key!r} is there twice", key)
+            raise _broken(f"tensor {key!r} appears twice", key)
         slot[match["side"]] = info
     if len(adapters) > 1:
         raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
@@ -214,10 +214,10 @@ def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tup
 
 
 def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int], ExpertPair]:
-    """Take out of ``sides`` the pairs of the modules whose parameters are targeted (``target_parameters``).
+    """Move the pairs of modules with targeted parameters (``target_parameters``) out of ``sides``.
 
-    A parameter named without its module may be any module's that is not a target itself. That is how peft writes down what was
-    trained as ``gate_proj``, ``w1`` or ``all-linear``, where transformers stacks these.
+    A parameter named without its module may belong to any module that is not a target itself. peft saves ``gate_proj``, ``w1`` or
+    ``all-linear`` this way where transformers stacks them.
     """
     owners = [f".{parameter.rpartition('.')[0]}" for parameter in config.parameters if "." in parameter]
     anywhere = len(owners) < len(config.parameters)
@@ -240,7 +240,7 @@ def _pair_name(key: str) -> re.Match[str] | None:
 
 
 def _is_of_form(key: str, config: AdapterConfig) -> bool:
-    """Return whether a tensor belongs to the adapter's form, which peft knows (plain LoRA is told without importing it)."""
+    """Return whether a tensor belongs to the adapter's form; ask peft for forms other than LoRA."""
     if config.raw.get("peft_type") == "LORA":
         return ".lora_" in key
     from slipway_merge.peft.config import is_peft_tensor
@@ -254,7 +254,7 @@ def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: 
     for info in (a, b):
         if len(info.shape) != 2 or 0 in info.shape:
             raise ModelMergeError(
-                f"adapter tensor {info.name!r} has shape {info.shape}, which is no matrix: its weights were not gathered "
+                f"adapter tensor {info.name!r} has shape {info.shape}, which is not a matrix: its weights were not gathered "
                 "when it was saved",
                 reason="ADAPTER_CONFIG_INVALID",
                 remedy="save it again, with its weights gathered",
@@ -280,7 +280,7 @@ def _check_both(slot: Mapping[str, TensorInfo]) -> None:
 
 
 def _role(name: str) -> tuple[str, str]:
-    """Return the name of the weight that a whole tensor stands for, and which of peft's wrappers it was saved from."""
+    """Return the name of the weight that a whole tensor replaces, and the peft wrapper it was saved from."""
     match = re.fullmatch(
         r"(.+?)(?:\.token_adapter)?\.(modules_to_save|original_module|base_layer)(?:\.default)?\.([^.]+)", name
     )

@@ -1,7 +1,7 @@
-"""``adapter_config.json``: what this stage honours itself, what it leaves to peft, and what it refuses.
+"""``adapter_config.json``: options that this stage handles itself, leaves to peft, or refuses.
 
-Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a field that is set and not listed here is
-merged by peft, which is asked whether it knows the field: an option of a newer peft is never ignored in silence.
+Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a set field that is not listed here is merged
+by peft, if peft knows the field: an option of a newer peft is never silently ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipway.models.module_patterns import check_patterns
 from slipway_merge.adapter.pattern_keys import PatternKeys
 from slipway_merge.unsupported import unsupported
 
-#: Fields that say how the adapter was trained or made; the merged weights do not depend on them.
+#: Fields about training; the merged weights do not depend on them.
 _NEUTRAL = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
@@ -34,7 +34,7 @@ _USED = frozenset(
 )  # fmt: skip
 #: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
-#: Initialisations that change them in a way that follows from the base weights alone, so that peft can repeat it.
+#: Initialisations whose change of the base weights depends on these alone, so that peft can repeat it.
 REPEATED_INITS = ("pissa", "olora")
 #: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
 _EMBEDDINGS = ("embed_tokens", "lm_head")
@@ -43,10 +43,11 @@ _EMBEDDINGS = ("embed_tokens", "lm_head")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What decides the merged weights. Patterns map regular expressions of module names to ranks and alphas.
+    """Options that decide the merged weights. Patterns map regular expressions of module names to ranks and alphas.
 
-    With ``through_peft`` peft merges every module (``raw`` is what it reads), and ranks and scalings here mean nothing.
-    ``parameters`` are weights with pairs of their own, such as stacks of experts, ``replication`` lists ranges of base layers, ``tokens`` the rows of embeddings that the adapter brings.
+    With ``through_peft`` peft merges every module by ``raw``, and ranks and scalings here are unused. ``parameters`` are weights with
+    their own pairs, such as stacks of experts; ``replication`` lists ranges of base layers; ``tokens`` are the embedding rows that
+    the adapter replaces.
     """
 
     rank: int
@@ -69,43 +70,43 @@ class AdapterConfig:
     _alphas: PatternKeys = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Prepare the patterns for many look-ups."""
+        """Prepare the patterns for fast lookup."""
         object.__setattr__(self, "_ranks", PatternKeys(self.rank_pattern))
         object.__setattr__(self, "_alphas", PatternKeys(self.alpha_pattern))
 
     @property
     def has_form(self) -> bool:
-        """Whether there must be tensors for peft to merge (an adapter of embedding rows alone has none)."""
+        """Whether the adapter must have tensors for peft to merge (one with only embedding rows has none)."""
         return self.through_peft and self.raw.get("peft_type") != "TRAINABLE_TOKENS"
 
     @property
     def ties_embeddings(self) -> bool:
-        """Whether peft trained tied weights as one: it does when asked to, and an embedding is named as it knows them."""
+        """Whether peft trained tied weights as one: if requested, and an embedding has a name that peft knows."""
         names = [*self.modules_to_save, *(() if isinstance(self.target_modules, str) else self.target_modules)]
         return self.ensure_weight_tying and (
             any(name.rpartition(".")[2] in _EMBEDDINGS for name in names) or any(map(self.names, _EMBEDDINGS))
         )
 
     def rank_of(self, module: str) -> int:
-        """Rank of a module, by the first pattern that matches it (peft's ``get_pattern_key``)."""
+        """Return the rank of a module by the first matching pattern (peft's ``get_pattern_key``)."""
         return self.rank_pattern.get(self._ranks.first(module), self.rank)
 
     def scaling_of(self, module: str) -> float:
-        """Factor of ``B @ A``: alpha / r, or alpha / √r with rank-stabilised LoRA (arXiv 2312.03732, eq. 4)."""
+        """Return the factor of ``B @ A``: alpha / r, or alpha / √r with rank-stabilised LoRA (arXiv 2312.03732, eq. 4)."""
         alpha = self.alpha_pattern.get(self._alphas.first(module), self.alpha)
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def matching_alphas(self, module: str) -> list[float]:
-        """Return the different alphas whose patterns match a module, in the order they were saved in."""
+        """Return the different alphas whose patterns match a module, in saved order."""
         return list(dict.fromkeys(self.alpha_pattern[key] for key in self._alphas.matching(module)))
 
     def targets(self, module: str) -> bool:
-        """Return whether the configuration asks for an adapter on this module; False where that needs the model to tell."""
+        """Return whether the configuration targets this module; False if only the model can tell."""
         return not self.selective and self.names(module)
 
     def names(self, module: str) -> bool:
-        """Return whether this module is among those named, some of which may be left out."""
+        """Return whether this module is among the named ones, though other options may exclude it."""
         if isinstance(self.target_modules, str):
             return self.target_modules != "all-linear" and re.fullmatch(self.target_modules, module) is not None
         parts = module.split(".")
@@ -113,7 +114,7 @@ class AdapterConfig:
 
 
 def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) -> AdapterConfig:
-    """Checked configuration of an adapter.
+    """Check and return the configuration of an adapter.
 
     Args:
         raw: ``adapter_config.json``.
@@ -122,7 +123,7 @@ def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) ->
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option that cannot be merged;
             ``ADAPTER_CONFIG_INVALID`` naming the field whose value is impossible.
-        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID`` for a pattern that cannot be matched in a short time.
+        CheckpointValidationError: ``ADAPTER_CONFIG_INVALID`` for a pattern that takes too long to match.
     """
     check_patterns(raw, modules)
     target = raw.get("target_modules")
@@ -154,10 +155,10 @@ def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) ->
 
 
 def _is_for_peft(raw: Mapping[str, Any]) -> bool:
-    """Return whether peft merges this adapter: another type than LoRA, or an option of LoRA that is more than a product.
+    """Return whether peft must merge this adapter: it is not LoRA, or a LoRA option makes it more than a product.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an initialisation that nobody can repeat.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an initialisation that cannot be repeated.
     """
     if raw.get("peft_type") != "LORA":
         return True
@@ -171,10 +172,10 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
             "init_lora_weights",
             init,
             "it changes the base weights when training starts, and the change is not in the checkpoint",
-            remedy="in the training process, where they still are, save the adapter with path_initial_model_for_weight_"
-            "conversion, or merge it (merge_and_unload) and export that as a base model; peft cannot do it later",
+            remedy="in the training process, which still has them, save the adapter with path_initial_model_for_weight_"
+            "conversion, or merge it (merge_and_unload) and export the result as a base model; peft cannot do it later",
         )
-    # An empty map is a configuration of defaults to peft, and turns its variant on.
+    # An empty map means defaults to peft, and turns the variant on.
     more = ["init_lora_weights"] if repeated else []
     more += [key for key in sorted(set(raw) - _NEUTRAL - _USED) if raw[key] or raw[key] == {}]
     more += ["target_parameters"] if raw.get("target_parameters") and raw.get("layer_replication") else []
@@ -229,7 +230,7 @@ def _ranges(raw: Mapping[str, Any], key: str) -> tuple[tuple[int, int], ...]:
 
 
 def _tokens(raw: Mapping[str, Any]) -> tuple[int, ...] | Mapping[str, tuple[int, ...]]:
-    """Return rows that ``trainable_token_indices`` (or, as an adapter of its own, ``token_indices``) replaces."""
+    """Return the rows that ``trainable_token_indices`` (or ``token_indices`` of a token adapter) replaces."""
     key = "token_indices" if raw.get("peft_type") == "TRAINABLE_TOKENS" else "trainable_token_indices"
     value = raw.get(key) or []
     parts = value if isinstance(value, dict) else {"": value}

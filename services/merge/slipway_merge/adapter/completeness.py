@@ -1,4 +1,4 @@
-"""Every module that the configuration targets has its tensors, and every module to save is there."""
+"""Check that every targeted module has its tensors and every module to save exists."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slipway_merge.adapter.names import NameMap
 def check_complete(
     base: Mapping[str, TensorInfo], adapter: Adapter, names: NameMap, is_in_model: Callable[[str], bool]
 ) -> None:
-    """Nothing that ``adapter_config.json`` names is missing from the checkpoint.
+    """Check that the checkpoint has all that ``adapter_config.json`` names.
 
-    The modules of the forms that peft merges are not looked at here: :meth:`PeftForms.check` does that.
+    :meth:`PeftForms.check` checks the modules that peft merges.
 
     Raises:
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``.
@@ -40,13 +40,13 @@ def check_complete(
             raise ModelMergeError(
                 f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}",
                 reason="CHECKPOINT_INCOMPLETE",
-                remedy="copy the checkpoint again: its weights are not all there",
+                remedy="copy the checkpoint again: some of its weights are missing",
                 about={"tensor": name},
             )
 
 
 def _check_tokens(adapter: Adapter) -> None:
-    """Return rows are there for the modules the configuration names (those tied to another may be saved with it alone)."""
+    """Check that the named modules have rows; those of tied modules may be saved once."""
     tokens = adapter.config.tokens
     named = dict(tokens) if isinstance(tokens, Mapping) else {"its input embedding": tokens} if tokens else {}
     names = list(named)
@@ -57,16 +57,16 @@ def _check_tokens(adapter: Adapter) -> None:
         f"adapter_config.json names token ids for {', '.join(names)}, but the checkpoint has rows for "
         f"{', '.join(found) or 'none'}",
         reason="CHECKPOINT_INCOMPLETE",
-        remedy="copy the checkpoint again: its weights are not all there",
+        remedy="copy the checkpoint again: some of its weights are missing",
         about={"key": "trainable_token_indices"},
     )
 
 
 def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[int, ...]:
-    """Numbers of the rows that a module's row tensor replaces.
+    """Return the numbers of the rows that a module's row tensor replaces.
 
     Raises:
-        ModelMergeError: ``ADAPTER_CONFIG_INVALID`` when the configuration names another number of rows, or none.
+        ModelMergeError: ``ADAPTER_CONFIG_INVALID`` if the configuration names another number of rows, or none.
     """
     if isinstance(config.tokens, Mapping):
         found = [rows for name, rows in config.tokens.items() if f".{module}".endswith(f".{name}")]

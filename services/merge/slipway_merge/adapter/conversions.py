@@ -1,7 +1,7 @@
-"""From the names in a base's files to the names in the model, where transformers loads the one as the other.
+"""Map names in a base's files to names in the model, where transformers converts them on loading.
 
-Some architectures were renamed since their files were written (ViT), others hold several stored tensors in one parameter (a
-stack of experts). transformers' own conversion mapping says which; an adapter names what is in the model.
+Some architectures were renamed since their files were written (ViT); others hold several stored tensors in one parameter (a stack
+of experts). transformers' conversion mapping tells which. An adapter uses the model's names.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A parameter made of one stored tensor per expert, or of several laid one under the other.
+    """A parameter made of one stored tensor per expert, or of several whose rows follow each other.
 
     Attributes:
-        parts: Names of the stored tensors: for every expert, those whose rows follow each other.
+        parts: Names of the stored tensors for every expert, in the order of their rows.
     """
 
     parts: tuple[tuple[str, ...], ...]
@@ -29,7 +29,7 @@ class Stack:
 class Conversions:
     """Stored names by the model's names: ``renamed`` one to one, ``stacks`` for stacked experts.
 
-    ``current`` gives the model's name for one that an earlier transformers had, in the model or in its files; any other as it is.
+    ``current`` returns the model's name for one of an earlier transformers, and any other name unchanged.
     """
 
     renamed: dict[str, str]
@@ -72,7 +72,7 @@ def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
 
 
 def _stacks_rows(converter: Any) -> bool:
-    """Return whether a converter lays experts behind each other and, within an expert, tensors under each other; nothing else."""
+    """Return whether a converter only stacks experts and, within an expert, concatenates rows."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
     operations = list(converter.operations)

@@ -1,4 +1,4 @@
-"""Whether what the adapter brings fits the base weight it is for: their shapes are compared here."""
+"""Check that the adapter's tensors fit their base weights by comparing shapes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def checked_replacement(
     """Return the tensor that replaces a base weight: of its shape, or with another number of vocabulary rows.
 
     Args:
-        name: The base weight.
-        whole: What the adapter has for it.
-        shape: The base weight's.
+        name: Name of the base weight.
+        whole: The adapter's tensor for it.
+        shape: Shape of the base weight.
         vocab_size: Rows of the base's embedding.
-        same: Whether two stored tensors hold the same values.
+        same: Returns whether two stored tensors hold the same values.
 
     Raises:
         ModelMergeError: ``ADAPTER_CONFIG_INVALID`` or ``ADAPTER_BASE_MISMATCH``.
@@ -48,14 +48,14 @@ def checked_replacement(
 def fitted_update(
     pair: Pair, name: str, shape: tuple[int, ...], *, may_be_transposed: bool, is_transposed: Callable[[], bool]
 ) -> Update:
-    """Return the product of a pair as it is added to the weight.
+    """Return the product of a pair in the orientation of its weight.
 
     Args:
         pair: The pair.
-        name: The weight.
-        shape: The weight's.
+        name: Name of the weight.
+        shape: Shape of the weight.
         may_be_transposed: Whether some of the model's weights may be stored as (in, out).
-        is_transposed: Asks the model whether this one is; called only when that cannot be seen by the shapes.
+        is_transposed: Asks the model whether this one is; called only if the shapes do not tell.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.
@@ -73,10 +73,10 @@ def fitted_update(
 
 
 def has_transposed(base: Mapping[str, TensorInfo]) -> bool:
-    """Return whether any weight is stored as (in, out), by its bias; a square one does not show it, and the model has to be asked.
+    """Return whether any weight is stored as (in, out), judged by its bias; for a square weight only the model can tell.
 
-    The adapter's ``fan_in_fan_out`` does not tell: peft leaves it at what the last layer it met was, be that a linear head among
-    ``Conv1D``.
+    The adapter's ``fan_in_fan_out`` is not reliable: peft leaves it at the value of the last layer it met, which may be a linear
+    head among ``Conv1D``.
     """
     for name, info in base.items():
         bias = base.get(f"{name.removesuffix('weight')}bias") if name.endswith(".weight") else None
@@ -89,7 +89,7 @@ def new_vocab_size(values: Mapping[str, Value], base: Mapping[str, TensorInfo]) 
     """Return the rows of the embeddings after a resize; None without one.
 
     Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when they differ.
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if embeddings differ in their number of rows.
     """
     sizes = {
         value.source.shape[0]
@@ -110,6 +110,6 @@ def _mismatch(what: str, info: TensorInfo, shape: tuple[int, ...], base: tuple[i
     return ModelMergeError(
         f"adapter tensor {info.name!r} {shape} {what} does not fit the base's shape {base}",
         reason="ADAPTER_BASE_MISMATCH",
-        remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+        remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
         about={"tensor": info.name, "shape": shape, "base_shape": base},
     )

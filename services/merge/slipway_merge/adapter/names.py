@@ -1,7 +1,7 @@
-"""From the adapter's names to the base's tensors, by the tensors that are there and no table of architectures.
+"""Map the adapter's names to the base's tensors by the existing tensors, without a table of architectures.
 
-An adapter names modules as the model class that was trained does (``model.layers.0.q_proj``); a base file may have been
-saved from the bare model (``layers.0.q_proj``) or the other way round. One prefix, the same for all tensors, explains that.
+An adapter uses the names of the trained model class (``model.layers.0.q_proj``); a base file may have been saved from the bare model
+(``layers.0.q_proj``), or the other way round. One prefix, the same for all tensors, explains the difference.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from functools import cached_property
 from slipway.errors import ModelMergeError
 
 _MOST_PREFIXES = 64
-"""Prefixes that are tried; models have a handful."""
+"""Most prefixes to try; models have a handful."""
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """Names as the trained model has them ↔ names in the base's files. ``strip`` goes first; one of the two is empty.
+    """Names in the trained model ↔ names in the base's files: remove ``strip``, then add ``add``; one of them is empty.
 
-    ``renamed`` holds the stored names of what transformers has, or had, under another name.
+    ``renamed`` has the stored names of weights that transformers has, or had, under another name.
     """
 
     names: frozenset[str]
@@ -29,7 +29,7 @@ class NameMap:
     renamed: dict[str, str] = field(default_factory=dict, hash=False)
 
     def stored(self, name: str) -> str | None:
-        """Return the base tensor a name of the trained model stands for, or None."""
+        """Return the base tensor for a name of the trained model, or None."""
         if name in self.names:
             return name
         if name in self.renamed:
@@ -40,7 +40,7 @@ class NameMap:
         return candidate if candidate in self.names else None
 
     def modelled(self, stored: str) -> str:
-        """Return the name of the trained model for a base tensor (the stored name where no prefix differs)."""
+        """Return the trained model's name for a base tensor (the stored name if the prefixes agree)."""
         if stored in self._originals:
             return self._originals[stored]
         if self.strip or (self.add and stored.startswith(self.add)):
@@ -54,13 +54,13 @@ class NameMap:
 
 
 def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
-    """Return the prefix that makes most of the wanted names base tensors; none when they already are.
+    """Find the prefix that makes most of the wanted names base tensors; none if they already are.
 
-    A prefix is only ever taken off or put on, never exchanged, and has no layer number in it, so that an encoder's adapter
-    cannot land in a decoder nor one layer's in another.
+    A prefix is only removed or added, never exchanged, and has no layer number, so an encoder's adapter cannot be applied to a
+    decoder, nor one layer's to another.
 
     Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when two prefixes explain the names equally well.
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if two prefixes explain the names equally well.
     """
     names = frozenset(stored)
     unresolved = sorted(name for name in set(wanted) if name not in names)

@@ -1,4 +1,4 @@
-"""What a weight is called by the adapter, in the base's files, and in the model as transformers has it today."""
+"""Translate names of weights between the adapter, the base's files, and today's transformers model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Naming:
 
     Args:
         base: Tensors of the base model by stored name.
-        wanted: Names that the adapter has for some of them.
-        conversions: Asks transformers for its own renamings; called only for what the tensors alone do not tell.
+        wanted: The adapter's names for some of them.
+        conversions: Asks transformers for its renamings; called only if the tensors alone do not suffice.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Naming:
 
     @cached_property
     def names(self) -> NameMap:
-        """The adapter's names in the base's files."""
+        """Map of the adapter's names to those in the base's files."""
         names = fit_names(self._wanted, self._base)
         unknown = [name for name in self._wanted if names.stored(name) is None]
         if not unknown:
@@ -47,23 +47,23 @@ class Naming:
         return replace(names, renamed={**renamed, **found}) if found else names
 
     def output(self, name: str) -> str:
-        """Return the name in the output of a weight that the adapter names."""
+        """Return the output name of a weight, given the adapter's name."""
         stored = self.names.stored(name)
         if stored is not None:
             return stored
-        current = self._conversions().current(name)  # a tied weight has no tensor of its own to be found by
+        current = self._conversions().current(name)  # a tied weight has no stored tensor of its own
         return self._conversions().renamed.get(current, current)
 
     def of_model(self, name: str) -> str:
-        """Return the name in the output of a weight that the model names."""
+        """Return the output name of a weight, given the model's name."""
         return self._conversions().renamed.get(name) or self.output(name)
 
     def modelled(self, stored: str) -> str:
-        """Return the name that the model itself has for a base tensor, whatever an adapter calls it."""
+        """Return the model's own name for a base tensor."""
         return self._modelled.get(stored) or (self.names.modelled(stored) if stored in self._base else stored)
 
     def in_model(self, module: str) -> str:
-        """Return the model's own name for a module that the adapter names."""
+        """Return the model's own name for a module, given the adapter's name."""
         return self.modelled(self.output(f"{module}.weight")).removesuffix(".weight")
 
     @cached_property
@@ -72,12 +72,12 @@ class Naming:
 
 
 def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Callable[[str], str]) -> Adapter:
-    """Return the adapter, with what is left to peft under the names of the model's own modules: an earlier transformers had others.
+    """Return the adapter with the tensors left to peft under today's module names, which may differ from earlier transformers'.
 
     Args:
         adapter: The adapter.
         model: The model, without weights.
-        current: From an earlier name to today's.
+        current: Returns today's name for an earlier one.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` for patterns of earlier names, ``ADAPTER_TENSOR_UNUSED`` for the same under both.
@@ -89,7 +89,7 @@ def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Calla
         known = name == key or any(name[:end] in layers for end, letter in enumerate(name) if letter == ".")
         if found.setdefault(key if known else PREFIX + current(name), info) is not info:
             raise ModelMergeError(
-                f"the adapter has {key!r} twice, under a name of today and one of an earlier transformers",
+                f"the adapter has {key!r} twice, under today's name and one of an earlier transformers",
                 reason="ADAPTER_TENSOR_UNUSED",
                 remedy="save the adapter again",
                 about={"tensor": key},

@@ -1,7 +1,7 @@
-"""Keys of ``rank_pattern`` and ``alpha_pattern``, found for a module as peft finds them.
+"""Find the keys of ``rank_pattern`` and ``alpha_pattern`` for a module with the same result as peft, but faster.
 
-peft matches every key against every module (``get_pattern_key`` of peft 0.21). An adapter of experts has ten thousands of both, and
-nearly all of its keys are plain names, which are looked up here.
+peft matches every key against every module (``get_pattern_key`` of peft 0.21). An adapter of experts has tens of thousands of both,
+and nearly all keys are plain names, which are looked up here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SPECIAL = frozenset("*+?{}()[]|^$\\")
 class PatternKeys:
     """Keys in the order in which peft tries them.
 
-    In a plain name a dot stands for any character, as in every expression. So plain names are kept by their length and the places
-    of their dots, and a module is looked up with dots at these places.
+    In a plain name a dot matches any character, as in every expression. So plain names are indexed by length and positions of their
+    dots, and a module is looked up with dots at these positions.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class PatternKeys:
 
     def matching(self, module: str) -> Iterator[str]:
         """Yield the keys that match a module, in their order."""
-        if "\n" in module:  # which neither a dot nor the end of an expression takes for a usual character
+        if "\n" in module:  # a dot and the end of an expression treat it specially
             yield from (key for key in self._keys if _expression(key).match(module))
             return
         plain = sorted(self._plain_places(module))
@@ -62,5 +62,5 @@ class PatternKeys:
 
 @cache
 def _expression(key: str) -> re.Pattern[str]:
-    """Return a key as peft matches it; kept, because an adapter may have more of them than :mod:`re` keeps."""
+    """Return a key as peft's expression; cached, because an adapter may have more keys than :mod:`re` caches."""
     return re.compile(rf"(.*\.)?({key})$")

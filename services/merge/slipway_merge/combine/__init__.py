@@ -1,1 +1,1 @@
-"""Several adapters combined into one."""
+"""Combine several adapters into one."""

@@ -1,9 +1,9 @@
-"""Several LoRA adapters combined into one that has the same effect, or that peft's methods make of them.
+"""Combine several LoRA adapters into one, exactly or by one of peft's methods.
 
-``cat`` lays the pairs side by side: its update is exactly the weighted sum of the updates, at the sum of the ranks. The other
-types mix the factors A and B by peft's own functions (``peft/utils/merge_utils.py``: TIES, arXiv 2306.01708; DARE, arXiv
-2311.03099), each factor weighted by the square root of weight · scaling as ``LoraModel.add_weighted_adapter`` does. The result
-is written with a scaling of 1 for every module, whatever scaling rule and patterns the adapters had.
+``cat`` concatenates the pairs: its update is exactly the weighted sum of the updates, at the sum of the ranks. The other types mix
+the factors A and B with peft's own functions (``peft/utils/merge_utils.py``: TIES, arXiv 2306.01708; DARE, arXiv 2311.03099), each
+factor weighted by the square root of weight · scaling, as in ``LoraModel.add_weighted_adapter``. The result has a scaling of 1 for
+every module, whatever scaling rule and patterns the adapters had.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def combine(inputs: Sequence[tuple[str, Path]], output: Path, *, params: Combine
 
     Args:
         inputs: Name and folder of each adapter; tokenizer and other small files are taken from the first.
-        output: Where the combined adapter goes.
-        params: How to combine.
+        output: Folder of the combined adapter.
+        params: Parameters of the combination.
         ctx: Progress, cancellation and warnings.
 
     Raises:
@@ -113,10 +113,10 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
 
 
 def _saved_along(parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
-    """Base weights that peft saves beside pairs (a targeted embedding's): the same in every adapter that has them.
+    """Return the base weights that peft saves beside pairs (of a targeted embedding), which must be equal in all adapters.
 
     Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when they differ.
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if they differ.
     """
     tensors: dict[str, torch.Tensor] = {}
     owners: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _check_bases(parts: Sequence[_Part], ctx: Context) -> None:
 
 
 def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> None:
-    """Return all adapters of a module see the same weight and, where factors are mixed, have the same rank.
+    """Check that all adapters of a module have the same weight shape and, if factors are mixed, the same rank.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
@@ -171,14 +171,16 @@ def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: Comb
 
 
 def _combined(found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors (r, in) and (out, r) of one module, in float32, for a scaling of 1."""
+    """Return the factors (r, in) and (out, r) of one module, in float32, for a scaling of 1."""
     first = [_load(pair.a).float() for _, pair in found]
     second = [_load(pair.b).float() for _, pair in found]
     scales = [part.weight * pair.scaling for part, pair in found]
     if params.combination_type == "cat":
         return torch.cat([a * scale for a, scale in zip(first, scales, strict=True)], 0), torch.cat(second, 1)
     roots = torch.tensor([math.sqrt(abs(scale)) for scale in scales])
-    signs = torch.tensor([math.copysign(1.0, scale) for scale in scales])  # on one side only, or they would cancel
+    signs = torch.tensor(
+        [math.copysign(1.0, scale) for scale in scales]
+    )  # on one factor only, otherwise they would cancel
     mix = _mixing(params)
     return mix(first, roots * signs), mix(second, roots)
 
@@ -218,7 +220,7 @@ def _check_values(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _config(first: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Configuration under which peft and this service give every module the rank it has and a scaling of 1."""
+    """Return a configuration with which peft and this service give every module its rank and a scaling of 1."""
     common = max(ranks.values())
     others = {re.escape(module): rank for module, rank in _sorted(ranks) if rank != common}
     kept = ("base_model_name_or_path", "revision", "task_type", "peft_version", "auto_mapping")

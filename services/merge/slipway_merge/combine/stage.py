@@ -1,4 +1,4 @@
-"""Combine stage: several LoRA adapters as one, so that everything after it has one adapter to merge and to compare with."""
+"""Combine stage: make one LoRA adapter of several, so that all later stages have one adapter to merge and to compare with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway_merge.combine.params import CombineParams
 
 
 def run(inputs: Mapping[str, Path], params: CombineParams, ctx: Context) -> dict[str, Path]:
-    """Combine ``adapter`` and every further input into one adapter; returns the folder ``adapter``.
+    """Combine ``adapter`` and every further input into one adapter; return the folder ``adapter``.
 
     Raises:
         ModelMergeError: the adapters cannot be combined; see this service's README for the reasons.

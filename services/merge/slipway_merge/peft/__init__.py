@@ -1,1 +1,1 @@
-"""What peft's own code is needed for."""
+"""The parts of the merge that use peft's own code."""

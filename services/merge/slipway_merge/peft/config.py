@@ -1,4 +1,4 @@
-"""Read an adapter's configuration as peft does, and tell its tensors from others."""
+"""Read an adapter's configuration with peft, and recognise the tensors of its form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
     """Return the adapter's configuration as peft's own class.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` naming the option peft does not know, or why this form has no merge.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an option that peft does not know, or a form without a merge.
     """
     types = {kind.value: kind for kind in PEFT_TYPE_TO_TUNER_MAPPING}
     kind = types.get(str(raw.get("peft_type")))
@@ -27,7 +27,7 @@ def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
         raise unsupported("peft_type", raw.get("peft_type"), f"peft {peft.__version__} does not know it")
     tuner = PEFT_TYPE_TO_TUNER_MAPPING[kind]
     if not _merges(tuner):
-        why = "it adds to what the model reads or to how it computes, and changes no weight that could be written"
+        why = "it changes the model's input or its computation, and no weight that could be written"
         raise unsupported("peft_type", kind.value, why, remedy=UNMERGED_REMEDY)
     known = {field.name for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[kind])}
     for key in sorted(set(raw) - known):
@@ -38,7 +38,7 @@ def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
 
 
 def _merges(tuner: type) -> bool:
-    """Return whether a method of peft has layers of its own that implement a merge."""
+    """Return whether a method of peft has layers that implement a merge."""
     if not issubclass(tuner, BaseTuner) or not hasattr(tuner, "tuner_layer_cls"):
         return False
     layers = [tuner.tuner_layer_cls]

@@ -1,7 +1,7 @@
-"""One module, or a few, with the adapter that peft puts on them: the bridge to every form that peft can merge.
+"""Build one or a few modules with peft's adapter on them, to merge every form that peft can merge.
 
-A holder is a tree of empty modules that has nothing in it but the real layers, at the places they have in the model. For peft
-it is a model like any other, so ranks, patterns and options mean here what they mean in a training.
+A holder is a tree of empty modules with only the real layers, at their places in the model. peft treats it like any model, so ranks,
+patterns and options have the same meaning as in training.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUN
 #: Weights; positions of entries, and masks.
 _STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
 PREFIX = "base_model.model."
-#: One module is computed at a time, whatever the number of threads: so the memory is that of one, and peft sees one thread.
+#: One module is computed at a time, whatever the number of threads, to limit memory and because peft expects one thread.
 _ONE_AT_A_TIME = threading.RLock()
-#: Options that choose modules or save something along: already decided when a holder is built.
+#: Options that choose modules or save additional weights; they are resolved before a holder is built.
 _SELECTING: Mapping[str, Any] = {
     "exclude_modules": None, "layers_to_transform": None, "layers_pattern": None, "modules_to_save": None,
     "trainable_token_indices": None, "layer_replication": None, "target_parameters": None, "task_type": None,
@@ -41,7 +41,7 @@ _SELECTING: Mapping[str, Any] = {
 
 @contextmanager
 def through_peft(what: str) -> Iterator[None]:
-    """Run peft's own code alone and silently; what it refuses is refused with its words.
+    """Run peft's code in one thread at a time and silently; translate its errors.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED``.
@@ -52,17 +52,17 @@ def through_peft(what: str) -> Iterator[None]:
             yield
         except ModelExportError:
             raise
-        except Exception as error:  # a library's code on a user's settings: anything may come
+        except Exception as error:  # a library's code on a user's settings may raise anything
             raise ModelMergeError(
                 f"{what}: peft refuses with {type(error).__name__}: {error}",
                 reason="ADAPTER_UNSUPPORTED",
-                remedy="check that peft's merge_and_unload takes this adapter on this base; if it does, export its result",
+                remedy="check whether peft's merge_and_unload accepts this adapter on this base; if so, export its result",
                 about={"error": type(error).__name__},
             ) from error
 
 
 def mapped(info: TensorInfo) -> torch.Tensor:
-    """Return a stored tensor in its own type; its memory is the file's, private to this process.
+    """Return a stored tensor in its own type, mapped copy-on-write from its file.
 
     Raises:
         ModelMergeError: ``DTYPE_UNSUPPORTED`` for a type that no adapter form computes with.
@@ -70,7 +70,7 @@ def mapped(info: TensorInfo) -> torch.Tensor:
     dtype = _STORED_TYPES.get(info.dtype)
     if dtype is None:
         raise ModelMergeError(
-            f"tensor {info.name!r} is stored as {info.dtype}: it cannot be computed with",
+            f"tensor {info.name!r} is stored as {info.dtype}, which is not supported for computing",
             reason="DTYPE_UNSUPPORTED",
             remedy="use a 16-bit or 32-bit version",
             about={"tensor": info.name, "dtype": info.dtype},
@@ -82,7 +82,7 @@ def mapped(info: TensorInfo) -> torch.Tensor:
 
 
 def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
-    """:func:`mapped`, or a part of it, after a look at every value.
+    """Return :func:`mapped`, or a part of it, after checking that every value is finite.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
@@ -115,7 +115,7 @@ class Holder:
     """Layers with their adapter, ready to be merged one by one.
 
     Args:
-        config: The adapter's configuration; it is copied and aimed at these layers.
+        config: The adapter's configuration; it is copied and restricted to these layers.
         layers: Layers by their names in the model, in the model's order.
     """
 
@@ -133,7 +133,7 @@ class Holder:
         for key, value in _SELECTING.items():
             if hasattr(config, key):
                 setattr(config, key, value)
-        if config.peft_type == peft.PeftType.ADALORA and config.rank_pattern:  # which ranks are left, by module
+        if config.peft_type == peft.PeftType.ADALORA and config.rank_pattern:  # the remaining ranks by module
             ranks = config.rank_pattern.items()
             config.rank_pattern = {k: v for k, v in ranks if any(f".{name}." in f".{k}" for name in layers)}
         config.target_modules = set(layers)
@@ -147,13 +147,13 @@ class Holder:
 
     @property
     def shares_state(self) -> bool:
-        """Whether the adapter keeps something that is not a layer's own, and may depend on all layers together."""
+        """Whether the adapter has state outside the layers, which may depend on all layers together."""
         own = [name for name, _ in self.tuner.named_children() if name != "model"]
         own += [name for name, _ in self.tuner.named_parameters(recurse=False)]
         return bool(own) or self.tuner.uses_shared_state
 
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """Return the adapter tensors these layers take, as a checkpoint names them, with their shapes."""
+        """Return the adapter tensors that these layers need, by checkpoint name, with their shapes."""
         state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
@@ -161,10 +161,10 @@ class Holder:
         """Give the adapter its trained values.
 
         Raises:
-            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` when peft leaves one unused.
+            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` if peft leaves one unused.
         """
         if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
-            self._widen()  # for a base in 16 bit peft may have made room for 16
+            self._widen()  # on a 16-bit base peft may have created 16-bit parameters
         result = peft.set_peft_model_state_dict(self.model, dict(tensors))
         if result.unexpected_keys:
             raise ModelMergeError(
@@ -176,7 +176,7 @@ class Holder:
             )
 
     def _widen(self) -> None:
-        """Make all that is the adapter's own float32."""
+        """Convert the adapter's own parameters and buffers to float32."""
         narrow = (torch.float16, torch.bfloat16)
         for path, module in self.tuner.named_modules():
             if "base_layer" not in path.split("."):
@@ -186,17 +186,17 @@ class Holder:
                     parameter.data = parameter.data.float() if parameter.dtype in narrow else parameter.data
 
     def base_layer(self, name: str) -> nn.Module:
-        """Return a layer without its adapter, as the adapter left it."""
+        """Return the base layer, which the adapter's initialisation may have changed."""
         base: nn.Module = self.tuner.model.get_submodule(name).get_base_layer()
         return base
 
     def departure(self, name: str, merged: Mapping[str, torch.Tensor], layer: nn.Module) -> float | None:
-        """Return how far a merged layer's output is from that of the layer with its adapter, on random input, relative to the latter.
+        """Return the relative difference of a merged layer's output from that of the layer with its adapter, on random input.
 
         Args:
-            name: The layer, which is not merged yet.
+            name: Name of the layer, which is not merged yet.
             merged: Its parameters after the merge.
-            layer: The layer as the model has it, without adapter.
+            layer: The model's layer without adapter.
 
         Returns:
             None for a layer whose input only its model can make.
@@ -212,16 +212,16 @@ class Holder:
     def share_of_rounding(
         self, name: str, layer: nn.Module, parameter: str, written: TensorInfo, *, keep: bool
     ) -> float:
-        """Return how far a written parameter takes a layer's output from that of the layer with its adapter, unmerged.
+        """Return the error of a layer's output with a written parameter, against the unmerged layer with its adapter.
 
-        The largest difference on random input, as a share of what rounding the parameter explains. What merges is not asked.
+        The largest difference on random input, as a share of what rounding the parameter explains; the merge code is not used.
 
         Args:
-            name: The layer.
-            layer: The layer as the model has it, without adapter; one that takes known inputs.
-            parameter: Of the layer: what it adds to the output is looked at alone.
-            written: Where the merged parameter is.
-            keep: Whether the holder is needed after this.
+            name: Name of the layer.
+            layer: The model's layer without adapter; one that takes known inputs.
+            parameter: Name of the parameter, whose contribution to the output is compared alone.
+            written: The written parameter.
+            keep: Whether the holder is needed afterwards.
         """
         trained = self.tuner.model.get_submodule(name)
         trained = (copy.deepcopy(trained) if keep else trained).to(torch.float32).eval()
@@ -235,7 +235,7 @@ class Holder:
         del trained
 
         def output(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-            """Of a layer that has nothing but this parameter: linear in its values and in what it is given."""
+            """Return the output of a layer with only this parameter: linear in its values and in its input."""
             alone = filled(layer, lambda path, other: values if path == parameter else torch.zeros(other.shape))
             return alone.eval()(given if given.is_floating_point() else inputs)
 
@@ -247,9 +247,9 @@ class Holder:
         return float((error / tolerance).max())
 
     def merged(self, name: str, dtype: torch.dtype, *, keep: bool, disturbed: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters of one layer after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again.
+        """Return one layer's parameters after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again.
 
-        With ``disturbed`` (and ``keep``) noise is added to the adapter's values: whatever the merge can change, it does.
+        With ``disturbed`` (and ``keep``) add noise to the adapter's values, so that the merge changes everything it can change.
         """
         layer = self.tuner.model.get_submodule(name)
         layer = (copy.deepcopy(layer) if keep else layer).to(dtype)

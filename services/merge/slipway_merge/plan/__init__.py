@@ -1,1 +1,1 @@
-"""The merge decided before a byte is read."""
+"""Plan the merge before a byte is read."""

@@ -1,4 +1,4 @@
-"""How much memory a merge may work in."""
+"""The working memory of a merge."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import psutil
 
 
 def memory_limit(wanted: int | None, *, allowed: int) -> int:
-    """Return bytes to work in: what was asked for, or a quarter of what is free, but not more than the task is allowed."""
+    """Return the working memory in bytes: the requested amount or a quarter of the free memory, at most the task's limit."""
     return min(wanted if wanted is not None else psutil.virtual_memory().available // 4, allowed)

@@ -1,5 +1,4 @@
-"""LoRA on parameters (``target_parameters``): one low-rank product per expert of a stack, wherever the base stores that expert,
-and one for a matrix, such as a router's.
+"""LoRA on parameters (``target_parameters``): one low-rank product per expert of a stack, or one for a matrix such as a router's.
 
 peft keeps the factors of all experts in two matrices: A is (experts · r, in), its rows expert by expert, and B is (out, r ·
 experts), its columns rank by rank. Several parameters of one module are wrapped around each other, the first one innermost.
@@ -32,9 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StackedPair:
-    """The factors of one parameter, whose shape is (experts, out, in), or (experts, in, out) when ``transposed``. A matrix is
-    a stack of one.
-    """
+    """The factors of one parameter of shape (experts, out, in), or (experts, in, out) if ``transposed``. A matrix is a stack of one."""
 
     module: str
     a: TensorInfo
@@ -45,7 +42,7 @@ class StackedPair:
     transposed: bool
 
     def product(self, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """``scaling · B @ A`` of one expert, (out, in), for some of its output rows."""
+        """Return ``scaling · B @ A`` of one expert, (out, in), for some of its output rows."""
         from slipway_merge.peft.modules import read_finite
 
         own = slice(expert * self.rank, (expert + 1) * self.rank)
@@ -54,7 +51,7 @@ class StackedPair:
         return self.scaling * (b @ a)
 
     def line(self, expert: int, number: int, a: Array, b: Array) -> Array:
-        """Return what is added to one row of one expert as its parameter holds it, from all factors in float64."""
+        """Return the update of one row of one expert in its parameter's orientation, from all factors in float64."""
         a = a[expert * self.rank : (expert + 1) * self.rank]  # (r, in)
         b = b[:, expert :: self.shape[0]]  # (out, r)
         return np.asarray(self.scaling * (b @ a[:, number] if self.transposed else b[number] @ a))
@@ -63,7 +60,7 @@ class StackedPair:
 def stacked_pairs(
     pairs: Mapping[tuple[str, int], ExpertPair], config: AdapterConfig, model: PreTrainedModel
 ) -> dict[str, StackedPair]:
-    """Return the factors by the name of the parameter they change.
+    """Return the factors by the name of their parameter.
 
     Raises:
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
@@ -80,7 +77,7 @@ def stacked_pairs(
                 raise ModelMergeError(
                     f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it",
                     reason="CHECKPOINT_INCOMPLETE",
-                    remedy="copy the checkpoint again: its weights are not all there",
+                    remedy="copy the checkpoint again: some of its weights are missing",
                     about={"tensor": name},
                 )
             shape = tuple(model.get_parameter(name).shape)
@@ -90,7 +87,7 @@ def stacked_pairs(
         raise ModelMergeError(
             f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}",
             reason="ADAPTER_TENSOR_UNUSED",
-            remedy="it was trained on another base model: take the one that its adapter_config.json names",
+            remedy="it was trained on another base model: use the one that its adapter_config.json names",
             about={"tensor": info.name},
         )
     return found
@@ -113,14 +110,14 @@ def _stacked(
                 f"adapter tensor {info.name!r} {info.shape} does not fit parameter {name!r} {shape} at rank {rank}, "
                 f"which wants {expected}",
                 reason="ADAPTER_BASE_MISMATCH",
-                remedy="the adapter was trained on another base model or with other settings: take the one that its adapter_config.json names",
+                remedy="the adapter was trained on another base model or with other settings: use the one that its adapter_config.json names",
                 about={"tensor": info.name, "shape": info.shape, "expected": expected},
             )
     return StackedPair(name, pair.a, pair.b, (experts, first, second), rank, config.scaling_of(name), transposed)
 
 
 def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
-    """Return the change of a parameter that is stored as it is."""
+    """Return the change of a parameter that is stored as one tensor."""
     if len(source.shape) == 2 and pair.shape[0] == 1:
         return one_expert(pair, 0, slice(0, pair.shape[1]), source)
 
@@ -145,7 +142,7 @@ def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) 
 
 
 def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int, slice]]:
-    """Return every stored tensor of a stack with its expert and its rows there."""
+    """Return every stored tensor of a stack with its expert and its rows in it."""
     found = []
     for expert, names in enumerate(stack.parts):
         start = 0
@@ -163,12 +160,12 @@ def _value(
     add: Callable[[torch.Tensor], None],
     place: Callable[[int], tuple[int, int]],
 ) -> Value:
-    """``add`` changes the whole tensor, ``place`` gives the expert and its row for a row of the tensor."""
+    """Return a computed value: ``add`` updates the whole tensor, ``place`` returns expert and row for a row of the tensor."""
     if source.shape != shape:
         raise ModelMergeError(
             f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+            remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
             about={"tensor": source.name, "shape": source.shape, "expected": shape},
         )
 

@@ -1,4 +1,4 @@
-"""The weights that a form of peft began with, where it takes them apart (PiSSA, OLoRA, FRoD)."""
+"""Restore the initial weights of peft forms that extract a part of the base's weights at their start (PiSSA, OLoRA, FRoD)."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 if TYPE_CHECKING:
     from slipway_merge.plan.peft_forms import PeftForms
 
-#: Forms that take the base's weights apart; LoRA does with the initialisations that are repeated.
-_TAKING_APART = frozenset({"frod", "osf"})
+#: Forms that extract a part of the base's weights; LoRA does so with the repeatable initialisations.
+_EXTRACTING_FORMS = frozenset({"frod", "osf"})
 _SIXTEEN_BITS = frozenset({"F16", "BF16"})
 
 
-def unknown_start(forms: PeftForms) -> str | None:
-    """Return a warning where the result depends on how precise the weights were that training took apart; None elsewhere."""
+def initial_precision_warning(forms: PeftForms) -> str | None:
+    """Return a warning if the result depends on the unknown precision in which training split the weights; else None."""
     init = str(forms.raw.get("init_lora_weights")).lower()
     narrow = {info.dtype for sources in forms.sources.values() for info in sources.values()} & _SIXTEEN_BITS
-    if not narrow or (forms.form not in _TAKING_APART and init not in REPEATED_INITS):
+    if not narrow or (forms.form not in _EXTRACTING_FORMS and init not in REPEATED_INITS):
         return None
     name = init if init in REPEATED_INITS else forms.form
     return (
-        f"{name} takes the base's weights apart when training starts, and the checkpoint does not tell in which type they were "
-        f"then: it is merged as if in {min(narrow)}, in which they are stored; trained in another one, the model is not the same"
+        f"{name} splits the base's weights when training starts, and the checkpoint does not name their type at that time: it is "
+        f"merged as if in {min(narrow)}, their stored type; if it was trained in another type, the merged model differs"
     )
 
 
-def start_where_the_training_did(
+def restore_initial_weights(
     forms: PeftForms, base: Mapping[str, TensorInfo], naming: Naming, *, tied: Collection[str]
 ) -> None:
-    """Give such a form the base's weight where the adapter was saved with one: of that the part is gone already.
+    """Use the base's weight: the checkpoint's copy already lacks the extracted part.
 
     Args:
-        forms: What is left to peft; its sources are corrected.
+        forms: The modules left to peft; their sources are corrected.
         base: Tensors of the base model by stored name.
         naming: Translates names.
         tied: Weights that share a storage with others, which lost that part too.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` where other weights changed, too, or the base's does not fit.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` if other weights changed too, or the base's does not fit.
     """
     for module in forms.layers:
         for path, source in forms.sources[module].items():

@@ -1,4 +1,4 @@
-"""Where every output tensor will lie and what fills it, known before the first byte is written."""
+"""Plan the place and content of every output tensor before the first byte is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway_merge.tensors.values import Value
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One output tensor: its place in its shard (``start`` is an absolute byte offset) and what fills it."""
+    """One output tensor: its place in its shard (``start`` is an absolute byte offset) and its content."""
 
     name: str
     dtype: str
@@ -23,7 +23,7 @@ class OutputTensor:
 
     @property
     def untouched(self) -> bool:
-        """Whether it is its source's bytes."""
+        """Whether it is a copy of its source's bytes."""
         return not self.value.changed and self.value.source.dtype == self.dtype
 
 
@@ -42,7 +42,7 @@ class Shard:
 
     @property
     def copied(self) -> int:
-        """Number of tensors that are their sources' bytes."""
+        """Number of tensors that are copies of their sources' bytes."""
         return sum(tensor.untouched for tensor in self.tensors)
 
     @property
@@ -51,7 +51,7 @@ class Shard:
         return sum(not tensor.untouched and not tensor.value.changed for tensor in self.tensors)
 
     def pieces(self) -> list[tuple[OutputTensor, ...]]:
-        """Return the tensors in their order; untouched ones that follow each other in their source too are one piece."""
+        """Return the tensors in order; untouched ones that are also adjacent in their source form one piece."""
         pieces: list[tuple[OutputTensor, ...]] = []
         for tensor in self.tensors:
             last = pieces[-1][-1] if pieces else None
@@ -74,7 +74,7 @@ class Layout:
         return sum(tensor.nbytes for shard in self.shards for tensor in shard.tensors)
 
     def index(self) -> tuple[str, str] | None:
-        """Return the name and text of the index, for several shards."""
+        """Return name and text of the index; None for a single shard."""
         weight_map = {tensor.name: shard.filename for shard in self.shards for tensor in shard.tensors}
         return index_file(weight_map, total_bytes=self.data_bytes)
 
@@ -84,10 +84,10 @@ def _adjacent(first: Value, second: Value) -> bool:
 
 
 def plan_layout(values: Mapping[str, Value], *, dtype: str | None, max_shard_bytes: int) -> Layout:
-    """Shards of at most ``max_shard_bytes`` of data each (a tensor larger than that has one of its own).
+    """Plan shards of at most ``max_shard_bytes`` of data each; a larger tensor gets its own shard.
 
     Args:
-        values: What to write, by name; the order is kept.
+        values: Contents by name; the order is kept.
         dtype: Safetensors name of the type that floating-point tensors are written in; None keeps each tensor's.
         max_shard_bytes: Limit per file.
     """

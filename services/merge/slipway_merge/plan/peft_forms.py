@@ -1,7 +1,7 @@
-"""What an adapter that peft itself merges changes: its modules, their tensors, and the merged values of each.
+"""Merge adapter forms through peft: their modules, their tensors, and the merged values.
 
-Whether a form can be merged is asked of peft: its adapter layers either merge or say why not. A form that a later peft brings
-is therefore merged, or refused, without a change here.
+peft decides whether a form can be merged: its layers either merge or say why not. So a form of a later peft is merged or refused
+without a change here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Largest difference in the output of a layer, merged and unmerged in float32, that rounding explains.
+#: Largest difference between the outputs of a merged and an unmerged layer in float32 that rounding explains.
 _TOLERANCE = 1e-3
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 
@@ -73,7 +73,7 @@ class PeftForms:
         return {key: info for key, info in self.tensors.items() if key.startswith(start)}
 
     def check(self) -> None:
-        """Return every tensor has its place and every place its tensor, of the right shape.
+        """Check that the adapter has exactly the tensors that its modules need, with the right shapes.
 
         Raises:
             ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
@@ -92,7 +92,7 @@ class PeftForms:
                 raise ModelMergeError(
                     f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json, which want {shape}",
                     reason="ADAPTER_BASE_MISMATCH",
-                    remedy="the adapter was trained on another base model or with other settings: take the one that its adapter_config.json names",
+                    remedy="the adapter was trained on another base model or with other settings: use the one that its adapter_config.json names",
                     about={"tensor": key, "shape": info.shape, "expected": shape},
                 )
         unused = sorted(set(self.tensors) - set(expected))
@@ -101,29 +101,29 @@ class PeftForms:
                 f"the adapter has {counted(len(unused), 'tensor')} that no base weight takes, first {unused[0]!r} "
                 f"{self.tensors[unused[0]].shape}",
                 reason="ADAPTER_TENSOR_UNUSED",
-                remedy="it was trained on another base model or with other settings: take the one that its adapter_config.json names",
+                remedy="it was trained on another base model or with other settings: use the one that its adapter_config.json names",
                 about={"tensor": unused[0]},
             )
 
     def alters(self, module: str, parameter: str) -> bool:
-        """Return whether the form changes a weight as soon as it is put on it, before any training."""
+        """Return whether the form changes a base weight when it is initialised, before any training."""
         with through_peft(f"module {module!r}"):
             weight = self._holder(module).base_layer(module).get_parameter(parameter)
         return not torch.equal(weight.float(), mapped(self.sources[module][parameter]).float())
 
     def changed(self, module: str) -> frozenset[str]:
-        """Return which of a module's parameters the merge changes, found out once per kind of layer.
+        """Return which of a module's parameters the merge changes, determined once per kind of layer.
 
-        The first layer of a kind speaks for all, so it is merged with values that leave nothing as it was: its trained
-        ones may happen to (an expert that no token reached).
+        The first layer of a kind represents all, so it is also merged with disturbed values: its trained values may happen to change
+        nothing (an expert that no token reached).
 
         Raises:
-            ModelMergeError: ``ADAPTER_UNSUPPORTED`` when peft cannot merge this form or layer.
+            ModelMergeError: ``ADAPTER_UNSUPPORTED`` if peft cannot merge this form or layer.
         """
         layer = self.layers[module]
         own = self.own_tensors(
             module
-        ).items()  # their shapes tell what IA³ does: to the input, or to the output and its bias
+        ).items()  # their shapes tell whether IA³ scales the input, or the output with its bias
         kind = (
             type(layer),
             tuple(self.parameters(module)),
@@ -152,7 +152,7 @@ class PeftForms:
         return self._changed[kind]
 
     def computed(self, module: str, parameter: str) -> Computed:
-        """Return how the merged values of one parameter come about."""
+        """Return the computation of one parameter's merged values."""
 
         def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
             with through_peft(f"module {module!r}"):
@@ -177,11 +177,11 @@ class PeftForms:
             return self._blank_holder([first]).shares_state
 
     def _blank_holder(self, names: list[str]) -> Holder:
-        """Return a holder without values: on ``meta`` where the form can be built there, otherwise of zeros."""
+        """Return a holder without values: on ``meta`` if the form can be built there, otherwise with zeros."""
         try:
             holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
             holder.expected()
-        except (NotImplementedError, RuntimeError):  # the form looks at values when it is built
+        except (NotImplementedError, RuntimeError):  # the form needs values when it is built
             return self._zero_holder(names)
         else:
             return holder
@@ -191,7 +191,9 @@ class PeftForms:
             return self._together.expected()
         expected = self._blank_holder(names).expected()
         complete = all(self.own_tensors(name).keys() <= expected.keys() for name in names)
-        return expected if complete else self._zero_holder(names).expected()  # on meta a form may put parts of it off
+        return (
+            expected if complete else self._zero_holder(names).expected()
+        )  # on meta a form may defer some of its parts
 
     def _zero_holder(self, names: list[str]) -> Holder:
         return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
@@ -213,7 +215,7 @@ class PeftForms:
     def _holder(self, module: str) -> Holder:
         """Return the module with its trained adapter.
 
-        It is built in the stored type, as it was for the training: some forms derive a part of themselves from the base.
+        It is built in the stored type, as in training, because some forms derive a part of themselves from the base.
         """
         values = {name: read_finite(info, "the base model") for name, info in self.sources[module].items()}
         if self.shares_state:
@@ -232,7 +234,7 @@ def _incomplete(key: str, shape: tuple[int, ...]) -> ModelMergeError:
     return ModelMergeError(
         f"by adapter_config.json there should be a tensor {key!r} {shape}, but the checkpoint holds none",
         reason="CHECKPOINT_INCOMPLETE",
-        remedy="copy the checkpoint again: its weights are not all there",
+        remedy="copy the checkpoint again: some of its weights are missing",
         about={"tensor": key},
     )
 
@@ -243,7 +245,7 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
     found: list[str] = []
 
     class Matching(tuner):
-        """The tuner as it is, but it notes the modules instead of replacing them."""
+        """The tuner, changed to record the modules instead of replacing them."""
 
         def _pre_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...
 

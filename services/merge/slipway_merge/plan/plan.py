@@ -1,7 +1,7 @@
-"""The merge decided before a byte is read: for every output tensor where it comes from and what is added to it.
+"""Plan the merge before a byte is read: the source of every output tensor, and the update added to it.
 
-Accounting happens here. Every base tensor becomes one output tensor, every adapter tensor is used once, and every shape is
-compared (``fitting.py``), so that what starts to be written is known to fit.
+Every base tensor becomes one output tensor, every adapter tensor is used once, and every shape is compared (``fitting.py``), so the
+plan is known to fit before writing begins.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from slipway_merge.adapter.adapter import PREFIX, Adapter, Pair, WholeTensor, un
 from slipway_merge.adapter.completeness import check_complete, check_rows
 from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
 from slipway_merge.adapter.naming import Naming, under_current_names
-from slipway_merge.plan.initial_weights import start_where_the_training_did, unknown_start
+from slipway_merge.plan.initial_weights import initial_precision_warning, restore_initial_weights
 from slipway_merge.plan.replication import replicated, source_layers
 from slipway_merge.plan.rows import check_no_bias, replaced_rows
-from slipway_merge.plan.ties import Ties, give_each_its_own
+from slipway_merge.plan.ties import Ties, write_untied
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value
 
@@ -40,7 +40,7 @@ class Planner:
         base: Tensors of the base model by stored name.
         config: Its ``config.json``.
         adapter: The parsed adapter.
-        facts: Asks transformers about the model; called at most once, and only when needed. Its argument says what for.
+        facts: Asks transformers about the model, only when needed. Its argument, the purpose, is part of an error.
         reader: Compares stored tensors.
     """
 
@@ -57,7 +57,7 @@ class Planner:
             self.base = replicated(self.base, self.layers)
 
     def plan(self) -> MergePlan:
-        """Return the merge, or why it cannot be done.
+        """Return the plan of the merge.
 
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``, ``ADAPTER_UNSUPPORTED`` or
@@ -78,7 +78,7 @@ class Planner:
                 values[name] = change(values[name].source)
         untied = [group for group in self.groups if self._plan_group(values, group, changes)]
         if untied:
-            give_each_its_own(values, self.facts("which weights are tied").groups(), self.naming)
+            write_untied(values, self.facts("which weights are tied").groups(), self.naming)
         self._warn_of_ambiguous_alphas()
         check_complete(self.base, self.adapter, self.naming.names, self._is_in_model)
         of_base = {id(info) for info in self.base.values()}
@@ -93,7 +93,7 @@ class Planner:
 
     @cached_property
     def naming(self) -> Naming:
-        """What weights are called by the adapter, in the base's files and in the model."""
+        """Translation of weight names between adapter, base files and model."""
         modules = [*self.adapter.pairs, *self.adapter.rows]
         wanted = [f"{module}.weight" for module in modules] + list(self.adapter.whole)
         return Naming(self.base, [*wanted, *self._form_weights], lambda: self._conversions)
@@ -112,7 +112,7 @@ class Planner:
         return conversions(self.facts("which stored tensors its modules are made of").model, self.base)
 
     def names_in_peft(self) -> dict[str, str]:
-        """For every tensor of the adapter's file the name it has where peft puts it on the model as transformers loads it."""
+        """Return for every tensor of the adapter's file the name that peft expects on the model as transformers loads it."""
         found = {info.name: key for key, info in self.adapter.forms.items()}
         found |= {
             info.name: unwrapped(info.name) for pair in self.adapter.experts.values() for info in (pair.a, pair.b)
@@ -124,7 +124,7 @@ class Planner:
 
     @cached_property
     def forms(self) -> PeftForms | None:
-        """What is left to peft."""
+        """The modules left to peft."""
         if not self.adapter.forms and not self.adapter.config.has_form:
             return None
         from slipway_merge.plan.peft_forms import PeftForms
@@ -147,7 +147,7 @@ class Planner:
         return self.ties.groups(self.vocab_size, self.facts)
 
     def of_base(self, name: str) -> TensorInfo | None:
-        """Return what the base has for an output tensor, possibly under a tied name."""
+        """Return the base's tensor for an output tensor, possibly under a tied name."""
         members = [name, *next((group for group in self.groups if name in group), ())]
         return next((self.base[member] for member in members if member in self.base), None)
 
@@ -157,7 +157,7 @@ class Planner:
         return Ties(self.base, self.adapter, self._form_weights, self.naming, self.reader)
 
     def _copies(self, name: str) -> list[str]:
-        """Return the tensors of repeated layers that are one in training, so that what is trained of one (a bias) is trained of all."""
+        """Return the tensors of repeated layers that share one weight in training, so a trained bias of one applies to all."""
         return [other for other, info in self.base.items() if info is self.base[name]]
 
     def _weight(self, pair: Pair) -> str:
@@ -171,14 +171,14 @@ class Planner:
                 f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
                 f"first {info.name!r} {info.shape} (looked for {name!r})",
                 reason="ADAPTER_TENSOR_UNUSED",
-                remedy="it was trained on another base model: take the one that its adapter_config.json names",
+                remedy="it was trained on another base model: use the one that its adapter_config.json names",
                 about={"tensor": info.name},
             )
 
     # Changes
 
     def _check_once(self) -> None:
-        """No base tensor is replaced by two of the adapter's (their names can differ by a prefix).
+        """Check that no base tensor is replaced by two adapter tensors (their names can differ by a prefix).
 
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED``.
@@ -195,7 +195,7 @@ class Planner:
                 )
 
     def _changes(self) -> dict[str, Alteration]:
-        """Return what the adapter does to the weights it does not replace, by output name; nothing is done twice.
+        """Return the adapter's changes of weights it does not replace, by output name; refuse two changes of one weight.
 
         Raises:
             ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
@@ -226,7 +226,7 @@ class Planner:
         return changes
 
     def _check_no_bias(self, name: str) -> None:
-        """Return the rows of an embedding are those of a tied head, too."""
+        """Check that no head tied to this embedding, which gets the same rows, has a bias."""
         for member in next((group for group in self.groups if group[0] == name), [name]):
             bias = self.naming.modelled(f"{member.removesuffix('weight')}bias")
             tied = next((names for names in self.facts("which layers have a bias").groups() if bias in names), [bias])
@@ -242,10 +242,10 @@ class Planner:
                 sources[path] = self._stored_or_tied(name, first)
             forms.sources[module] = sources
         forms.check()
-        start_where_the_training_did(
+        restore_initial_weights(
             forms, self.base, self.naming, tied={member for group in self.groups for member in group}
         )
-        if warning := unknown_start(forms):
+        if warning := initial_precision_warning(forms):
             self.warnings.append(warning)
         return [
             (self.naming.output(f"{module}.{path}"), partial(_computed, forms, module, path))
@@ -276,7 +276,7 @@ class Planner:
         return Value(source, update=update)
 
     def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
-        """Return what a weight holds before its change: the adapter's own tensor, or the base's, possibly under a tied name."""
+        """Return a weight's tensor before its change: the adapter's own, or the base's, possibly under a tied name."""
         own = [whole for whole in self.adapter.whole.values() if self.naming.output(whole.name) == name]
         if own:
             return own[0].info
@@ -286,7 +286,7 @@ class Planner:
         return stored or self.base[name]
 
     def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Alteration]) -> bool:
-        """Decide one group of tied weights; True when its members came to differ and each is written by itself."""
+        """Plan one group of tied weights; return True if its members differ now and are written separately."""
         settled = self.ties.settle(group, changes, self._checked_replacement)
         values.update(settled.values)
         if settled.untied:
@@ -308,11 +308,11 @@ class Planner:
         return self.naming.modelled(name) in facts.transposed
 
     def _is_in_model(self, stored: str) -> bool:
-        """Return files may hold layers that the model class leaves out (multi-token prediction, fused experts)."""
+        """Return whether the model has a stored tensor: files may hold layers that the class omits (multi-token prediction, fused experts)."""
         return self.naming.modelled(stored) in self.facts("which modules the adapter should cover").shapes
 
     def _warn_of_ambiguous_alphas(self) -> None:
-        """Peft sorts the patterns when it saves them, so where two match, the one used in training is not known."""
+        """Warn if several alpha patterns match a module: peft sorts them when saving, so the one used in training is unknown."""
         for module in self.adapter.pairs:
             alphas = self.adapter.config.matching_alphas(module)
             if len(alphas) > 1:

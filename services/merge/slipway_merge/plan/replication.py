@@ -1,7 +1,7 @@
-"""Layers repeated (``layer_replication``): the model becomes deeper, its new layers starting from copies of the base's.
+"""Repeated layers (``layer_replication``): make the model deeper with copies of the base's layers.
 
-peft trains such a model on shared weights and cannot merge it; written out, every copy is a layer of its own and holds its own
-update. Source: ``replicate_layers`` in ``peft/tuners/tuners_utils.py``.
+peft trains such a model on shared weights and cannot merge it. Written out, every copy is a separate layer with its own update.
+Source: ``replicate_layers`` in ``peft/tuners/tuners_utils.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_LAYERS = ("mlp_only_layers",)
 
 
 def source_layers(ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """For each layer of the deeper model, the base's layer it is a copy of."""
+    """Return for each layer of the deeper model the base layer that it copies."""
     return tuple(number for first, end in ranges for number in range(first, end))
 
 
@@ -48,7 +48,7 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
         raise ModelMergeError(
             f"the adapter's layer_replication repeats layer {missing[0]}, but the base has layers 0 to {max(present)}",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+            remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
             about={"key": "layer_replication", "layer": missing[0]},
         )
     deeper: dict[str, TensorInfo] = {}
@@ -63,15 +63,15 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
 
 
 def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Sequence[int]) -> None:
-    """Return the deeper model has at each place the kind of layer that was copied there.
+    """Check that the deeper model has at each place the kind of layer that was copied there.
 
     Args:
         model: The deeper model, without weights.
-        written: Names of the tensors that are to be written.
-        layers: As :func:`source_layers` gives them.
+        written: Names of the tensors to write.
+        layers: The result of :func:`source_layers`.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model whose layers differ by their places.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model whose layers differ by place.
     """
     from slipway_merge.adapter.conversions import conversions
 
@@ -82,12 +82,12 @@ def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Seque
         raise unsupported(
             "layer_replication",
             list(layers),
-            f"this model's layers differ by their places, and no layer that is copied there has {without[0]!r}",
+            f"this model's layers differ by place, and the copied layers lack {without[0]!r}",
         )
 
 
 def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """Return the configuration with the new number of layers, and the lists of one entry per layer repeated as the layers are."""
+    """Return the configuration with the new number of layers, and with per-layer lists repeated accordingly."""
     changed = dict(config)
     before = changed.get("num_hidden_layers")
     for key in _PER_LAYER:

@@ -14,7 +14,7 @@ from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 
 
 def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
-    """Return a head that has such rows has no bias: peft computes it without in training, and with it again once the rows are merged.
+    """Check that a head with such rows has no bias: peft ignores the bias in training and uses it again after the merge.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED``.
@@ -29,17 +29,17 @@ def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, rea
 
 
 def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:
-    """Return the weight with ``info``'s rows in the places ``rows``.
+    """Return the weight with its ``rows`` replaced by those of ``info``.
 
     Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` when a row is not there or has another width.
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if a row does not exist or has another width.
     """
     if len(source.shape) != 2 or info.shape[1:] != source.shape[1:] or max(rows, default=0) >= source.shape[0]:
         raise ModelMergeError(
             f"adapter tensor {info.name!r} {info.shape} replaces rows up to {max(rows, default=0)} of {source.name!r} "
             f"{source.shape}, which do not fit",
             reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+            remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
             about={"tensor": info.name, "shape": info.shape, "base_shape": source.shape},
         )
 

@@ -1,4 +1,4 @@
-"""Weights that share a storage (an ``lm_head`` tied to the embedding): whether they still can after the adapter's changes."""
+"""Decide whether weights that share a storage (an ``lm_head`` tied to the embedding) stay tied after the adapter's changes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 if TYPE_CHECKING:
     from slipway.models.model_facts import ModelFacts
 
-#: A tensor of the adapter that replaces a weight of the given name and shape, checked to fit.
+#: Returns the adapter's replacement for a weight of this name and shape, checked to fit.
 Replacement = Callable[[str, WholeTensor, tuple[int, ...]], TensorInfo]
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the members of a group hold that are written, and whether they came to differ."""
+    """Values of a group's written members, and whether they differ now."""
 
     values: Mapping[str, Value]
     untied: bool
@@ -34,13 +34,13 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """Finds the tied weights that an adapter touches, and settles what becomes of them.
+    """Finds the tied weights that an adapter changes, and decides their values.
 
     Args:
         base: Tensors of the base model by stored name.
         adapter: The parsed adapter.
         form_weights: Parameters of the modules that peft merges.
-        naming: Translates what the adapter and the model call a weight.
+        naming: Translates names of weights.
         reader: Compares stored tensors.
     """
 
@@ -51,10 +51,9 @@ class Ties:
     reader: TensorReader
 
     def groups(self, vocab_size: int | None, facts: Callable[[str], ModelFacts]) -> list[list[str]]:
-        """Groups of output names that share a storage, of which the adapter touches at least one.
+        """Return the groups of output names that share a storage and that the adapter changes.
 
-        A weight that the base stores twice counts as tied only where both hold the same: so does transformers when it
-        loads them.
+        Like transformers, treat a weight that the base stores twice as tied only if both copies are equal.
         """
         touched = self._touched()
         if not self._may_be_tied(touched, vocab_size):
@@ -67,8 +66,8 @@ class Ties:
         """Decide one group: one value for all its stored members, or one for each member.
 
         Raises:
-            ModelMergeError: ``CHECKPOINT_INCOMPLETE`` for an adapter that says it keeps weights tied but changes only some,
-                ``ADAPTER_CONFIG_INVALID`` for one whose saved modules differ all the same.
+            ModelMergeError: ``CHECKPOINT_INCOMPLETE`` for an adapter that claims to keep weights tied but changes only some,
+                ``ADAPTER_CONFIG_INVALID`` for one whose saved modules nevertheless differ.
         """
         written = [name for name in group if name in self.base]
         source = self.base[written[0]]
@@ -76,7 +75,9 @@ class Ties:
         whole = {
             name: tensor for tensor in self.adapter.whole.values() if (name := self.naming.output(tensor.name)) in group
         }
-        for name, tensor in sorted(whole.items(), key=lambda item: item[1].own):  # what all share, then a member's own
+        for name, tensor in sorted(
+            whole.items(), key=lambda item: item[1].own
+        ):  # shared tensors first, then a member's own
             info = replacement(name, tensor, members[name].source.shape)
             alone = tensor.own or sum(not other.own for other in whole.values()) > 1
             for member in [name] if alone else group:
@@ -102,7 +103,7 @@ class Ties:
         return Settled(members, untied=True)
 
     def _check_rows_alone(self, group: list[str], changes: Mapping[str, Alteration]) -> None:
-        """Peft puts an embedding's rows into every weight tied to it, below whatever else is trained there."""
+        """Refuse rows of an embedding if a tied weight has another change: peft puts the rows below that change too."""
         with_rows = {self.naming.output(f"{module}.weight") for module in self.adapter.rows}
         more = [name for name in group if name in changes and name not in with_rows]
         if group[0] in with_rows and more:
@@ -114,7 +115,7 @@ class Ties:
             )
 
     def _check_rows_there(self, group: list[str]) -> None:
-        """Of tied weights with rows that are not the same, each that the configuration names has its own in the checkpoint."""
+        """Check, for tied weights with different rows, that each named one has its own rows in the checkpoint."""
         tokens = self.adapter.config.tokens
         with_rows = {self.naming.output(f"{module}.weight") for module in self.adapter.rows}
         for name in group if isinstance(tokens, Mapping) and with_rows & set(group) else ():
@@ -130,13 +131,13 @@ class Ties:
     def _check_all_trained(
         self, group: list[str], whole: Mapping[str, WholeTensor], changes: Mapping[str, Alteration]
     ) -> None:
-        """Of weights that were trained as one, the adapter has tensors for all.
+        """Check that the adapter has tensors for all weights that were trained as one.
 
-        They need not be the same: peft shares them in memory, and loses that when it turns 16-bit ones into float32. Then
-        each was trained with its own.
+        They need not be equal: peft shares them in memory, but loses the sharing when it converts 16-bit ones to float32; from then
+        on each is trained separately.
         """
         saved = [whole[name].info for name in group if name in whole]
-        if any(tensor.own for tensor in whole.values()):  # a module to save is one object, whatever it is converted to
+        if any(tensor.own for tensor in whole.values()):  # a module to save stays one object in any type
             for other in saved[1:]:
                 if not self.reader.same(saved[0], other):
                     raise ModelMergeError(
@@ -161,7 +162,7 @@ class Ties:
         return {self.naming.output(name) for name in [*weights, *self.form_weights, *self.adapter.whole]}
 
     def _may_be_tied(self, touched: set[str], vocab_size: int | None) -> bool:
-        """Return whether any touched weight is an embedding or like one, so that the model has to be asked."""
+        """Return whether any changed weight may be an embedding, so that the model must be asked."""
         pairs = self.adapter.pairs.items()
         if any(pair.embedding and self.naming.output(f"{module}.weight") in touched for module, pair in pairs):
             return True
@@ -169,14 +170,14 @@ class Ties:
         return any(info is None or vocab_size is None or vocab_size in info.shape for info in infos)
 
     def _really_tied(self, group: list[str]) -> list[str]:
-        """Return the members of a group that are not stored, or stored with the values of the first that is."""
+        """Return the members of a group that are not stored, or stored with the same values as the first stored one."""
         first = next((self.base[name] for name in group if name in self.base), None)
         if first is None:
             return []
         return [name for name in group if name not in self.base or self.reader.same(first, self.base[name])]
 
     def _are_same_rows(self, names: list[str]) -> bool:
-        """Return whether all that happens to these weights is that the same rows of each are replaced by the same values."""
+        """Return whether the only change of these weights is the same replacement of the same rows."""
         rows = {self.naming.output(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
         if not rows.keys() >= set(names):
             return False
@@ -185,7 +186,7 @@ class Ties:
         return len(numbers) == 1 and all(self.reader.same(found[0][1], info) for _, info in found[1:])
 
     def _all_same(self, values: list[Value]) -> bool:
-        """Return whether all hold the same, and the same product is added to each."""
+        """Return whether all have equal sources and get the same product added."""
         first = values[0]
         return all(
             value.computed is None
@@ -202,17 +203,17 @@ class Ties:
         return self._are_same(first.left, second.left) and self._are_same(first.right, second.right)
 
     def _are_same(self, first: Factor, second: Factor) -> bool:
-        """Return whether two factors hold the same; those of an embedding are stored transposed."""
+        """Return whether two factors are equal; those of an embedding are stored transposed."""
         if first.transposed == second.transposed:
             return self.reader.same(first.info, second.info)
         return np.array_equal(self.reader.read(first.info), self.reader.read(second.info).T)
 
 
-def give_each_its_own(values: dict[str, Value], groups: Iterable[list[str]], naming: Naming) -> None:
-    """Return what else was tied is not in an untied model, so it is written under every name (the bias of BERT's head).
+def write_untied(values: dict[str, Value], groups: Iterable[list[str]], naming: Naming) -> None:
+    """Write every other tied weight (the bias of BERT's head) under all its names, because an untied model ties none.
 
     Args:
-        values: What is written, by output name; added to.
+        values: Values by output name; extended.
         groups: Names that share a storage in the base model.
         naming: Translates them.
     """

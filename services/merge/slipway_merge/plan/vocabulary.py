@@ -1,4 +1,4 @@
-"""A tokenizer that knows more tokens than the model has embeddings: the vocabulary was resized and the rows were not saved."""
+"""Refuse a tokenizer with more tokens than the model has embeddings: the vocabulary was resized and the rows were not saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipway.files.json_documents import LARGEST_LIST, read_json
 
 
 def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> None:
-    """Return the checkpoint's tokenizer gives no id beyond the merged embedding (unless the base's tokenizer does so already).
+    """Check that the checkpoint's tokenizer has no id beyond the merged embedding, unless the base's tokenizer has too.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.
@@ -25,7 +25,7 @@ def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> No
     if before is not None and before >= highest:
         return
     raise ModelMergeError(
-        f"the checkpoint's tokenizer gives token ids up to {highest}, but the model has {rows} embeddings: the vocabulary "
+        f"the checkpoint's tokenizer has token ids up to {highest}, but the model has {rows} embeddings: the vocabulary "
         "was resized and the new embeddings are not in the adapter",
         reason="ADAPTER_BASE_MISMATCH",
         remedy="save the adapter again with save_embedding_layers=True, or with the base's own tokenizer",
@@ -34,7 +34,7 @@ def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> No
 
 
 def highest_token_id(folder: Path) -> int | None:
-    """Highest token id that a folder's ``tokenizer.json`` can give; None without one."""
+    """Return the highest token id in a folder's ``tokenizer.json``; None without one."""
     try:
         tokenizer = read_json(folder / "tokenizer.json", largest=LARGEST_LIST, lenient=True)
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""Stored tensors: read in blocks, converted, updated."""
+"""Read stored tensors in blocks, convert and update them."""

@@ -11,8 +11,9 @@ from slipway_merge.tensors.tensor_io import Array
 
 
 class Block:
-    """A thread's working memory for one block of a weight; it is kept from block to block, so that it stays in the
-    processor's cache and no page is mapped anew.
+    """A thread's working memory for one block of a weight.
+
+    It is reused for every block, so that it stays in the processor's cache and no page is mapped again.
     """
 
     def __init__(self) -> None:

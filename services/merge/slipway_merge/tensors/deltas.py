@@ -1,8 +1,8 @@
 """The arithmetic of a merge: blocks of rows, exact to one rounding.
 
 A 16-bit result is computed in float32 and rounded once; a float32 result is computed in float64 and rounded once. So the
-result is the representable value nearest to ``W + scaling · B @ A``; only where that is a near tie, or W and the update all
-but cancel, can the wider type's own error (2⁻²³ of W for float32) decide for its neighbour.
+result is the representable value nearest to ``W + scaling · B @ A``. Only for a near tie, or if W and the update nearly cancel, can
+the wider type's own error (2⁻²³ of W for float32) select its neighbour.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from slipway_merge.tensors.values import Factor, Update
 
 @dataclass
 class Change:
-    """What a merge did to one weight, summed over its blocks.
+    """Statistics of one weight's change, summed over its blocks.
 
     Attributes:
         module: The adapter's module.
         tensor: Name of the output tensor.
-        form: The adapter's form: ``lora`` for what is added by rows, otherwise what computed the weight.
+        form: The adapter's form: ``lora`` for an update by rows, otherwise the form that computed the weight.
         rank: Rank of the pair; None for other forms.
         scaling: Factor of its product; None for other forms.
-        change_sum: Sum of squares of what was added.
+        change_sum: Sum of squares of the update.
         weight_sum: Sum of squares of the base weight.
         changed: Elements whose stored value changed.
         total: Elements.
@@ -50,11 +50,11 @@ class Change:
     total: int = 0
 
     def blank(self) -> Change:
-        """For a part of the weight: nothing counted yet."""
+        """Return an empty count for a part of the weight."""
         return Change(self.module, self.tensor)
 
     def add(self, part: Change) -> None:
-        """Count what was counted for a part of the weight."""
+        """Add the count of a part of the weight."""
         self.change_sum += part.change_sum
         self.weight_sum += part.weight_sum
         self.changed += part.changed
@@ -69,25 +69,23 @@ class Change:
 
     @property
     def unchanged_share(self) -> float:
-        """Share of the elements that rounding left as they were."""
+        """Share of the elements that are unchanged after rounding."""
         return 1.0 - self.changed / self.total if self.total else 1.0
 
 
 def compute_type(output: str, source: str) -> np.dtype[Any]:
-    """Return the type to compute in, by the safetensors names of two types: at least twice as precise as the output's, and holding the source's."""
+    """Return the type to compute in: at least twice as precise as the output's, and able to hold the source's (safetensors names)."""
     return np.dtype(np.float64 if DTYPES[output].bits >= 32 or DTYPES[source].bits > 32 else np.float32)
 
 
 def arithmetic() -> str:
-    """Return what computes low-rank updates of bfloat16 weights here: the compiled kernel's instructions, or numpy."""
+    """Return the name of the arithmetic for low-rank updates of bfloat16 weights: the kernel's instructions, or ``numpy``."""
     compiled = kernel()
     return compiled.name if compiled else "numpy"
 
 
 class LowRank:
-    """The factors of one update in the type of the computation, read when they are first needed and checked to be finite.
-    Threads share them.
-    """
+    """The factors of one update in the type of the computation, read on first use and checked to be finite. Shared by threads."""
 
     def __init__(self, update: Update, reader: TensorReader, dtype: np.dtype[Any]) -> None:
         self._update = update
@@ -99,11 +97,11 @@ class LowRank:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take, reading them included."""
+        """Memory that they take in bytes, including their reading."""
         return (self._update.left.info.numel + self._update.right.info.numel) * (self._dtype.itemsize + 16)
 
     def factors(self) -> tuple[Array, Array]:
-        """Left (rows, r) with the scaling in it, and right (r, columns).
+        """Return left (rows, r), multiplied by the scaling, and right (r, columns).
 
         Raises:
             ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
@@ -116,7 +114,7 @@ class LowRank:
             return self._factors
 
     def panels(self, kernel: Kernel) -> Array:
-        """Return the right factor as the kernel wants it."""
+        """Return the right factor in the kernel's layout."""
         right = self.factors()[1]
         with self._lock:
             if self._panels is None:
@@ -124,13 +122,13 @@ class LowRank:
             return self._panels
 
     def square(self) -> float:
-        """Sum of squares of the product, from the r × r Gram matrices: ‖LR‖² = tr((LᵀL)(RRᵀ))."""
+        """Return the sum of squares of the product, from the r × r Gram matrices: ‖LR‖² = tr((LᵀL)(RRᵀ))."""
         left, right = (factor.astype(np.float64) for factor in self.factors())
         return max(float(((left.T @ left) * (right @ right.T)).sum()), 0.0)
 
 
 def is_zero(update: Update, reader: TensorReader) -> bool:
-    """Return whether a product is zero because one factor is (an untrained adapter: B starts as zeros).
+    """Return whether a product is zero because one factor is zero (in an untrained adapter, B is).
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
@@ -156,7 +154,7 @@ def merge_block(
         source: Safetensors name of their type.
         output: Safetensors name of the type to round to.
         block: Working memory.
-        change: Of the whole weight.
+        change: Statistics of the whole weight.
     """
     left, right = low_rank.factors()
     if first_row == 0:
@@ -165,7 +163,7 @@ def merge_block(
     if source == output == "BF16" and (compiled := kernel()):
         rounded = block.array("rounded", base.dtype, base.shape)
         counts = compiled.merge(base, rows, low_rank.panels(compiled), out=rounded)
-        if counts.finite:  # otherwise numpy finds out where, below
+        if counts.finite:  # otherwise numpy names the place, below
             change.weight_sum += counts.weight_sum
             change.changed += counts.changed
             change.total += base.size
@@ -181,19 +179,19 @@ def merge_block(
 def round_block(
     base: Array, *, source: str, output: str, block: Block, change: Change, add: Callable[[Array, Array], Array] | None
 ) -> Array:
-    """Return one block of rows of a weight after its change, rounded once to the output's type; ``change`` is brought up to date.
+    """Return one block of rows of a weight after its change, rounded once to the output's type; update ``change``.
 
     Args:
         base: Stored values. (rows, columns)
         source: Safetensors name of their type.
         output: Safetensors name of the type to round to.
         block: Working memory.
-        change: Of the whole weight.
-        add: From the base in the type of the computation, and memory like it that it may use, to the new values;
-            None where only the type changes.
+        change: Statistics of the whole weight.
+        add: Returns the new values from the base in the type of the computation and spare memory of the same shape;
+            None if only the type changes.
 
     Raises:
-        ModelMergeError: ``NON_FINITE_WEIGHTS`` when the base, or the result (an overflow), is not finite.
+        ModelMergeError: ``NON_FINITE_WEIGHTS`` if the base, or the result (an overflow), is not finite.
     """
     wide = block.array("wide", compute_type(output, source), base.shape)
     rounded = block.array("rounded", FLOAT_TYPES[output], base.shape)
@@ -201,7 +199,7 @@ def round_block(
     with np.errstate(over="ignore", invalid="ignore"):  # found below, by name
         convert(base, wide, block)
         convert(wide if add is None else add(wide, spare), rounded, block)
-        if not is_finite(rounded, output):  # what is not finite in the base is not in the result either
+        if not is_finite(rounded, output):  # a non-finite base gives a non-finite result
             check_finite(base, source, name=change.tensor, where="the base model")
             check_finite(rounded, output, name=change.tensor, where="the merged result")
         if add is not None:
@@ -210,7 +208,7 @@ def round_block(
 
 
 def _account(wide: Array, rounded: Array, spare: Array, *, same_type: bool, block: Block, change: Change) -> None:
-    """Count what a block's rounded result changed against its base in the same type."""
+    """Count the elements in which a block's rounded result differs from its base in the same type."""
     flat = wide.reshape(-1)
     change.weight_sum += float(np.dot(flat, flat))
     if not same_type:  # the base as the output's type holds it

@@ -1,8 +1,8 @@
-"""Conversions of 16-bit types, rounded once: between float16 and float32 as numpy's, several times as fast.
+"""Convert 16-bit types, rounded once: between float16 and float32 with numpy's results, but several times as fast.
 
-Numpy converts halves one by one. Numbers that are normal in float16, nearly all there are, take a few steps on whole arrays of bits
-here; zeros, subnormal numbers, overflows, infinity and NaN are left to numpy. From float64 ml_dtypes makes a bfloat16 by way of
-float32, and so rounds twice.
+numpy converts float16 one by one. Here, numbers that are normal in float16 (nearly all) take a few steps on whole arrays of bits;
+zeros, subnormal numbers, overflows, infinity and NaN are left to numpy. ml_dtypes converts float64 to bfloat16 through float32,
+which rounds twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def convert(source: Array, target: Array, block: Block) -> None:
 
 
 def _widen(source: Array, target: Array, block: Block) -> Array:
-    """Widen; answers where the result is not right yet."""
+    """Widen; return the positions where the result is not right yet."""
     stored, bits = source.view(np.int16), target.view(np.int32)
     np.copyto(bits, stored)  # extends the sign
     np.left_shift(bits, _MANTISSA_SHIFT, out=bits)
@@ -47,10 +47,10 @@ def _widen(source: Array, target: Array, block: Block) -> Array:
 
 
 def _to_odd(source: Array, block: Block) -> Array:
-    """Float32 numbers from which rounding to bfloat16 gives what it gives from ``source``.
+    """Return float32 numbers that round to the same bfloat16 as ``source``.
 
-    They are cut off towards zero, and the last bit tells that something was: so nothing becomes a tie that was none. Source: Boldo
-    and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
+    They are truncated towards zero with the last bit set if anything was cut, so no new ties arise. Source: Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
     """
     narrow = block.array("odd", np.dtype(np.float32), source.shape)
     np.copyto(narrow, source, casting="unsafe")
@@ -62,7 +62,7 @@ def _to_odd(source: Array, block: Block) -> Array:
 
 
 def _narrow(source: Array, target: Array, block: Block) -> Array:
-    """Round to float16; answers where the result is not right yet."""
+    """Round to float16; return the positions where the result is not right yet."""
     bits = source.view(np.int32)
     work = block.array("half", bits.dtype, source.shape)
     other = block.array("sign", bits.dtype, source.shape)

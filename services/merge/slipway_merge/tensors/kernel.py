@@ -1,5 +1,6 @@
-"""The compiled kernel for low-rank updates of bfloat16 weights. Without a C compiler at installation, or on a processor without
-fused multiply-add, there is none, and numpy does the same in more passes.
+"""The compiled kernel for low-rank updates of bfloat16 weights.
+
+If there was no C compiler at installation, or the processor lacks fused multiply-add, numpy does the same in more passes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from slipway_merge.tensors.tensor_io import Array
 
 
 class Counts(ctypes.Structure):
-    """What a call counted; as ``struct counts`` of the kernel."""
+    """Results of a call: the kernel's ``struct counts``."""
 
     _fields_ = (("weight_sum", ctypes.c_double), ("changed", ctypes.c_int64), ("finite", ctypes.c_int64))
 
@@ -40,7 +41,7 @@ class Kernel:
         self._merge.restype = None
 
     def panels(self, right: Array) -> Array:
-        """Return a right factor (r, columns) as :meth:`merge` wants it: groups of columns one after the other, zeros at the end."""
+        """Return a right factor (r, columns) in the layout of :meth:`merge`: groups of columns one after the other, padded with zeros."""
         padded = np.pad(right, ((0, 0), (0, -right.shape[1] % self._panel)))
         return np.ascontiguousarray(padded.reshape(len(right), -1, self._panel).transpose(1, 0, 2))
 

@@ -1,4 +1,4 @@
-"""Rows of stored tensors taken as a sample, the same ones in every run, and what rounding explains of a difference in them."""
+"""Sample rows of stored tensors, the same in every run, and measure differences against rounding errors."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 
-#: Rows of each weight that are computed with.
+#: Number of sampled rows of each weight.
 SAMPLE_ROWS = 16
 #: Largest relative error of rounding to a type: half a unit in the last of its digits.
 UNIT_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
 #: The same in absolute terms where a type's numbers are smallest.
 SMALLEST_ERROR = {"F64": 2.0**-1075, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
-#: Errors of rounding are as good as independent, so their sum is within so many standard deviations.
+#: Rounding errors are practically independent, so their sum is within this many standard deviations.
 DEVIATIONS = 8.0
-#: Errors of a computation, in units of the last digit of its type and of the size of what is added up.
+#: Error of a computation, in units of its type's last digit relative to the largest summand.
 COMPUTING_UNITS = 64
 
 
 def generator(name: str) -> np.random.Generator:
-    """Return the source of a tensor's sample."""
+    """Return the random generator of a tensor's sample."""
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def wide_roundoff(dtype: str) -> float:
-    """Return the largest relative error of the type that values of ``dtype`` are computed in."""
+    """Return the unit roundoff of the type in which values of ``dtype`` are computed."""
     return UNIT_ROUNDOFF["F64" if dtype in ("F32", "F64") else "F32"]
 
 
 def sampled_rows(info: TensorInfo) -> list[int]:
-    """Numbers of some rows of a tensor, seen as a matrix of its last dimension."""
+    """Return the numbers of the sampled rows of a tensor, seen as a matrix of its last dimension."""
     rows = math.prod(info.shape[:-1])
     return sorted(generator(info.name).choice(rows, min(SAMPLE_ROWS, rows), replace=False).tolist())
 

@@ -1,4 +1,4 @@
-"""Stored tensors read in blocks by position: no mapping (a file cut short meanwhile is an error, not a crash), no copy kept."""
+"""Read stored tensors in blocks by position, without mapping: a file truncated meanwhile is an error, not a crash."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slipway.models.safetensors_file import TensorInfo, corrupt
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Types that can be computed with, by their safetensors name.
+#: Types supported for computing, by safetensors name.
 FLOAT_TYPES = numpy_dtypes(*FLOATS)
-#: The bits of a type that are all set in NaN and infinity, and never all set in a number.
+#: Bits of a type that are all set in NaN and infinity, and never in a number.
 _NOT_FINITE: dict[str, np.unsignedinteger[Any]] = {
     "F64": np.uint64(0x7FF0_0000_0000_0000),
     "F32": np.uint32(0x7F80_0000),
@@ -34,7 +34,7 @@ _SCAN_BYTES = 1 << 18
 
 
 class TensorReader:
-    """Reads byte ranges of stored tensors; keeps its files open until it is closed. Threads may share it."""
+    """Reads byte ranges of stored tensors; keeps files open until it is closed. Safe for several threads."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -50,7 +50,7 @@ class TensorReader:
         self._stack.close()
 
     def descriptor(self, path: Path) -> int:
-        """File descriptor of an input file, open for reading."""
+        """Return the descriptor of an input file, open for reading."""
         with self._lock:
             if path not in self._open:
                 self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -61,7 +61,7 @@ class TensorReader:
         """Fill a one-dimensional uint8 buffer with a tensor's bytes from ``offset`` (within the tensor) on.
 
         Raises:
-            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when the file has become shorter.
+            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` if the file has become shorter.
         """
         view = buffer.data
         position = info.start + offset
@@ -79,7 +79,7 @@ class TensorReader:
         return buffer.view(dtype).reshape(info.shape)
 
     def same(self, first: TensorInfo, second: TensorInfo, *, block_bytes: int = 8 << 20) -> bool:
-        """Return whether two stored tensors hold the same values (the same bytes, when they have the same type)."""
+        """Return whether two stored tensors hold the same values (of the same type: the same bytes)."""
         if first.shape != second.shape:
             return False
         if first.dtype != second.dtype:
@@ -106,12 +106,12 @@ class TensorReader:
         return True
 
     def scan(self, info: TensorInfo, start: int, end: int) -> None:
-        """Read a part of a tensor through and refuse NaN and infinity.
+        """Read a part of a tensor and refuse NaN and infinity.
 
         Args:
             info: The tensor.
-            start: First byte, counted from the tensor's own; where a number begins.
-            end: Where the last one ends.
+            start: First byte within the tensor, the beginning of a number.
+            end: End of the last number.
 
         Raises:
             ModelMergeError: ``NON_FINITE_WEIGHTS``.
@@ -127,7 +127,7 @@ class TensorReader:
 
 
 def row_blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[int, int]]:
-    """(first row, rows) of blocks of at most ``max_elements``, seen as a matrix of ``shape[0]`` rows; at least one row each."""
+    """Yield (first row, rows) of blocks of at most ``max_elements``, seen as a matrix of ``shape[0]`` rows; at least one row each."""
     rows = shape[0] if shape else 1
     columns = math.prod(shape[1:])
     step = max(1, max_elements // max(columns, 1))
@@ -153,8 +153,8 @@ def check_finite(values: Array, dtype: str, *, name: str, where: str) -> None:
     Args:
         values: As for :func:`is_finite`.
         dtype: Safetensors name of their type.
-        name: Of the tensor.
-        where: What holds it; part of the error.
+        name: Name of the tensor.
+        where: Its file or model; part of the error.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS``.
@@ -171,7 +171,7 @@ def check_finite(values: Array, dtype: str, *, name: str, where: str) -> None:
 
 
 def float_type(info: TensorInfo) -> np.dtype[Any]:
-    """Return the type of a stored tensor that can be computed with.
+    """Return the numpy type of a stored floating-point tensor.
 
     Raises:
         ModelMergeError: ``DTYPE_UNSUPPORTED``.
@@ -179,7 +179,7 @@ def float_type(info: TensorInfo) -> np.dtype[Any]:
     dtype = FLOAT_TYPES.get(info.dtype)
     if dtype is None:
         raise ModelMergeError(
-            f"tensor {info.name!r} has data type {info.dtype}: merged are {', '.join(FLOAT_TYPES)}",
+            f"tensor {info.name!r} has data type {info.dtype}; supported are {', '.join(FLOAT_TYPES)}",
             reason="DTYPE_UNSUPPORTED",
             remedy="use a 16-bit or 32-bit version of the model",
             about={"tensor": info.name, "dtype": info.dtype},

@@ -1,4 +1,4 @@
-"""What a planned merge is made of: for every output tensor, the stored bytes it comes from and the update added to them."""
+"""The values of a planned merge: for every output tensor its stored source and the update added to it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A weight whose new values are not a sum by rows: computed whole, for one output tensor at a time.
+    """A weight that is computed as a whole, not as a sum by rows; one output tensor at a time.
 
     Attributes:
         module: The adapter's module.
-        form: What computes it, for the report: ``dora``, ``loha`` …
-        compute: From the type to compute in (float32 or float64) to all values, in the shape of the output tensor.
-        error: From where the values are written to how far they are from what base and adapter give in another way than
-            ``compute``, as a share of what rounding explains; None where there is no other way.
+        form: The form that computes it, for the report: ``dora``, ``loha`` …
+        compute: Returns all values in the shape of the output tensor, computed in the given type (float32 or float64).
+        error: Returns the written tensor's error against an independent computation, in units of rounding; None if there is no
+            independent computation.
     """
 
     module: str
@@ -60,8 +60,8 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an output tensor holds: stored bytes (of the base, or of the adapter for a replaced tensor), plus an update or
-    overwritten by computed values.
+    """Content of an output tensor: stored bytes (of the base, or of the adapter for a replaced tensor), with an update added or
+    replaced by computed values.
     """
 
     source: TensorInfo
@@ -70,25 +70,25 @@ class Value:
 
     @property
     def changed(self) -> bool:
-        """Whether it is anything but stored bytes."""
+        """Whether it is more than stored bytes."""
         return self.update is not None or self.computed is not None
 
 
-#: From what a weight holds so far to what it holds after the adapter's change.
+#: Returns a weight's value after the adapter's change, given its present tensor.
 Alteration = Callable[[TensorInfo], Value]
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Output tensors by name, in the base's order, and what follows for the configuration.
+    """Output tensors by name, in the base's order, and the resulting changes of the configuration.
 
     Attributes:
-        values: What every output tensor holds.
-        untied: Tied weights became different, so that ``tie_word_embeddings`` must be false.
-        vocab_size: New number of embedding rows when the vocabulary was resized.
+        values: Content of every output tensor.
+        untied: Tied weights became different, so ``tie_word_embeddings`` must be false.
+        vocab_size: New number of embedding rows if the vocabulary was resized.
         replaced: Names of the output tensors taken whole from the adapter.
-        warnings: What the user should know.
-        layers: For each layer of a model that became deeper, the base's layer it is a copy of; empty for any other.
+        warnings: Warnings for the user.
+        layers: For each layer of a deepened model, the base layer that it copies; empty for any other.
     """
 
     values: Mapping[str, Value]

@@ -1,1 +1,1 @@
-"""The merged folder, checked."""
+"""Check the merged folder."""

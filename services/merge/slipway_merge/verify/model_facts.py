@@ -1,7 +1,7 @@
-"""The model's own code asked for the merge.
+"""Ask the model's own code about facts that the merge needs.
 
-Needed when an adapter touches weights that may be tied, when a square weight may be a transposed ``Conv1D``, when the
-vocabulary was resized, and for the forms that peft merges. Plain LoRA on linear layers needs none of it, and imports no torch.
+They are needed if an adapter changes weights that may be tied, if a square weight may be a transposed ``Conv1D``, if the vocabulary
+was resized, and for the forms that peft merges. Plain LoRA on linear layers does not need them and imports no torch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts
 
 
 def facts_for(folder: Path, *, why: str) -> ModelFacts:
-    """Facts about the model in a folder.
+    """Return facts about the model in a folder.
 
     Args:
         folder: Folder of the model.
-        why: What the facts are needed for; part of the error.
+        why: The purpose; part of the error.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` when transformers cannot build this model.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` if transformers cannot build this model.
     """
     try:
         return model_facts(folder)

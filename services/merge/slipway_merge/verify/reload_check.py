@@ -1,8 +1,8 @@
-"""The written folder as its users will load it: transformers finds every weight, and it computes what base plus adapter do.
+"""Load the written folder like its users: transformers must find every weight, and the logits must be those of base plus adapter.
 
-Both are computed in float32, so all they may differ by is the rounding of the weights that were written. How much that is in
-the logits is measured: the merged weights are moved at random by as much as rounding moves them. One model is in memory at a
-time. Checkpoints too large for that are left to the spot check, and to the validation of an export.
+Both are computed in float32, so they may differ only by the rounding of the written weights. Its effect on the logits is measured by
+moving the merged weights at random by as much as rounding does. One model is in memory at a time. Larger checkpoints are left to the
+spot check and to the validation of an export.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.stage import Context
 from slipway_merge.tensors.samples import UNIT_ROUNDOFF
 
-#: What rounding did to the logits is within so many times what it does at random (at most 2.8 times, with all known forms).
+#: Largest effect of rounding on the logits, in multiples of that of random rounding (at most 2.8 with all known forms).
 _NOISE_FACTOR = 6.0
-#: What the float32 computation of a model leaves open, relative to its logits (8e-7 at most, with all known forms).
+#: Error of a model's float32 computation relative to its logits (at most 8e-7 with all known forms).
 _COMPUTING = 1e-5
 
 
@@ -49,16 +49,16 @@ def reload_check(
     rounded: Collection[str] | None,
     ctx: Context,
 ) -> dict[str, Any]:
-    """Load the merged model, compare its logits with those of base and adapter; answers figures for the report.
+    """Load the merged model and compare its logits with those of base and adapter; return figures for the report.
 
     Args:
         folder: The merged model.
         base: The base model.
         adapter: The adapter.
-        names: Tells for each of its tensors the name that peft looks for in this model.
-        dtype: Safetensors name of the type that was written.
-        rounded: Modules or parameters whose weights were rounded to it; None when all were.
-        ctx: Warned when peft does not give logits to compare with.
+        names: Returns for each of its tensors the name that peft expects for this model.
+        dtype: Safetensors name of the written type.
+        rounded: Modules or parameters whose weights were rounded to it; None for all.
+        ctx: Gets a warning if peft cannot compute logits to compare with.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED``.
@@ -79,7 +79,7 @@ def reload_check(
     try:
         inputs = sample_inputs(merged, family)
         ours = compared_outputs(merged, family, inputs)
-    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises, which may want more
+    except Exception as error:  # noqa: BLE001 - the model's own code may raise anything, for example if it needs more
         not_compared = f"not compared: the model does not run as a {described(config)} ({_line(error)})"
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
         return {"loaded": True, "logits": not_compared}
@@ -98,7 +98,7 @@ def reload_check(
 
 @contextmanager
 def _readable_to_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> Iterator[Path]:
-    """The adapter with its tensors under the names that peft looks for: any others it leaves out without an error."""
+    """Yield the adapter with its tensors under the names that peft expects, because peft silently ignores others."""
     if all(old == new for old, new in names.items()):
         yield adapter
         return
@@ -110,7 +110,7 @@ def _readable_to_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> 
 
 
 def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | None) -> None:
-    """Move the weights of these modules, or these parameters, by as much as rounding them does; None: all weights."""
+    """Move the weights of these modules or parameters (None: all) at random by as much as rounding does."""
     generator = torch.Generator().manual_seed(1)
     parameters = dict(model.named_parameters())
     chosen = [name for name in parameters if names is None or any(f"{name}.".startswith(f"{part}.") for part in names)]
@@ -137,7 +137,7 @@ def _compare(
     try:
         with _quiet():
             config = PeftConfig.from_pretrained(str(adapter))
-            _let_each_have_its_own(config, adapter)
+            _load_tied_factors_separately(config, adapter)
             # The model itself, because what peft wraps around it names inputs of its own (of Whisper: input_ids).
             tuned = run(PeftModel.from_pretrained(model, str(adapter), config=config).get_base_model())
     except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
@@ -155,8 +155,8 @@ def _compare(
     return {"logits_difference": difference, "logits_change": change, "logits_tolerance": tolerance}
 
 
-def _let_each_have_its_own(config: Any, adapter: Path) -> None:
-    """Tied layers get the factors that were saved for each; in float32, peft would load those of one for all."""
+def _load_tied_factors_separately(config: Any, adapter: Path) -> None:
+    """Let tied layers load the factors saved for each; in float32, peft would load one layer's factors for all."""
     tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
     modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in tensors if ".lora_" in key}
     if getattr(config, "ensure_weight_tying", False) and any(".lora_embedding_" in key for key in tensors):
@@ -170,9 +170,9 @@ def _model_class(folder: Path) -> Any:
 
 
 def _norm(values: torch.Tensor) -> float:
-    """Root of the mean square at one position: a quarter of the positions have more.
+    """Return the 75 % quantile over positions of the root mean square.
 
-    Those may differ in more than their rounding: where a token is between two experts, it goes to either.
+    The other positions may differ by more than rounding: a token between two experts goes to either.
     """
     by_position = values.square().mean(dim=1).sqrt()
     return float(by_position.quantile(0.75))
@@ -183,22 +183,22 @@ def _line(error: Exception) -> str:
 
 
 def _load(cls: Any, folder: Path, **options: Any) -> Any:
-    """Return a model, or a model and how its loading went.
+    """Load a model; with ``output_loading_info`` return the loading information too.
 
     Raises:
-        ModelMergeError: ``MERGE_NOT_VERIFIED`` when transformers refuses it.
+        ModelMergeError: ``MERGE_NOT_VERIFIED`` if transformers refuses it.
     """
     try:
         with _quiet():
             check_loadable(folder, cls)
             return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
-    except Exception as error:  # whatever the model's own code raises: of a shape, of a setting, of a type
+    except Exception as error:  # the model's own code may raise anything
         raise _not_verified(f"transformers cannot load it: {error}", "") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars and warnings of libraries."""
+    """Silence progress bars and warnings of libraries within the block."""
     before = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -214,6 +214,6 @@ def _not_verified(what: str, tensor: str) -> ModelMergeError:
     return ModelMergeError(
         f"the merged model does not behave like base and adapter: {what}",
         reason="MERGE_NOT_VERIFIED",
-        remedy="run slipway stage merge with verify=spot to have the files all the same, and report it with this message",
+        remedy="run slipway stage merge with verify=spot to get the files nevertheless, and report this message",
         about={"tensor": tensor},
     )

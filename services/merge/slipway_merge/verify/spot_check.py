@@ -1,9 +1,9 @@
-"""Looks at the written files again, as a stranger would: what is in them, and what some rows of each weight compute.
+"""Read the written files again and check their tensors and the results of some rows of each weight.
 
-A weight with an update is taken times a random vector, and so is base plus adapter, unmerged (``W x + s · L (R x)``). The two
-differ by no more than the rounding of the written values. Rows are a sample, the same ones in every run. A weight that was
-computed whole is compared with what its form says of it in another way than the merge does: with rows worked out from the
-stored tensors, or, where peft merged it, with the output of peft's own layer before its merge. One tensor is in memory at a time.
+A weight with an update is multiplied by a random vector, and so is base plus adapter, unmerged (``W x + s · L (R x)``). The two may
+differ only by the rounding of the written values. The sampled rows are the same in every run. A weight that was computed as a whole
+is compared with an independent computation: with rows computed from the stored tensors or, if peft merged it, with the output of
+peft's own layer before its merge. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from slipway_merge.tensors.values import Factor, Update
 def spot_check(
     folder: Path, layout: Layout, reader: TensorReader, *, on_tensor: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Compare the written weights with what was planned; answers figures for the report.
+    """Compare the written weights with the plan; return figures for the report.
 
     Args:
         folder: The written model.
-        layout: What was to be written.
+        layout: The planned files.
         reader: Reads base and adapter.
-        on_tensor: Told how many tensors were looked at, of how many; what it raises ends the check.
+        on_tensor: Gets the number of checked tensors and of all; an exception from it ends the check.
 
     Raises:
-        ModelMergeError: ``MERGE_NOT_VERIFIED`` naming the first tensor that is not what it should be.
+        ModelMergeError: ``MERGE_NOT_VERIFIED`` naming the first wrong tensor.
         CheckpointValidationError: The written files are not readable.
     """
     stored = read_weights(folder)
@@ -100,7 +100,7 @@ def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReade
     assert computed is not None
     if computed.error is not None:
         share = computed.error(info)
-    else:  # its layer's input is unknown: what can still go wrong is the writing
+    else:  # its layer's input is unknown, so only the writing is checked
         expected = computed.compute(compute_type(tensor.dtype, tensor.value.source.dtype))
         share = share_of_rounding(written.read(info).astype(np.float64), expected.astype(np.float64), tensor.dtype)
     if not share <= 1.0:
@@ -109,10 +109,10 @@ def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReade
 
 
 def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:
-    """Return what rounding explains in each row: independent errors, each evenly spread up to the largest."""
+    """Return the tolerance of each row for independent rounding errors, uniform up to the largest one."""
     largest = np.maximum(np.abs(merged) * UNIT_ROUNDOFF[dtype], SMALLEST_ERROR[dtype])
     deviation = np.sqrt(np.square(largest * vector).sum(axis=1) / 3)
-    # What was merged was computed in a wider type, whose own error matters where base and update nearly cancel.
+    # The merge was computed in a wider type, whose own error matters where base and update nearly cancel.
     computing = COMPUTING_UNITS * wide_roundoff(dtype)
     return np.asarray(DEVIATIONS * deviation + computing * np.abs(vector).sum() * np.abs(merged).max() + 1e-300)
 
@@ -139,7 +139,7 @@ def _update_rows(update: Update, reader: TensorReader, first: int, rows: int) ->
 
 def _differs(name: str, what: str) -> ModelMergeError:
     return ModelMergeError(
-        f"the merged model is not what was to be written: tensor {name!r}: {what}",
+        f"the merged model is not as planned: tensor {name!r}: {what}",
         reason="MERGE_NOT_VERIFIED",
         remedy="run it again; if it happens again, the disk or the memory of this machine may be faulty, "
         "or this is an error in Slipway: please report it",

@@ -1,1 +1,1 @@
-"""The merged folder, written."""
+"""Write the merged folder."""

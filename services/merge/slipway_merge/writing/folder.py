@@ -1,4 +1,4 @@
-"""The small files of the merged model: configuration, generation settings, tokenizer and chat template, nothing else."""
+"""Write the small files of the merged model: only configuration, generation settings, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from slipway.models.model_files import (
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
-#: Keys that describe where or how the model was trained, not what it is.
+#: Keys that describe the training, not the model.
 _LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
 
 
 def read_config(base: Path) -> dict[str, Any]:
-    """``config.json`` of a base model.
+    """Read ``config.json`` of a base model.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -39,7 +39,7 @@ def read_config(base: Path) -> dict[str, Any]:
     if quantization:
         method = quantization.get("quant_method", "?")
         raise ModelMergeError(
-            f"the base model is quantized ({method}): an adapter merged into rounded weights is mostly lost",
+            f"the base model is quantized ({method}): most of an adapter merged into rounded weights would be lost",
             reason="DTYPE_UNSUPPORTED",
             remedy="run the prepare stage first, as slipway export does, or use the 16-bit version of the base model",
             about={"file": base / CONFIG, "key": "quantization_config", "quant_method": method},
@@ -54,9 +54,9 @@ def merged_config(
 
     Args:
         config: Configuration of the base.
-        dtype: New data type as ``config.json`` names it; None keeps what is there.
+        dtype: New data type as ``config.json`` names it; None keeps the present one.
         untied: Whether formerly tied weights are now written separately.
-        vocab_size: New vocabulary size; None when it was not resized.
+        vocab_size: New vocabulary size; None if it was not resized.
     """
     merged = {key: value for key, value in config.items() if key not in _LEFTOVERS}
     parts = [merged]
@@ -79,10 +79,10 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool) -> list[str]:
-    """Copy generation settings, tokenizer and processor, the checkpoint's own where it has them.
+    """Copy generation settings, tokenizer and processor from the checkpoint if it has them, otherwise from the base.
 
-    Tokenizer files are taken from one place, never mixed, except that the base's chat template serves a checkpoint whose
-    tokenizer brings none. So are a processor's, which a run that was given the tokenizer alone does not save.
+    Tokenizer files come from one place and are never mixed, except that the base's chat template is used for a checkpoint whose
+    tokenizer has none. The same holds for a processor's files, which a run that got only the tokenizer does not save.
 
     Returns:
         Names of the copied files, sorted.

@@ -1,7 +1,7 @@
-"""Finished shards that outlast an interrupted merge, so that the next attempt goes on with them.
+"""Keep finished shards of an interrupted merge for the next attempt.
 
-A shard is kept as a hard link beside a small record: what it was made from, its SHA-256, and the accounting of its changes. One is
-taken only if it was made from the same plan and its content, read again, has that digest; every other one is made anew.
+A shard is kept as a hard link beside a small record: its plan, its SHA-256, and the statistics of its changes. It is reused only if
+it was made from the same plan and its content, read again, has that digest; otherwise it is made anew.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _HASH_BYTES = 1 << 20
 
 @dataclass
 class Written:
-    """What was written.
+    """Statistics of the written files.
 
     Attributes:
-        changes: What happened to each updated weight.
+        changes: Statistics of each updated weight.
         copied: Number of tensors whose bytes were copied.
         converted: Number of tensors that only changed their data type.
     """
@@ -39,7 +39,7 @@ class Written:
     converted: int = 0
 
     def add(self, other: Written) -> None:
-        """Count what is in another part of the output too."""
+        """Add the statistics of another part of the output."""
         self.changes += other.changes
         self.copied += other.copied
         self.converted += other.converted
@@ -58,31 +58,31 @@ class KeptShards:
     """The folder of kept shards; without one, nothing is kept.
 
     Args:
-        folder: On the output's file system, of this merge alone.
+        folder: A folder on the output's file system, for this merge alone.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def keep(self, shard: Shard, path: Path, *, sha256: str, written: Written) -> None:
-        """Keep a finished shard. It is read-only from here on: its bytes have a second name."""
+        """Keep a finished shard as a second hard link; it is read-only from then on."""
         if self._folder is None:
             return
         kept, record = self._paths(self._folder, shard)
         document = asdict(KeptShard(_identity(shard), sha256, written))
-        with contextlib.suppress(OSError):  # no links here, or no space: the merge does without
+        with contextlib.suppress(OSError):  # no hard links or no space here: the merge goes on without keeping it
             kept.unlink(missing_ok=True)
             path.chmod(0o444)
             kept.hardlink_to(path)
             record.write_text(json.dumps(document), encoding="utf-8")
 
     def take(self, shard: Shard, path: Path, *, on_bytes: Callable[[int], None]) -> KeptShard | None:
-        """Give a kept shard the name ``path``; None when there is none that is right.
+        """Link a kept shard to ``path``; return None if there is no valid one.
 
         Args:
-            shard: The shard that is wanted.
-            path: Its place in the output; nothing is there.
-            on_bytes: Told how many bytes were read so far, to show progress or to raise.
+            shard: The wanted shard.
+            path: Its place in the output, which does not exist yet.
+            on_bytes: Gets the bytes read so far, to show progress or to raise.
         """
         if self._folder is None:
             return None
@@ -91,7 +91,7 @@ class KeptShards:
             found = TypeAdapter(KeptShard).validate_json(read_regular(record, largest=LARGEST_LIST), strict=True)
             if found.identity != _identity(shard) or kept.stat().st_size != shard.nbytes:
                 return None
-            path.hardlink_to(kept)  # first: what is read below is what the output has
+            path.hardlink_to(kept)  # before the check, so that the checked bytes are the output's
         except (OSError, ValidationError):
             return None
         if _digest(path, on_bytes) == found.sha256:
@@ -117,9 +117,9 @@ def _digest(path: Path, on_bytes: Callable[[int], None]) -> str:
 
 
 def _identity(shard: Shard) -> str:
-    """Return the digest over everything the plan says about a shard's bytes.
+    """Return the digest of the plan of a shard's bytes.
 
-    The inputs' content is not read for it: a kept folder belongs to one action, whose key has the digests of its inputs.
+    The inputs' content is not needed for it: a kept folder belongs to one action, whose key has the digests of its inputs.
     """
     sha = hashlib.sha256(shard.header)
     for tensor in shard.tensors:

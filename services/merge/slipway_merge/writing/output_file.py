@@ -1,4 +1,4 @@
-"""An output file that several threads write at once, and its SHA-256, which is ready when the file is."""
+"""An output file that several threads write at once, with its SHA-256 computed meanwhile."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from pathlib import Path
 #: copy_file_range is refused between some file systems and by some kernels; the bytes are then read and written.
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
 _COPY_BYTES = 1 << 20
-#: What the processor's cache holds beside the work.
+#: Small enough for the processor's cache, beside the working memory.
 _READ_BYTES = 1 << 18
 
 
-class Abandoned(Exception):  # noqa: N818 - nobody's error: the file is no longer wanted
-    """The file is given up while a thread waits for its turn."""
+class Abandoned(Exception):  # noqa: N818 - not an error: the file is no longer wanted
+    """The file was abandoned while a thread waited for its turn."""
 
 
 class OutputFile:
-    """A new file of known size. Its portions are written in any order, and digested in the order of their places: each by the
-    thread that wrote it, which still has its bytes in the processor's cache.
+    """A new file of known size.
+
+    Its portions are written in any order and digested in file order, each by the thread that wrote it, whose processor still has the
+    bytes in its cache.
 
     Args:
-        path: Of the file, which must not exist.
-        nbytes: Its size; allocated at once, so that a full disk is found before the work, not after it.
+        path: Path of the file, which must not exist.
+        nbytes: Its size; allocated at once, so that a full disk is detected before the work.
 
     Attributes:
         nbytes: Its size.
@@ -47,11 +49,11 @@ class OutputFile:
             raise
 
     def close(self) -> None:
-        """Close the file; nobody may use it any more."""
+        """Close the file; it must not be used afterwards."""
         os.close(self._descriptor)
 
     def abandon(self) -> None:
-        """Let those who wait for their turn go."""
+        """Wake the threads that wait for their turn; they raise :class:`Abandoned`."""
         with self._moved:
             self._abandoned = True
             self._moved.notify_all()
@@ -62,7 +64,7 @@ class OutputFile:
         return self._digested == self.nbytes
 
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the complete file."""
+        """Return the hexadecimal SHA-256 of the complete file."""
         assert self.complete
         return self._sha.hexdigest()
 
@@ -89,12 +91,12 @@ class OutputFile:
 
     @contextmanager
     def turn(self, start: int, end: int, view: memoryview | None = None) -> Iterator[None]:
-        """Wait until everything before ``start`` is digested, then digest up to ``end``; inside, all happens in file order.
+        """Wait until everything before ``start`` is digested, then digest up to ``end``; blocks run in file order.
 
         Args:
-            start: First byte of a portion that was written.
+            start: First byte of a written portion.
             end: Its end.
-            view: Its bytes; without them, they are read back.
+            view: Its bytes; if None, they are read back.
 
         Raises:
             Abandoned: The file was abandoned meanwhile.
@@ -117,6 +119,6 @@ class OutputFile:
         while position < end:
             count = os.preadv(self._descriptor, [buffer[: end - position]], position)
             if count == 0:
-                raise OSError(errno.EIO, f"somebody else cut the output file at byte {position}")
+                raise OSError(errno.EIO, f"another program truncated the output file at byte {position}")
             self._sha.update(buffer[:count])
             position += count

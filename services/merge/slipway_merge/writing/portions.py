@@ -1,4 +1,4 @@
-"""The portions that an output file is made of, each by one thread with a block of working memory."""
+"""The portions of an output file, each written by one thread with a block of working memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from slipway_merge.writing.output_file import OutputFile
 
 #: Elements of a block: few enough to stay in the processor's cache through all passes over them.
 BLOCK_ELEMENTS = 1 << 18
-#: Bytes of working memory per element of a block: base, two wide copies, rounded result, and what differs.
+#: Bytes of working memory per element of a block: base, two wide copies, rounded result, and a mask of differences.
 _BYTES_PER_ELEMENT = 8 + 2 * 8 + 8 + 1
 _COPY_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion(ABC):
-    """Bytes of an output file that are made at once.
+    """Bytes of an output file that are written at once.
 
     Attributes:
-        start: Where they begin in the file.
-        end: Where they end.
-        change: Of the weight they belong to.
+        start: Their beginning in the file.
+        end: Their end.
+        change: Statistics of their weight.
     """
 
     start: int
@@ -48,22 +48,22 @@ class Portion(ABC):
         """Write the bytes.
 
         Args:
-            file: Where to.
+            file: The output file.
             block: Working memory.
-            part: What was done to the weight here; to be counted.
+            part: Statistics of this portion, to be filled.
 
         Returns:
-            The bytes, while the block holds them; None when they are to be read back.
+            The bytes, valid while the block holds them; None if they must be read back.
         """
 
 
 def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Iterator[Portion]:
-    """Yield all portions of a file in the order of their places. Sources are read when a portion is made.
+    """Yield all portions of a file in order. Sources are read when a portion is written.
 
     Args:
-        shard: What the file is to hold.
+        shard: The plan of the file.
         reader: Reads base and adapter.
-        changes: Is told of every weight that is changed, when its first portion is given.
+        changes: Gets an entry for every changed weight before its first portion.
     """
     yield Header(start=0, end=len(shard.header), header=shard.header)
     for piece in shard.pieces():
@@ -102,25 +102,25 @@ def _rows(tensor: OutputTensor, reader: TensorReader, change: Change, update: Lo
 
 @dataclass(frozen=True, kw_only=True)
 class Header(Portion):
-    """What a safetensors file begins with."""
+    """The header of a safetensors file."""
 
     header: bytes
 
     def fill(self, file: OutputFile, _block: Block, _part: Change, /) -> memoryview:
-        """Write it."""
+        """Write the header."""
         file.write(memoryview(self.header), 0)
         return memoryview(self.header)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied(Portion):
-    """Bytes of tensors that are untouched and lie side by side in their source too."""
+    """Bytes of untouched tensors that are also adjacent in their source."""
 
     piece: tuple[OutputTensor, ...]
     reader: TensorReader
 
     def fill(self, file: OutputFile, _block: Block, _part: Change, /) -> None:
-        """Copy them, then look through their source, which is in memory now."""
+        """Copy the bytes, then scan their source for NaN and infinity while it is cached."""
         origin = self.piece[0].value.source
         source, ahead = self.reader.descriptor(origin.file), origin.start - self.piece[0].start
         position = self.start
@@ -138,7 +138,7 @@ class Copied(Portion):
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Portion):
-    """Rows of a weight after a low-rank update, or only in another type."""
+    """Rows of a weight with a low-rank update, or only converted."""
 
     tensor: OutputTensor
     reader: TensorReader
@@ -148,11 +148,11 @@ class Rows(Portion):
 
     @property
     def needs(self) -> int:
-        """For a block and the update's factors."""
+        """Bytes for a block and the update's factors."""
         return _block_bytes(self.tensor) + (self.update.nbytes if self.update else 0)
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> memoryview:
-        """Read, compute, write."""
+        """Read, compute and write the rows."""
         base = _read_rows(self.tensor, self.reader, self.first, self.count, block)
         source, output = self.tensor.value.source.dtype, self.tensor.dtype
         if self.update is None:
@@ -168,20 +168,20 @@ class Rows(Portion):
 
 @dataclass(frozen=True, kw_only=True)
 class Whole(Portion):
-    """A weight that is computed whole; rounded and written block by block."""
+    """A weight that is computed as a whole, then rounded and written block by block."""
 
     tensor: OutputTensor
     reader: TensorReader
 
     @property
     def needs(self) -> int:
-        """For the values, what making them takes, and a block."""
+        """Bytes for the values, their computation, and a block."""
         source = self.tensor.value.source
         wide = compute_type(self.tensor.dtype, source.dtype)
         return 4 * source.numel * wide.itemsize + _block_bytes(self.tensor)
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
-        """Compute, then round and write."""
+        """Compute the weight, then round and write it."""
         values = self._values().reshape(_matrix(self.tensor))
         source, output = self.tensor.value.source.dtype, self.tensor.dtype
         position = self.start
@@ -206,14 +206,14 @@ class Whole(Portion):
             raise ModelMergeError(
                 f"{computed.form} gave values of shape {values.shape} for {self.tensor.name!r} of shape {self.tensor.shape}",
                 reason="ADAPTER_BASE_MISMATCH",
-                remedy="the adapter was trained on another base model: take the one that its adapter_config.json names",
+                remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
                 about={"tensor": self.tensor.name, "shape": values.shape, "base_shape": self.tensor.shape},
             )
         return values
 
 
 def _read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
-    """Stored values, as (count, columns)."""
+    """Return stored rows as (count, columns)."""
     dtype = float_type(tensor.value.source)
     columns = _matrix(tensor)[1]
     base = block.array("base", dtype, (count, columns))
@@ -222,7 +222,7 @@ def _read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: in
 
 
 def _matrix(tensor: OutputTensor) -> tuple[int, int]:
-    """Return rows and columns, all dimensions but the first taken together."""
+    """Return rows and columns, with all dimensions but the first taken together."""
     shape = tensor.value.source.shape
     return (shape[0] if shape else 1), math.prod(shape[1:])
 

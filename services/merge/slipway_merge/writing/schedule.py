@@ -1,7 +1,7 @@
-"""Which portion of which file a thread makes next.
+"""Decide which portion of which file a thread writes next.
 
-As many files are under way as there are threads. A digest is a chain that only one thread at a time can lengthen, so threads keep
-apart while there are files enough; otherwise several work ahead on the portions of one file.
+As many files are open as there are threads. A digest can only be extended by one thread at a time, so threads work on different files
+while there are enough; otherwise several work ahead on the portions of one file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slipway_merge.writing.portions import Portion
 
 @dataclass
 class OpenShard:
-    """An output file under way.
+    """An output file being written.
 
     Attributes:
-        shard: What it is to hold.
+        shard: Its plan.
         file: The file.
-        portions: Those that nobody has taken yet but the next one, in the order of their places.
-        written: What is in it so far.
-        threads: How many threads work on it.
+        portions: The portions after the next one, in file order.
+        written: Statistics of its content so far.
+        threads: Number of threads that work on it.
         next: The portion to be taken next.
     """
 
@@ -48,17 +48,19 @@ class OpenShard:
 
 
 class Schedule:
-    """Hands out portions. Those of one file are taken in their order and only with their memory, so that whoever waits for
-    earlier ones waits for someone who can go on.
+    """Hands out portions.
+
+    Those of one file are taken in order and only when their memory is available, so a thread that waits for earlier portions waits
+    for threads that can continue.
 
     Args:
-        shards: What is to be written; each has at least one portion.
+        shards: The files to write; each has at least one portion.
         begin: Opens one of them.
-        at_once: Number of files with portions to be taken at most.
-        limit: Bytes of working memory at most; a portion that needs more than that alone is made alone.
+        at_once: Most files with portions left to take.
+        limit: Most bytes of working memory; a portion that needs more is written alone.
 
     Attributes:
-        open: Files under way.
+        open: Files being written.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Schedule:
         self._changed = threading.Condition()
 
     def take(self) -> tuple[OpenShard, Portion] | None:
-        """Return the next portion for a thread, which waits for memory if need be; None when there is nothing left to do."""
+        """Return the next portion for a thread, after waiting for its memory; None if nothing is left."""
         with self._changed:
             while not self._stopped:
                 shard = self._least_busy()
@@ -88,7 +90,7 @@ class Schedule:
         return None
 
     def give_back(self, shard: OpenShard, portion: Portion) -> None:
-        """Return a portion is done, and its memory free."""
+        """Mark a portion as done and its memory as free."""
         with self._changed:
             self._used -= portion.needs
             shard.threads -= 1
@@ -97,7 +99,7 @@ class Schedule:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Hand out nothing more, and let those who wait go."""
+        """Hand out nothing more, and wake all waiting threads."""
         with self._changed:
             self._stopped = True
             for shard in self.open:

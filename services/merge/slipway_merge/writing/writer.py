@@ -1,6 +1,6 @@
-"""Streams a planned merge to disk: portion by portion, every byte written once, at a place known beforehand.
+"""Stream a planned merge to disk portion by portion; every byte is written once, at a place known beforehand.
 
-Each thread computes by itself: libraries that spread one block over threads of their own wait for each other after every step.
+Each thread computes its own portions: libraries that spread one block over several threads wait for each other after every step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class MergeWriter:
 
     Args:
         folder: Existing, empty output folder.
-        reader: Where stored tensors are read.
-        ctx: Progress, cancellation, threads and what an interrupted attempt kept; is told the digests.
-        max_memory_bytes: What all threads together should stay below.
+        reader: Reads stored tensors.
+        ctx: Progress, cancellation, threads, and the kept folder of an interrupted attempt; gets the digests.
+        max_memory_bytes: Memory limit of all threads together.
 
     Attributes:
-        written: What is in all finished files.
-        resumed: How many of them an earlier attempt wrote.
+        written: Statistics of all finished files.
+        resumed: Number of files written by an earlier attempt.
     """
 
     def __init__(self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int) -> None:
@@ -53,7 +53,7 @@ class MergeWriter:
 
         Raises:
             ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
-            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` when an input became shorter.
+            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` if an input became shorter.
             StageError: ``CANCELLED``.
             OSError: For example ENOSPC.
         """
@@ -67,7 +67,7 @@ class MergeWriter:
         return self.written
 
     def _resume(self, shard: Shard, total: int) -> bool:
-        """Take a shard that an earlier attempt finished, if there is one."""
+        """Reuse a shard that an earlier attempt finished; return whether there was one."""
         path = self.folder / shard.filename
         kept = self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total))
         if kept is None:
@@ -84,7 +84,7 @@ class MergeWriter:
         return OpenShard(shard, file, portions(shard, self.reader, written.changes), written)
 
     def _run(self, schedule: Schedule, total: int) -> None:
-        """Let threads work; show their progress until they are done, or raise what went wrong first in file order."""
+        """Run the threads and show progress until they are done; raise the first failure in file order."""
         with ThreadPoolExecutor(self.threads, "merge") as pool:
             tasks: set[Future[None]] = {pool.submit(self._work, schedule) for _ in range(self.threads)}
             try:
@@ -94,7 +94,7 @@ class MergeWriter:
                     self._progress(0, total)
             finally:
                 schedule.stop()
-                wait(tasks)  # none may still write when a file is closed
+                wait(tasks)  # no thread may write when a file is closed
                 for shard in schedule.open:
                     shard.file.close()
         if self._failures:
@@ -106,7 +106,7 @@ class MergeWriter:
         self.ctx.progress("merge", done=self._done + more, total=total, unit="bytes")
 
     def _work(self, schedule: Schedule) -> None:
-        """Make portions until there are none left."""
+        """Write portions until none are left."""
         block = Block()
         while taken := schedule.take():
             shard, portion = taken
@@ -125,7 +125,7 @@ class MergeWriter:
         part = portion.change.blank()
         view = portion.fill(shard.file, block, part)
         with shard.file.turn(portion.start, portion.end, view):
-            portion.change.add(part)  # in file order: what a sum of floats gives depends on it
+            portion.change.add(part)  # in file order, because a sum of floats depends on the order
         with self._lock:
             self._done += portion.end - portion.start
         if portion.end == shard.file.nbytes:
@@ -141,7 +141,7 @@ class MergeWriter:
 
 
 def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
-    """Per-module facts for the report."""
+    """Return facts for the report by module."""
     return [
         {
             "module": change.module,

@@ -1,4 +1,4 @@
-"""Turns the logits that runners wrote into the figures of the report."""
+"""Turns the results that runners wrote into the figures of the report."""
 
 from __future__ import annotations
 
@@ -8,67 +8,77 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slipway.validation.findings import GreedyComparison, LogitComparison, ShapeCase
-from slipway_validate.numerics import LogitComparer, Logits, common_prefix
-from slipway_validate.protocol.messages import Case, case_file
+from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
+from slipway_validate.judging.measures import Measure
+from slipway_validate.numerics import Logits, common_prefix
+from slipway_validate.protocol.messages import LOGITS_FILE, Case, case_file, plain_file
 
 
 def load_logits(path: Path) -> npt.NDArray[np.float32]:
-    """Logits a runner wrote, mapped rather than read: (N, T, V)."""
+    """Results a runner wrote, mapped rather than read: (N, P, V)."""
     logits: npt.NDArray[np.float32] = np.load(path, mmap_mode="r")
     return logits
 
 
-def compare_windows(other: npt.NDArray[np.float32], own: npt.NDArray[np.float32]) -> LogitComparison:
-    """All windows of one model against another's. other, own: (N, T, V)."""
-    comparer = LogitComparer()
+def compare_windows(other: npt.NDArray[np.float32], own: npt.NDArray[np.float32], measure: Measure) -> LogitComparison:
+    """All windows of one model against another's. other, own: (N, P, V)."""
+    comparer = measure.comparer()
     for theirs, ours in zip(other, own, strict=True):
         comparer.add(theirs, ours)
     return comparer.result()
 
 
 @dataclass(frozen=True, slots=True)
-class CaseLogits:
-    """Where a case's logits are to be compared.
+class CaseResults:
+    """Where a case's results are to be compared.
 
     Attributes:
         folder: The runner's folder, with the case's file.
-        own: The output's own logits of plain passes, (N, T, V).
-        reference: The reference's, (N, T, V).
+        reference_folder: The reference's.
+        measure: How.
     """
 
     folder: Path
-    own: npt.NDArray[np.float32]
-    reference: npt.NDArray[np.float32]
+    reference_folder: Path
+    measure: Measure
 
 
-def compare_case(case: Case, where: CaseLogits, *, skipped: str = "") -> ShapeCase:
+def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeCase:
     """One shape case against the same positions of plain passes."""
     if skipped:
         return ShapeCase(name=case.name, batch=len(case.rows), skipped=skipped)
     found: Logits = np.load(where.folder / case_file(case.name))
-    to_reference = compare_rows(_plain(case, where.reference), found)
-    to_itself = compare_rows(_plain(case, where.own), found)
+    to_reference = compare_rows(_plain(case, where.reference_folder, found), found, where.measure)
+    to_itself = compare_rows(_plain(case, where.folder, found), found, where.measure)
     return ShapeCase(
         name=case.name,
         batch=len(case.rows),
-        tokens=case.positions,
+        tokens=len(found),
         max_abs_diff=to_reference.max_abs_diff,
         mean_kl=to_reference.mean_kl,
+        relative_error=to_reference.relative_error,
         self_max_abs_diff=to_itself.max_abs_diff,
         self_mean_kl=to_itself.mean_kl,
+        self_relative_error=to_itself.relative_error,
     )
 
 
-def compare_rows(other: Logits, own: Logits) -> LogitComparison:
+def compare_rows(other: Logits, own: Logits, measure: Measure) -> LogitComparison:
     """Positions of one model against another's. other, own: (positions, V)."""
-    comparer = LogitComparer()
+    comparer = measure.comparer()
     comparer.add(other, own)
     return comparer.result()
 
 
-def _plain(case: Case, logits: npt.NDArray[np.float32]) -> Logits:
-    """The plain passes' logits at a case's positions, in the order in which the case's file has them."""
+def _plain(case: Case, folder: Path, found: Logits) -> Logits:
+    """Results of plain passes at a case's positions, in the order in which the case's file has them.
+
+    One row's case may end before its plain pass does: what a decoder gives does not depend on what follows.
+    """
+    if case.plain:
+        alone: Logits = np.load(folder / plain_file(case.plain))
+        return alone[: len(found)]
+    logits = load_logits(folder / LOGITS_FILE)
     return np.concatenate([logits[row.window, : row.length] for row in case.rows])
 
 

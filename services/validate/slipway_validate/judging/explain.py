@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from slipway.validation.findings import Check, OutputValidation
+from slipway.validation.comparisons import Check
+from slipway.validation.findings import OutputValidation
+from slipway_validate.judging.measures import distance_of
 
 SHAPE_CAUSES = {
     "left_padded": (
@@ -12,6 +14,13 @@ SHAPE_CAUSES = {
     "single_token": "it gives other logits for one token alone: it is specialised to the length it was exported with",
     "decode": "tokens decoded one at a time get other logits than in one pass: its KV cache or its positions are wrong",
     "decode_left_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
+    "right_padded": (
+        "it gives other results when the batch is padded on the right: it ignores attention_mask, has another pad_token_id, or is "
+        "specialised to the batch size it was exported with"
+    ),
+    "batch": "it gives other results for several inputs at once: it is specialised to the batch size it was exported with",
+    "decode_right_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
+    "decode_batch": "decoding several inputs at once gives other logits: its KV cache or its positions are wrong",
     "chunked": "several tokens at once behind a KV cache get other logits: its causal mask ignores the cached tokens",
     "native_dtype": "in the data type it is served in, it leaves the range or precision it needs",
 }
@@ -55,7 +64,7 @@ def _cause(
     names = {check.name for check in failed}
     if "non_finite_logits" in names:
         return (
-            f"its logits contain NaN or infinity, first in {where or 'its output'}",
+            f"its results contain NaN or infinity, first in {where or 'its output'}",
             _remedy_non_finite(output),
         )
     if _is_base(output):
@@ -82,21 +91,20 @@ def _cause(
 
 def _is_base(output: OutputValidation) -> bool:
     """Whether the output is closer to the base without adapter than to the reference."""
-    to_reference = output.to_reference.mean_kl if output.to_reference else None
-    to_base = output.to_base.mean_kl if output.to_base else None
+    to_reference, to_base = distance_of(output.to_reference), distance_of(output.to_base)
     return to_reference is not None and to_base is not None and to_base < to_reference
 
 
 def _strength_explains(output: OutputValidation) -> bool:
     """Whether the distance to the reference is about what the adapter's wrong strength gives, rather than noise.
 
-    A scale off by s moves the strength by about s / 2 and the KL by about s² of the adapter's effect.
+    A scale off by s moves the strength by about s / 2 and the distance by about s² of the adapter's effect.
     """
     strength, to_base, to_reference = output.adapter_strength, output.to_base, output.to_reference
     if strength is None or to_base is None or to_reference is None:
         return False
-    expected = (2 * (strength - 1)) ** 2 * (to_base.mean_kl or 0.0)
-    return (to_reference.mean_kl or 0.0) < 4 * expected
+    expected = (2 * (strength - 1)) ** 2 * (distance_of(to_base) or 0.0)
+    return (distance_of(to_reference) or 0.0) < 4 * expected
 
 
 def _agrees_with_merged(output: OutputValidation) -> bool:
@@ -121,6 +129,11 @@ def _distance_cause(output: OutputValidation) -> tuple[str, str]:
                 "it is further from the reference than 16-bit rounding explains",
                 "use the other 16-bit type or none; if the unquantized format fails too, look at that first",
             )
+    if output.format == "pytorch" and output.to_base is None:
+        return (
+            "its weights are not the base model's, which is what it was made from",
+            "export it again; check that the base model was not changed meanwhile",
+        )
     if output.format == "pytorch":
         return (
             "the merged weights are not base + adapter: wrong scale (lora_alpha, r, rsLoRA), a tensor left out, another base",
@@ -142,7 +155,7 @@ def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if shape == "native_dtype":
         return "serve it in bfloat16 or float32"
     if output.format == "pytorch":
-        return "check the model's code and its attention implementation; the weights agree"
+        return "check the model's code, its attention implementation and its config.json; the weights agree"
     return (
         "export with another engine (mobius, dynamo, legacy) and dynamic_axes on; do not serve it with padded batches"
     )

@@ -3,43 +3,72 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
-from slipway.validation.findings import Check, Limits, LogitComparison, OutputValidation, ShapeCase
-from slipway_validate.judging.limits import MERGED_FLOAT32_MAX_ABS_DIFF, NATIVE_MEAN_KL, absolute_limit
+from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
+from slipway.validation.findings import OutputValidation
+from slipway.validation.limits import Limits
+from slipway_validate.judging.limits import (
+    ALONG_EFFECT,
+    CASE_FACTOR,
+    MERGED_FLOAT32_MAX_ABS_DIFF,
+    NATIVE_MEAN_KL,
+    NATIVE_RELATIVE_ERROR,
+    absolute_limit,
+)
+from slipway_validate.judging.measures import Measure
 
 Against = Literal["reference", "merged", "itself"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one output is judged by.
+
+    Attributes:
+        limits: Limits against the reference.
+        merged_limits: Limits against the merged model, which differ where the merged weights are rounded themselves.
+        measure: How results are compared.
+        logit_scale: The reference's.
+        noise: The reference's arithmetic noise, logits.
+        effect: Distance of base and reference: how much the adapter matters on this text. None: there is no adapter, or not known.
+    """
+
+    limits: Limits
+    merged_limits: Limits
+    measure: Measure
+    logit_scale: float = 1.0
+    noise: float | None = None
+    effect: float | None = None
 
 
 class Judge:
     """Makes the checks of one output.
 
-    Args:
-        limits: Limits against the reference.
-        merged_limits: Limits against the merged model, which differ where the merged weights are rounded themselves.
-        logit_scale: The reference's.
-        noise: The reference's arithmetic noise, logits.
-        effect: Mean KL(reference ‖ base): how much the adapter matters on this text, nats per token.
+    Attributes:
+        limits: Against the reference.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        merged_limits: Limits,
-        *,
-        logit_scale: float,
-        noise: float | None,
-        effect: float | None = None,
-    ) -> None:
-        self._limits = limits
-        self._merged_limits = merged_limits
-        self._scale = logit_scale
-        self._noise = noise
+    def __init__(self, rule: Rule, *, adapter: bool = True) -> None:
+        self.limits = self._limits = rule.limits
+        self._merged_limits = rule.merged_limits
+        self._measure = rule.measure
+        self._scale = rule.logit_scale
+        self._noise = rule.noise
+        self._adapter = adapter
         # Where rounding may move the model further than the adapter does, the adapter's strength drowns in it.
-        self._sees_adapter = effect is not None and effect >= limits.mean_kl
+        drowning = rule.measure.limit(rule.limits)
+        self._sees_adapter = rule.effect is not None and rule.effect >= drowning
+        self._strength_limit = rule.limits.adapter_strength_error
+        if rule.effect and not rule.measure.many:
+            # Noise that few values show is not orthogonal to the effect: it moves the strength by a part of its own size.
+            self._strength_limit = max(self._strength_limit, ALONG_EFFECT * math.sqrt(drowning / rule.effect))
 
     def notes(self) -> tuple[str, ...]:
         """Remarks on what could not be judged."""
+        if not self._adapter:
+            return ("there is no adapter: its presence and strength were not judged",)
         if self._sees_adapter:
             return ()
         return ("the adapter hardly matters on this text, so its strength was not judged: give text of its own kind",)
@@ -58,8 +87,7 @@ class Judge:
         if output.to_base and self._sees_adapter:
             strength = output.adapter_strength
             error = None if strength is None else abs(strength - 1)
-            limit = self._limits.adapter_strength_error
-            found.append(_at_most("adapter_strength_error", error, limit, unit="share"))
+            found.append(_at_most("adapter_strength_error", error, self._strength_limit, unit="share"))
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:
@@ -67,19 +95,25 @@ class Judge:
         return tuple(found)
 
     def _distance(self, figures: LogitComparison, limits: Limits, *, against: Against, is_merged: bool) -> list[Check]:
-        found = [
-            _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),
-            _check(
-                "top1_agreement", figures.top1_agreement, limits.top1_agreement, ">=", unit="share", against=against
-            ),
-        ]
+        found = self._logits(figures, limits, against) if self._measure.logits else _values(figures, limits, against)
         largest = self._absolute(limits, is_merged=is_merged)
         if largest is not None:
-            found.insert(0, _at_most("max_abs_diff", figures.max_abs_diff, largest, unit="logits", against=against))
+            unit = "logits" if self._measure.logits else ""
+            found.insert(0, _at_most("max_abs_diff", figures.max_abs_diff, largest, unit=unit, against=against))
         return found
+
+    def _logits(self, figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
+        agreement = "top1_agreement" if self._measure.many else "choice_agreement"
+        value = getattr(figures, agreement)
+        return [
+            _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),
+            _check(agreement, value, limits.top1_agreement, ">=", unit="share", against=against),
+        ]
 
     def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
         """Against the reference; and against itself, where no rounding of weights hides a mistake."""
+        if not self._measure.logits:
+            return self._case_of_values(case, native_dtype=native_dtype)
         name = f"{case.name}.mean_kl"
         kl = self._limits.case_mean_kl
         if case.name == "native_dtype":
@@ -95,11 +129,32 @@ class Judge:
             found.append(_at_most(f"{case.name}.max_abs_diff", value, largest, unit="logits", against="itself"))
         return found
 
+    def _case_of_values(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
+        name = f"{case.name}.relative_error"
+        limit = CASE_FACTOR * (self._limits.relative_error or 0.0)
+        if case.name == "native_dtype":
+            limit += NATIVE_RELATIVE_ERROR.get(native_dtype, max(NATIVE_RELATIVE_ERROR.values()))
+            return [_at_most(name, case.relative_error, limit, unit="share")]
+        own = self._merged_limits.relative_error or 0.0
+        return [
+            _at_most(name, case.relative_error, limit, unit="share"),
+            _at_most(name, case.self_relative_error, own, unit="share", against="itself"),
+        ]
+
     def _absolute(self, limits: Limits, *, is_merged: bool) -> float | None:
         if is_merged and limits.max_abs_diff is not None:
             tighter = min(limits.max_abs_diff, MERGED_FLOAT32_MAX_ABS_DIFF)
             limits = limits.model_copy(update={"max_abs_diff": tighter})
         return absolute_limit(limits, logit_scale=self._scale, noise=self._noise)
+
+
+def _values(figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
+    """Of values that are no logits; a single score has no direction, and so no cosine distance."""
+    error, distance = figures.relative_error, figures.cosine_distance
+    found = [_at_most("relative_error", error, limits.relative_error or 0.0, unit="share", against=against)]
+    if distance is not None and limits.cosine_distance is not None:
+        found.append(_at_most("cosine_distance", distance, limits.cosine_distance, unit="1 - cos", against=against))
+    return found
 
 
 def _at_most(name: str, value: float | None, limit: float, *, unit: str, against: Against = "reference") -> Check:

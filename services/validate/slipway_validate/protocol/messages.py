@@ -2,7 +2,7 @@
 
 The stage writes ``spec.json``; the runner writes logits as ``.npy`` files and last ``result.json``, whose presence means
 that it finished. A runner that is to be timed then waits for lines on its standard input: ``TIME`` takes one round, which it writes
-as a line of JSON, ``{"round": …}``. N = windows, T = tokens per window, V = vocabulary.
+as a line of JSON, ``{"round": …}``. N = windows, T = tokens per window, P = results per window (T where each token has one), V = values of a result.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.validation.findings import Engine, Memory
+from slipway.validation.speed import Engine, Memory
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 LOGITS_FILE = "logits.npy"
-"""(N, T, V) float32."""
+"""(N, P, V) float32."""
 TIME = "time"
 """The line that asks for a round of timing."""
 WAITING, ROUND = "waiting", "round"
@@ -31,34 +31,38 @@ def case_file(name: str) -> str:
     return f"case_{name}.npy"
 
 
+def plain_file(name: str) -> str:
+    """Results of a case's rows, each computed alone and without padding; as :func:`case_file`."""
+    return f"plain_{name}.npy"
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class CaseRow(_Message):
-    """One row of a shape case: the first ``length`` tokens of a window."""
+    """One row of a shape case: the first ``length`` tokens of a window; of an encoder–decoder, of what its encoder reads."""
 
     window: int
     length: int
 
 
 class Case(_Message):
-    """Prefixes of windows, padded on the left to one length L and computed in consecutive segments of columns.
+    """Prefixes of windows, padded to one length L and computed in consecutive segments of columns.
 
     Attributes:
-        name: As in :class:`slipway.validation.findings.ShapeCase`.
+        name: As in :class:`slipway.validation.comparisons.ShapeCase`.
         rows: The batch.
         segments: Columns computed per call, summing to L; every call after the first uses the KV cache.
+        padding: On which side.
+        plain: Name of the results to compare with: those of each row alone (:func:`plain_file`). Empty: those of the windows.
     """
 
     name: str
     rows: tuple[CaseRow, ...]
     segments: tuple[int, ...]
-
-    @property
-    def positions(self) -> int:
-        """Tokens compared."""
-        return sum(row.length for row in self.rows)
+    padding: Literal["left", "right"] = "left"
+    plain: str = ""
 
 
 class Benchmark(_Message):
@@ -97,8 +101,10 @@ class RunSpec(_Message):
     Attributes:
         runtime: ``module:attribute`` of the function that loads the model.
         model: Folder of the model.
-        adapter: Adapter to put on it, unmerged; None for an output.
-        tokens: ``.npy`` file of the windows, (N, T) int64.
+        family: Name of its family, in :data:`slipway.models.families.FAMILIES`.
+        adapter: Adapter to put on it, unmerged; None for an output, and for a reference without one.
+        samples: Folder of :class:`slipway_validate.samples.Samples`.
+        padding_token: Token that pads a batch.
         threads: Threads the runtime may use.
         batch_values: Logits that one call may return at most (bounds memory); at least one window is computed.
         write_logits: Whether logits are compared later; otherwise they are only looked at for NaN.
@@ -111,8 +117,10 @@ class RunSpec(_Message):
 
     runtime: str
     model: Path
+    family: str = "decoder"
     adapter: Path | None = None
-    tokens: Path
+    samples: Path
+    padding_token: int = 0
     threads: int = 1
     batch_values: int = 1 << 24
     write_logits: bool = True
@@ -123,23 +131,27 @@ class RunSpec(_Message):
 
 
 class TokenizeSpec(_Message):
-    """Text to cut into windows of tokens, done by a runner because tokenizers come with heavy libraries.
+    """Text to make samples of, done by a runner because tokenizers come with heavy libraries.
 
     Attributes:
         tokenizer: Folder with the tokenizer.
+        model: Folder with the model's ``config.json`` and, of a model of speech, its feature extractor.
+        family: Name of its family.
         text: UTF-8 text file.
         windows: Windows wanted; fewer when the text is short.
         length: Tokens per window wanted.
-        seed: Places the windows in the text.
-        tokens: ``.npy`` file to write, (N, T) int64.
+        seed: Places the windows in the text, and draws what is not text.
+        samples: Folder to write: :class:`slipway_validate.samples.Samples`.
     """
 
     tokenizer: Path
+    model: Path
+    family: str = "decoder"
     text: Path
     windows: int
     length: int
     seed: int
-    tokens: Path
+    samples: Path
 
 
 class Spec(_Message):
@@ -158,6 +170,7 @@ class RunResult(_Message):
         message: Why not run or failed, in words.
         engine: What ran it.
         vocabulary: V.
+        source: What was made beside the windows of text, in words; of samples.
         non_finite: Logits that are NaN or infinite, over everything computed (padding left out).
         first_non_finite: Where the first of them was seen, in words.
         skipped_cases: Names of cases that do not apply, with why.
@@ -172,6 +185,7 @@ class RunResult(_Message):
     message: str = ""
     engine: Engine | None = None
     vocabulary: int = 0
+    source: str = ""
     load_seconds: float | None = None
     memory: Memory | None = None
     non_finite: int = 0

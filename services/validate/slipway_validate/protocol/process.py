@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import queue
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,15 +13,15 @@ from typing import IO, Any
 
 import psutil
 
-from slipway.machine.python_process import python_module
-from slipway.machine.threads import thread_variables
-from slipway.settings.stage_environment import stage_environment
+from slipway.errors import Failure
+from slipway.execution.child_process import ChildProcess, child_environment
+from slipway.files.json_documents import LARGEST_LIST, parse_json
+from slipway.files.regular_file import read_regular
 from slipway.stage import Context
 from slipway_validate.protocol.messages import RESULT_FILE, ROUND, SPEC_FILE, TIME, WAITING, Round, RunResult, Spec
 
 STDERR_FILE = "stderr.log"
 POLL_SECONDS = 0.1
-TERMINATE_SECONDS = 1.0
 LAST_LINES = 8
 
 
@@ -59,7 +55,15 @@ def started(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_secon
     folder.mkdir(parents=True)
     (folder / SPEC_FILE).write_text(spec.model_dump_json(), encoding="utf-8")
     threads = spec.run.threads if spec.run else ctx.threads
-    with _process(folder, threads=threads) as process:
+    with (
+        (folder / STDERR_FILE).open("w", encoding="utf-8") as errors,
+        ChildProcess(
+            "slipway_validate.runner.main",
+            str(folder.absolute()),
+            environment=child_environment(threads),
+            errors=errors,
+        ) as process,
+    ):
         yield Runner(process, folder, ctx, label=label, timeout_seconds=timeout_seconds)
 
 
@@ -73,7 +77,7 @@ class Runner:
     """
 
     def __init__(
-        self, process: subprocess.Popen[str], folder: Path, ctx: Context, *, label: str, timeout_seconds: float
+        self, process: ChildProcess, folder: Path, ctx: Context, *, label: str, timeout_seconds: float
     ) -> None:
         self._process = process
         self._folder = folder
@@ -92,25 +96,20 @@ class Runner:
             RunnerEnded: The process is gone or takes too long; it is ended then.
             StageError: ``CANCELLED``.
         """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{TIME}\n")
-            self._process.stdin.flush()
-        except OSError:  # it ended while it waited
-            self._process.wait()
+        self._process.send(f"{TIME}\n".encode())
         try:
             answer = self._wait_for(ROUND)
         except TimeoutError as error:
             self.end()
             raise RunnerEnded(f"a round did not finish within {self.timeout_seconds:g} s") from error
         if answer is None:
-            raise RunnerEnded(self._overdue or _ending(self._folder, self._process.returncode)[1])
+            raise RunnerEnded(self._overdue or self._ending().message)
         return Round.model_validate(answer)
 
     @property
     def alive(self) -> bool:
         """Whether the process is still there."""
-        return self._process.poll() is None
+        return self._process.alive
 
     def anonymous_bytes(self) -> int:
         """Memory that it holds now, files that are mapped left out; 0 when it is gone."""
@@ -129,7 +128,7 @@ class Runner:
 
     def end(self) -> None:
         """End the process, and wait until it is gone."""
-        _end(self._process)
+        self._process.end()
 
     def _first_result(self) -> RunResult:
         try:
@@ -143,8 +142,13 @@ class Runner:
             return RunResult(status="failed", reason="STAGE_TIMEOUT", message=self._overdue)
         if waits or (self._folder / RESULT_FILE).is_file():
             return _read(self._folder)
-        reason, message = _ending(self._folder, self._process.returncode)
-        return RunResult(status="failed", reason=reason, message=message)
+        failure = self._ending()
+        return RunResult(status="failed", reason=failure.reason, message=failure.message)
+
+    def _ending(self) -> Failure:
+        """Why the process ended early."""
+        said = (self._folder / STDERR_FILE).read_text(encoding="utf-8", errors="replace")
+        return self._process.explain(name=self.label, said="\n".join(said.strip().splitlines()[-LAST_LINES:]))
 
     def _wait_for(self, key: str) -> Any:
         """Return what the process writes under a key, passing progress on; None when it ends without.
@@ -156,7 +160,7 @@ class Runner:
         deadline = time.monotonic() + self.timeout_seconds
         while time.monotonic() < deadline:
             self._ctx.check_cancelled()
-            ended = self._process.poll() is not None  # asked before the lines, so that the last of them is seen
+            ended = not self._process.alive  # asked before the lines, so that the last of them is seen
             event = _next_event(self._lines)
             if key in event:
                 return event[key]
@@ -174,59 +178,13 @@ class Runner:
         self._ctx.progress(self.label, done=done, total=total, unit="samples")
 
 
-@contextmanager
-def _process(folder: Path, *, threads: int) -> Iterator[subprocess.Popen[str]]:
-    command = python_module("slipway_validate.runner.main", str(folder.absolute()))
-    with (folder / STDERR_FILE).open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,  # asks for rounds of timing; its end tells the runner that we are gone
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            encoding="utf-8",
-            errors="replace",
-            env=_environment(threads),
-        )
-    try:
-        yield process
-    finally:
-        _end(process)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a line it did not read any more
-                    pipe.close()
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(TERMINATE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """A stage's, with the thread count fixed before any library starts its pool, and no way to a model hub."""
-    fixed = {
-        **thread_variables(threads, environment=os.environ),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    return {**stage_environment(os.environ), **fixed}
-
-
-def _lines_of(process: subprocess.Popen[str]) -> queue.SimpleQueue[str]:
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    assert process.stdout is not None
-    threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
+def _lines_of(process: ChildProcess) -> queue.SimpleQueue[bytes]:
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(process.output, lines), daemon=True).start()
     return lines
 
 
-def _read_lines(pipe: IO[str], lines: queue.SimpleQueue[str]) -> None:
+def _read_lines(pipe: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     try:
         for line in pipe:
             lines.put(line)
@@ -234,33 +192,18 @@ def _read_lines(pipe: IO[str], lines: queue.SimpleQueue[str]) -> None:
         return
 
 
-def _next_event(lines: queue.SimpleQueue[str]) -> dict[str, Any]:
+def _next_event(lines: queue.SimpleQueue[bytes]) -> dict[str, Any]:
     """Wait a moment for a line; empty when there is none. What a library prints is an event that nobody knows."""
     try:
         line = lines.get(timeout=POLL_SECONDS)
     except queue.Empty:
         return {}
     try:
-        event = json.loads(line)
+        event = parse_json(line, lenient=True)
     except ValueError:
         event = None
     return event if isinstance(event, dict) and event else {"printed": line}
 
 
 def _read(folder: Path) -> RunResult:
-    return RunResult.model_validate_json((folder / RESULT_FILE).read_text(encoding="utf-8"))
-
-
-def _ending(folder: Path, code: int) -> tuple[str, str]:
-    """Reason and words for a process that ended early."""
-    said = _last_lines(folder / STDERR_FILE)
-    if code == -signal.SIGKILL:
-        return "STAGE_KILLED", "its process was killed, most often by the kernel because memory ran out" + said
-    if code < 0:
-        return "STAGE_CRASHED", f"its process crashed in native code with {signal.Signals(-code).name}{said}"
-    return "STAGE_ERROR", f"its process ended with code {code}{said}"
-
-
-def _last_lines(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LAST_LINES:]
-    return "; it said last: " + " | ".join(lines) if lines else ""
+    return RunResult.model_validate_json(read_regular(folder / RESULT_FILE, largest=LARGEST_LIST))

@@ -1,35 +1,42 @@
-"""One round of timing of one model, in its own process: a pass over a prompt, then decode steps, batch 1."""
+"""One round of timing of one model, in its own process: a pass over a prompt, then decode steps, batch 1.
+
+The prompt of an encoder–decoder is what its encoder reads, and the pass ends with the first decoded token.
+"""
 
 from __future__ import annotations
 
 import time
 
-from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import Benchmark, Round
-from slipway_validate.runner.model import LanguageModel, Past, plain_step
+from slipway_validate.runner.collect import source_of
+from slipway_validate.runner.model import LanguageModel, Past, Step, plain_step
+from slipway_validate.samples import Samples
 
 WARM_UP_STEPS = 2
 """Decode steps that are not timed: what ran before, perhaps another process, has taken the caches."""
 
 
-def time_round(model: LanguageModel, tokens: Ints, benchmark: Benchmark) -> Round:
-    """Time prefill and decode. tokens: (N, T), whose first window gives prompt and decoded tokens.
+def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> Round:
+    """Time prefill and decode. The first window gives prompt and decoded tokens.
 
     Wall-clock time of whole calls as a caller sees them, logits included. A round is over after ``round_seconds``, but not before
     one prefill and one decode step are timed.
     """
-    prompt = [int(token) for token in tokens[0, : min(benchmark.prefill_tokens, model.bounds.sequence)]]
+    tokens = [int(token) for token in samples.tokens[0]]
+    source = source_of(samples, [0])
+    prompt = tokens[: min(benchmark.prefill_tokens, model.bounds.sequence)] if source is None else tokens[:1]
+    first = plain_step(prompt, past=None, past_length=0, source=source)
     deadline = time.monotonic() + benchmark.round_seconds
-    prefills, past = _time_prefill(model, prompt, benchmark, deadline)
-    steps = _time_decode(model, prompt, past, benchmark=benchmark, deadline=deadline) if model.has_cache else ()
-    return Round(prefill_tokens=len(prompt), prefill_seconds=prefills, decode_seconds=steps)
+    prefills, past = _time_prefill(model, first, benchmark, deadline)
+    steps = _time_decode(model, tokens, first, past, benchmark=benchmark, deadline=deadline) if model.has_cache else ()
+    length = len(prompt) if source is None else source.values.shape[-1]
+    return Round(prefill_tokens=length, prefill_seconds=prefills, decode_seconds=steps)
 
 
 def _time_prefill(
-    model: LanguageModel, prompt: list[int], benchmark: Benchmark, deadline: float
+    model: LanguageModel, step: Step, benchmark: Benchmark, deadline: float
 ) -> tuple[tuple[float, ...], Past]:
     """Drop the first of several, which is slower; where there is time for one only, it has to do."""
-    step = plain_step(prompt, past=None, past_length=0)
     times: list[float] = []
     past: Past = None
     # Half of the time at most, so that some is left for decoding.
@@ -42,14 +49,15 @@ def _time_prefill(
 
 
 def _time_decode(
-    model: LanguageModel, prompt: list[int], past: Past, *, benchmark: Benchmark, deadline: float
+    model: LanguageModel, tokens: list[int], first: Step, past: Past, *, benchmark: Benchmark, deadline: float
 ) -> tuple[float, ...]:
-    room = max(0, model.bounds.past - len(prompt))
+    length = first.input_ids.shape[1]
+    room = max(0, model.bounds.past - length)
     times: list[float] = []
     for index in range(min(WARM_UP_STEPS + benchmark.decode_steps, room)):
-        token = prompt[index % len(prompt)]
+        step = plain_step([tokens[index % len(tokens)]], past=past, past_length=length + index, source=first.source)
         begin = time.perf_counter()
-        _, past = model.forward(plain_step([token], past=past, past_length=len(prompt) + index))
+        _, past = model.forward(step)
         if index >= WARM_UP_STEPS:
             times.append(time.perf_counter() - begin)
             if time.monotonic() > deadline:

@@ -18,11 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
-import numpy as np
-
 from slipway.folders.disk_full import is_disk_full
-from slipway.validation.findings import Memory
-from slipway_validate.cases import native_case
+from slipway.validation.speed import Memory
+from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
     LOGITS_FILE,
@@ -40,6 +38,7 @@ from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
+from slipway_validate.samples import Samples
 
 
 def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
@@ -69,12 +68,14 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     begin = time.perf_counter()
     model = load()
     load_seconds = time.perf_counter() - begin
-    tokens = np.load(spec.tokens)
-    collector = Collector(model, folder, write=spec.write_logits, report=_report)
+    family, samples = family_named(spec.family), Samples.read(spec.samples)
+    collector = Collector(model, spec, samples, folder, report=_report)
 
-    collector.case(native_case(*tokens.shape), tokens)
+    collector.case(native_case(family, *samples.tokens.shape))
     if spec.benchmark:
-        time_round(model, tokens, spec.benchmark)  # a first one is slower; its time counts for nothing, its memory does
+        time_round(
+            model, samples, spec.benchmark
+        )  # a first one is slower; its time counts for nothing, its memory does
     memory = Memory(
         peak_rss_bytes=guard.peak_rss_bytes(),
         baseline_rss_bytes=baseline,
@@ -82,11 +83,13 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     )
 
     model.prepare_comparison()
-    collector.windows(tokens, file=LOGITS_FILE, batch_values=spec.batch_values)
+    collector.windows(file=LOGITS_FILE, batch_values=spec.batch_values)
     for case in spec.cases:
-        collector.case(case, tokens)
-    continuations = tuple(collector.continuation(prompt, spec.new_tokens) for prompt in spec.prompts)
-    adapter = _base_logits(spec, model, collector, tokens=tokens) if spec.adapter is not None else ""
+        collector.case(case)
+        collector.plain_rows(case)
+    prompts = enumerate(spec.prompts)
+    continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
+    adapter = _base_logits(spec, model, collector) if spec.adapter else ""
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -106,36 +109,35 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
     """Wait for commands and do them, for as long as the stage is there (the thread that reads them ends the process with it)."""
     assert spec.benchmark is not None
-    tokens = np.load(spec.tokens)
+    samples = Samples.read(spec.samples)
     model.leave_comparison()
     _write({WAITING: True})
     while True:
         if commands.get() == TIME:
-            _write({ROUND: time_round(model, tokens, spec.benchmark).model_dump()})
+            _write({ROUND: time_round(model, samples, spec.benchmark).model_dump()})
 
 
-def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector, *, tokens: np.ndarray) -> str:
+def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector) -> str:
     """The windows once more without the adapter; returns the adapter in words."""
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
     assert isinstance(model, ReferenceModel)
     with model.without_adapter():
-        collector.windows(tokens, file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
+        collector.windows(file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
     return model.adapter
 
 
 def tokenize(spec: TokenizeSpec) -> RunResult:
-    """Cut the text into windows.
+    """Make the samples.
 
     Raises:
-        Unusable: No tokenizer, or too little text.
+        Unusable: No tokenizer or feature extractor, or too little text.
     """
-    from slipway_validate.runner.windows import cut, load_tokenizer
+    from slipway_validate.runner.sampling import make_samples
 
-    tokenizer = load_tokenizer(spec.tokenizer)
-    tokens = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
-    np.save(spec.tokens, tokens)
-    return RunResult(vocabulary=len(tokenizer))
+    samples, source = make_samples(spec)
+    samples.write(spec.samples)
+    return RunResult(source=source)
 
 
 def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:

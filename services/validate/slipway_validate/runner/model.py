@@ -1,6 +1,6 @@
 """What a runtime has to offer to be validated, and how a padded batch is computed with it.
 
-Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = vocabulary.
+Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = values of a result (the vocabulary, of next tokens).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from slipway.validation.findings import Engine
+from slipway.validation.speed import Engine
 from slipway_validate.numerics import Ints, Logits
+from slipway_validate.samples import Values
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 """How graphs name what goes into their KV cache and what comes out of it."""
@@ -30,13 +31,30 @@ class Unusable(Exception):  # noqa: N818 - becomes a typed failure in the runner
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What the encoder of an encoder–decoder reads.
+
+    Attributes:
+        values: Token ids (B, S) or features of sound (B, F, frames).
+        mask: 1 for a token and 0 for padding, (B, S); None of sound, which has one length only.
+    """
+
+    values: Values
+    mask: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One call. input_ids, position_ids: (B, S); attention_mask: (B, P + S), 1 for a token and 0 for padding."""
+    """One call. input_ids, position_ids: (B, S); attention_mask: (B, P + S), 1 for a token and 0 for padding.
+
+    Of an encoder–decoder, these are the decoder's, and ``source`` is the encoder's.
+    """
 
     input_ids: Ints
     attention_mask: Ints
     position_ids: Ints
     past: Past = None
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,7 @@ class Bounds:
 
 
 class LanguageModel(Protocol):
-    """A decoder that gives next-token logits.
+    """A model that gives results for a batch of token sequences.
 
     Attributes:
         engine: What runs it.
@@ -68,7 +86,11 @@ class LanguageModel(Protocol):
     architecture: str
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """Logits (B, S, V) in float32, and the cache with this call's tokens added."""
+        """Results in float32, and the cache with this call's tokens added.
+
+        Results are (B, S, V), one per token, or (B, P, V) where they stand for a whole row: the classes of a text (P = 1), and where
+        a span starts and ends (P = 2, V = S).
+        """
         ...
 
     def prepare_comparison(self) -> None:
@@ -84,7 +106,7 @@ class LanguageModel(Protocol):
         ...
 
 
-def plain_step(tokens: list[int], *, past: Past, past_length: int) -> Step:
+def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Source | None = None) -> Step:
     """One unpadded row of tokens behind ``past_length`` cached ones."""
     total = past_length + len(tokens)
     return Step(
@@ -92,17 +114,24 @@ def plain_step(tokens: list[int], *, past: Past, past_length: int) -> Step:
         attention_mask=np.ones((1, total), dtype=np.int64),
         position_ids=np.arange(past_length, total, dtype=np.int64)[None],
         past=past,
+        source=source,
     )
 
 
 def left_padded(rows: list[Ints]) -> tuple[Ints, Ints]:
     """Token rows of different lengths as one batch, padded on the left with token 0: ids (B, L) and mask (B, L)."""
+    return padded(rows, side="left", token=0)
+
+
+def padded(rows: list[Ints], *, side: str, token: int) -> tuple[Ints, Ints]:
+    """Token rows of different lengths as one batch, padded on a side with a token: ids (B, L) and mask (B, L)."""
     longest = max(len(row) for row in rows)
-    ids = np.zeros((len(rows), longest), dtype=np.int64)
+    ids = np.full((len(rows), longest), token, dtype=np.int64)
     mask = np.zeros_like(ids)
     for index, row in enumerate(rows):
-        ids[index, longest - len(row) :] = row
-        mask[index, longest - len(row) :] = 1
+        columns = slice(longest - len(row), None) if side == "left" else slice(len(row))
+        ids[index, columns] = row
+        mask[index, columns] = 1
     return ids, mask
 
 
@@ -112,15 +141,15 @@ def positions_of(mask: Ints) -> Ints:
 
 
 def run_segments(
-    model: LanguageModel, ids: Ints, mask: Ints, segments: tuple[int, ...]
+    model: LanguageModel, ids: Ints, mask: Ints, segments: tuple[int, ...], *, source: Source | None = None
 ) -> Iterator[tuple[slice, Logits]]:
-    """Compute columns segment by segment through the cache. ids, mask: (B, L); yields columns and logits (B, S, V)."""
+    """Compute columns segment by segment through the cache. ids, mask: (B, L); yields columns and results (B, S, V)."""
     positions = positions_of(mask)
     past: Past = None
     start = 0
     for size in segments:
         columns = slice(start, start + size)
-        step = Step(ids[:, columns], mask[:, : columns.stop], positions[:, columns], past)
+        step = Step(ids[:, columns], mask[:, : columns.stop], positions[:, columns], past, source)
         logits, past = model.forward(step)
         yield columns, logits
         start += size

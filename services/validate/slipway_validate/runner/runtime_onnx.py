@@ -11,7 +11,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.machine.threads import session_options
 from slipway.models.dtypes import DTYPES, numpy_dtypes
-from slipway.validation.findings import Engine
+from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, Past, Step, Unusable

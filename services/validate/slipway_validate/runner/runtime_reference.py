@@ -1,4 +1,4 @@
-"""Runs base + adapter, unmerged, by transformers and peft in float32."""
+"""Runs the reference by transformers and peft in float32: base + adapter, unmerged, or a plain model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from peft.utils import load_peft_weights
 
 from slipway.errors import CheckpointValidationError
 from slipway.models.checkpoints import read_adapter_config
+from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors
@@ -27,10 +28,10 @@ _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_la
 
 
 class ReferenceModel(TransformersModel):
-    """The reference, whose adapter can be switched off."""
+    """Base + adapter, which can be switched off."""
 
-    def __init__(self, module: Any, *, stored: str) -> None:
-        super().__init__(module, stored=stored)
+    def __init__(self, module: Any, family: Family, *, stored: str) -> None:
+        super().__init__(module, family, stored=stored)
         config = module.peft_config["default"]
         kind = getattr(config.peft_type, "value", config.peft_type)
         rank, alpha = getattr(config, "r", "?"), getattr(config, "lora_alpha", "?")
@@ -43,14 +44,22 @@ class ReferenceModel(TransformersModel):
             yield
 
 
-def load(base: Path, adapter: Path, *, threads: int) -> ReferenceModel:
-    """Base + adapter.
+def load(base: Path, adapter: Path | None = None, *, threads: int) -> TransformersModel:
+    """Base + adapter, or the base alone where there is no adapter.
 
     Raises:
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
     """
     torch.set_num_threads(threads)
-    module = from_pretrained(base, dtype=torch.float32)
+    module, family = from_pretrained(base, dtype=torch.float32)
+    if adapter is None:
+        return TransformersModel(module.float(), family, stored=stored_dtype(base))
+    module = _adapted(module, adapter)
+    _name_replicated_layers(module)
+    return ReferenceModel(module.float(), family, stored=stored_dtype(base))
+
+
+def _adapted(module: Any, adapter: Path) -> Any:
     try:
         check_patterns(read_adapter_config(adapter), names_in(module))
         read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
@@ -62,8 +71,7 @@ def load(base: Path, adapter: Path, *, threads: int) -> ReferenceModel:
         take_all(module, adapter)
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
-    _name_replicated_layers(module)
-    return ReferenceModel(module.float(), stored=stored_dtype(base))
+    return module
 
 
 def _resize_vocabulary(module: Any, saved: Mapping[str, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipway.models.dtypes import DTYPES, torch_dtypes
-from slipway.validation.findings import Engine
+from slipway.validation.speed import Engine
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable

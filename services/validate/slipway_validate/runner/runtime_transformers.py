@@ -1,39 +1,47 @@
-"""Runs a Hugging Face model folder by transformers on the CPU."""
+"""Runs a Hugging Face model folder of any family by transformers on the CPU."""
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
 from slipway.errors import CheckpointValidationError
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable
-from slipway.validation.findings import Engine
+from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
+from slipway_validate.runner.calls import call_of
 from slipway_validate.runner.model import Bounds, Past, Step, Unusable
+
+LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
+"""Settings that say how many tokens a model takes: of the decoder where an encoder has its own."""
 
 
 class TransformersModel:
-    """A causal language model in PyTorch on the CPU; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A model in PyTorch on the CPU; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
     device = "cpu"
-    has_cache = True
 
-    def __init__(self, module: Any, *, stored: str) -> None:
+    def __init__(self, module: Any, family: Family = DECODER, *, stored: str) -> None:
         self._module = module.eval()
+        plain = module.get_base_model() if hasattr(module, "get_base_model") else module
+        # peft's own classes know the arguments of some families only; the adapter is in the layers.
+        self._called = self._module if family.comparison is Comparison.NEXT_TOKEN else plain
+        self._call = call_of(family.comparison, plain)
         self._served_as: dict[str, torch.dtype] = {}
-        causal = module.get_base_model() if hasattr(module, "get_base_model") else module
-        self._takes_positions = "position_ids" in inspect.signature(causal.forward).parameters
-        self.architecture = type(causal).__name__
-        self.native_dtype = str(causal.dtype).removeprefix("torch.")
-        limit = getattr(causal.config, "max_position_embeddings", None) or 1 << 30
-        self.bounds = Bounds(sequence=limit, past=limit)
+        self.has_cache = family.generates
+        self.architecture = type(plain).__name__
+        self.native_dtype = str(plain.dtype).removeprefix("torch.")
+        limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
+        limit = next((found for found in limits if found), 1 << 30)
+        # A decoder with a classifier finds the last token by its padding token, and without one refuses a batch.
+        alone = family.comparison is Comparison.CLASSES and getattr(plain.config, "pad_token_id", None) is None
+        self.bounds = Bounds(batch=1 if alone else 1 << 30, sequence=limit, past=limit)
         self.engine = Engine(
             runtime="transformers",
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
@@ -45,14 +53,8 @@ class TransformersModel:
     @torch.no_grad()  # not inference_mode: compressed-tensors decompresses in the first call and converts later
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
-        inputs: dict[str, Any] = {
-            "input_ids": torch.from_numpy(np.ascontiguousarray(step.input_ids)),
-            "attention_mask": torch.from_numpy(np.ascontiguousarray(step.attention_mask)),
-        }
-        if self._takes_positions:
-            inputs["position_ids"] = torch.from_numpy(np.ascontiguousarray(step.position_ids))
-        output = self._module(**inputs, past_key_values=step.past, use_cache=True)
-        return output.logits.float().numpy(), output.past_key_values
+        results, past = self._call(self._called, step)
+        return results.float().numpy(), past
 
     def prepare_comparison(self) -> None:
         """Compute in float32 from here on. The weights keep their stored values: widening a float is exact."""
@@ -80,24 +82,30 @@ def load(folder: Path, *, threads: int) -> TransformersModel:
     """An output, in the data type it is stored in.
 
     Raises:
-        Unusable: The folder holds no causal language model that transformers can load.
+        Unusable: The folder holds no model of a known family that transformers can load.
     """
     torch.set_num_threads(threads)
-    return TransformersModel(from_pretrained(folder, dtype="auto"), stored=stored_dtype(folder))
+    module, family = from_pretrained(folder, dtype="auto")
+    return TransformersModel(module, family, stored=stored_dtype(folder))
 
 
-def from_pretrained(folder: Path, *, dtype: Any) -> Any:
-    """The causal language model in a folder; no code and no pickle of it is run.
+def from_pretrained(folder: Path, *, dtype: Any) -> tuple[Any, Family]:
+    """The model in a folder and its family; no code and no pickle of it is run.
 
     Raises:
-        Unusable: It cannot be loaded.
+        Unusable: It cannot be loaded, or no family fits it.
     """
     try:
-        check_loadable(folder, AutoModelForCausalLM)
-        return AutoModelForCausalLM.from_pretrained(
+        config = read_config(folder)  # transformers would read it without a limit
+        family = family_of(config)
+        if family is None:
+            raise Unusable(f"{folder.name!r} is {described(config)}, which is of no known family")
+        check_loadable(folder, auto_model(family))
+        module = auto_model(family).from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except (
         CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError
     ) as error:  # fmt: skip
         raise Unusable(f"transformers cannot load {folder.name!r}: {type(error).__name__}: {error}") from error
+    return module, family

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
+from slipway.models.families import DECODER
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
@@ -32,23 +33,40 @@ def load_tokenizer(folder: Path) -> Any:
 def cut(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:
     """Windows (N, T) that do not overlap, spread over the whole text by the seed, in text order.
 
-    A model that was trained with a token at the start of its input gets that token at the start of every window.
+    A decoder that was trained with a token at the start of its input gets that token at the start of every window; other families get
+    the tokens that their tokenizer puts around a text.
 
     Raises:
         Unusable: The text is too short for one window of MIN_LENGTH tokens.
     """
     ids = np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
-    start = _start_tokens(tokenizer)
-    body = min(spec.length - len(start), len(ids))
-    if body + len(start) < MIN_LENGTH:
+    before, behind = _start_tokens(tokenizer) if spec.family == DECODER.name else tokens_around(tokenizer)
+    around = len(before) + len(behind)
+    body = min(spec.length - around, len(ids))
+    if body + around < MIN_LENGTH or body < 1:
         raise Unusable(f"the held-out text has {counted(len(ids), 'token')}, at least {MIN_LENGTH} are needed")
     slots = len(ids) // body
     chosen = np.sort(np.random.default_rng(spec.seed).permutation(slots)[: spec.windows])
-    return np.stack([np.concatenate([start, ids[slot * body : (slot + 1) * body]]) for slot in chosen])
+    return np.stack([np.concatenate([before, ids[slot * body : (slot + 1) * body], behind]) for slot in chosen])
 
 
-def _start_tokens(tokenizer: Any) -> Ints:
+def tokens_around(tokenizer: Any) -> tuple[Ints, Ints]:
+    """The tokens that a tokenizer puts before and behind a text."""
+    plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    whole = list(tokenizer("a")["input_ids"])
+    starts = range(len(whole) - len(plain) + 1)
+    start = next((at for at in starts if plain and whole[at : at + len(plain)] == plain), None)
+    if start is None:
+        return _tokens([]), _tokens([])
+    return _tokens(whole[:start]), _tokens(whole[start + len(plain) :])
+
+
+def _start_tokens(tokenizer: Any) -> tuple[Ints, Ints]:
     bos = tokenizer.bos_token_id
     with_special = tokenizer("a")["input_ids"]
     starts = bos is not None and with_special and with_special[0] == bos
-    return np.array([bos] if starts else [], dtype=np.int64)
+    return _tokens([bos] if starts else []), _tokens([])
+
+
+def _tokens(ids: list[int]) -> Ints:
+    return np.array(ids, dtype=np.int64)

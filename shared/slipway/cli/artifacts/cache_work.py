@@ -17,9 +17,8 @@ from slipway.artifacts.pulling import pull
 from slipway.cli.artifacts.names import artifact_names, content_name
 from slipway.cli.connection import Connection
 from slipway.counts import counted
-from slipway.embedded.local_exports import local_exports
-from slipway.embedded.unfinished_exports import digests_in_use
 from slipway.errors import ArtifactError, ConfigurationError
+from slipway.extras import require
 from slipway.files.checksums import verify_directory, without_checksums
 from slipway.files.local_folders import check_local
 from slipway.folders.kept import UNUSED_SECONDS, remove_unused
@@ -104,7 +103,7 @@ def list_cache() -> dict[str, Any]:
     """Artifacts, most recently used first, with the stages whose results they are and what they are for people."""
     settings = Settings.from_environment(os.environ)
     store = open_store(settings)
-    makers, names = _makers(store), artifact_names(local_exports(settings))
+    makers, names = _makers(store), _names_by_local_exports(settings)
     artifacts = []
     for digest in store.digests():
         try:
@@ -165,7 +164,7 @@ def collect_cache(
     store = open_store(settings)
 
     def in_use() -> frozenset[str]:
-        found = digests_in_use(settings) | store.under_way()
+        found = _used_by_local_exports(settings) | store.under_way()
         if connection.coordinator:
             with connection.client() as client:
                 found |= set(client.list_artifacts(project="-"))
@@ -202,6 +201,37 @@ def age(text: str) -> float:
     if match is None:
         raise ConfigurationError(f"--older-than {text!r} is not an age", remedy="write it like 12h or 30d")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def _names_by_local_exports(settings: Settings) -> dict[str, str]:
+    if not _exports_ran_here(settings):
+        return {}
+    from slipway.embedded.local_exports import local_exports
+
+    return artifact_names(local_exports(settings))
+
+
+def _used_by_local_exports(settings: Settings) -> frozenset[str]:
+    if not _exports_ran_here(settings):
+        return frozenset()
+    from slipway.embedded.unfinished_exports import digests_in_use
+
+    return digests_in_use(settings)
+
+
+def _exports_ran_here(settings: Settings) -> bool:
+    """Return whether exports ran on this machine without a coordinator, and their states can be read.
+
+    Raises:
+        ServiceError: ``UNSUPPORTED`` when there are states, and what reads them is not installed.
+    """
+    try:
+        if not any(settings.exports_path.iterdir()):
+            return False
+    except FileNotFoundError:
+        return False
+    require("coordinator", what=f"reading the exports in {settings.exports_path}")
+    return True
 
 
 def _bytes(text: str) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
+from typing import TYPE_CHECKING
 
-from slipway.embedded.local_exports import LocalExport
 from slipway.formats.registry import formats
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
+
+if TYPE_CHECKING:
+    from slipway.embedded.local_exports import LocalExport  # needs the coordinator's libraries
 
 _CONTENTS = (("adapter_config.json", "adapter"), ("validation.json", "validation"))
 """By a file that tells; files of formats are looked at after these."""

@@ -27,7 +27,7 @@ from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
 from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import VALIDATION, delivered_formats, export_id, export_result
-from slipway.results.report import write_report
+from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
@@ -182,7 +182,15 @@ class ExportJob:
         if not delivered_formats(export):
             return export_result(export, store=store, validation=validation, warnings=warnings)
         target = self._target(export)
-        result = export_result(export, store=store, validation=validation, output_directory=target, warnings=warnings)
+        report, missing = main_file()
+        result = export_result(
+            export,
+            store=store,
+            validation=validation,
+            output_directory=target,
+            report=report,
+            warnings=(*warnings, *missing),
+        )
         self.display.note(f"delivering to {target}")
 
         def describe(folder: Path) -> None:

@@ -31,12 +31,25 @@ def cells(entry: FormatResult) -> tuple[str, ...]:
     """One cell for each of the columns."""
     memory = entry.memory_usage_mb
     return (
-        shown(entry.mean_kl, "{:.1e}"),
-        shown(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %"),
+        _distance(entry),
+        _agreement(entry),
         figures.prompt_speed(entry),
         figures.generation_speed(entry),
         figures.MISSING if memory is None else format_size(1e6 * memory),
     )
+
+
+def _distance(entry: FormatResult) -> str:
+    """KL; where results are values and have none, what was measured instead, by name."""
+    if entry.relative_error is not None:
+        return f"{entry.relative_error:.1e} relative error"
+    return shown(entry.mean_kl, "{:.1e}")
+
+
+def _agreement(entry: FormatResult) -> str:
+    if entry.cosine_distance is not None:
+        return f"{entry.cosine_distance:.1e} cosine distance"
+    return shown(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %")
 
 
 def state(name: str) -> Text:

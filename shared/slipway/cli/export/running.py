@@ -8,6 +8,7 @@ from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import LoadedConfiguration
+from slipway.extras import require
 from slipway.observability.telemetry import tracing
 from slipway.reasons import REASONS
 from slipway.results.result import ExportResult
@@ -25,6 +26,13 @@ def run_export(
     request_id: str = "",
 ) -> int:
     """Carry the export out and print its result; answers the exit code."""
+    if not coordinator:
+        require(
+            *("coordinator", "worker", "report"),
+            what="slipway export without a coordinator",
+            install="all",
+            otherwise="name a coordinator: --coordinator HOST:PORT",
+        )
     level = loaded.configuration.log.level
     with tracing(settings), showing(progress, level=level, resuming=True) as display:
         result = ExportJob(

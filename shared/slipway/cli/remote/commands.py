@@ -112,6 +112,7 @@ def get(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = 
         with connection.client() as client:
             found = client.get_export(export)
     else:
+        _require_local()
         from slipway.embedded.local_exports import local_export
 
         local = local_export(connection.settings(), export)
@@ -131,6 +132,7 @@ def list_exports(
 
     connection = connection_of(ctx)
     if not connection.coordinator:
+        _require_local()
         from slipway.embedded.local_exports import local_exports
 
         answer_local_exports(local_exports(connection.settings(), filter=filter), as_json=as_json)
@@ -186,6 +188,13 @@ def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug
         print_json({"deleted": name})
     else:
         answers.print(f"deleted {name}", highlight=False)
+
+
+def _require_local() -> None:
+    """See that the states of this machine's exports can be read."""
+    from slipway.extras import require
+
+    require("coordinator", what="reading the exports of this machine", otherwise="name one: --coordinator HOST:PORT")
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], tuple[str, ...]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 from rich.text import Text
@@ -16,11 +16,13 @@ from slipway.cli.progress.table import progress_table
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import errors, print_json, show, unbroken
 from slipway.client import Client
-from slipway.embedded.local_exports import LocalExport
 from slipway.export_sources.titles import title
 from slipway.results.outcome import recorded_failure
 from slipway.rpc.state_names import EXPORT_STATES
 from slipway_protos.v1 import export_pb2 as pb
+
+if TYPE_CHECKING:
+    from slipway.embedded.local_exports import LocalExport  # needs the coordinator's libraries
 
 _ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
 

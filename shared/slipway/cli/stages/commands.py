@@ -64,6 +64,10 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Run one stage alone on folders, without store or coordinator. slipway stage NAME --help lists what NAME takes."""
+    from slipway.extras import require, stage_extra
+    from slipway.registry import load_stage
+
+    require("worker", what=f"slipway stage {name}", install=stage_extra(load_stage(name).params.__module__))
     from slipway.cli.stages.running import parse_pairs, run_stage
     from slipway.cli.stages.view import figures, read_validation
     from slipway.cli.terminal.console import answers, print_json
@@ -100,6 +104,9 @@ def sample(
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Train a small base model and a LoRA on another text, and save both as a Hugging Face run does."""
+    from slipway.extras import require
+
+    require("sample", what="slipway sample")
     from slipway.cli.stages.sample_run import run_sample
     from slipway.cli.terminal.console import answers, print_json
 

@@ -10,26 +10,24 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from typer.core import TyperCommand
 
+from slipway.cli.asked import given_leniently
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
     from slipway.stage import Stage
 
-_HELP = {"-h", "--help"}
-
 
 class StageCommand(TyperCommand):
     """``slipway stage``, whose help goes on with what the stage takes that is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember the stage that help is asked for, which nothing else parses then."""
-        names = [word for word in args if not word.startswith("-")]
-        if names and _HELP & set(args):
-            from slipway.registry import stage_names
-
-            known = stage_names()  # other words may be options' values
-            ctx.meta["slipway.stage"] = next((name for name in names if name in known), names[0])
+        """Remember the stage that is named: help is shown before anything is parsed."""
+        if not ctx.resilient_parsing:
+            ctx.meta["slipway.stage"] = (
+                given_leniently(self, self.name, list(args), parent=ctx.parent).get("name") or ""
+            )
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

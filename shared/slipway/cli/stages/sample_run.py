@@ -8,7 +8,6 @@ from typing import Any
 from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.progress.reporter import StageReporter
-from slipway.errors import ConfigurationError
 from slipway.files.local_folders import check_local
 
 
@@ -18,19 +17,9 @@ def run_sample(
     """Train the sample into a folder; answers its summary as plain data.
 
     Raises:
-        ConfigurationError: ``UNSUPPORTED``: the extra ``sample`` is not installed.
         ModelExportError: As :func:`slipway.sample.make_sample`.
     """
-    from slipway.stage import installed_version
-
     check_local(directory, named_by="DIRECTORY")
-    missing = [name for name in ("torch", "transformers", "peft", "accelerate") if not installed_version(name)]
-    if missing:
-        raise ConfigurationError(
-            f"the sample needs {', '.join(missing)}",
-            reason="UNSUPPORTED",
-            remedy="pip install 'slipway[sample]'",
-        )
     from slipway.sample import make_sample
 
     with showing(progress, level=level) as display, StageReporter("sample", display) as reporter:

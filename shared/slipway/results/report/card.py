@@ -12,6 +12,7 @@ import yaml
 from slipway.formats.contract import Usage
 from slipway.formats.registry import asking, formats, split_output
 from slipway.models.model_files import has_chat_template
+from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
 from slipway.results.report.page import NOT_MADE, VERDICTS
@@ -53,6 +54,7 @@ def model_card(report: Report, folder: Path) -> str:
         report=report,
         result=report.result,
         validation=report.validation,
+        compared=compared(report.validation),
         verdicts=VERDICTS,
         not_made=NOT_MADE,
         examples=_examples(report, folder),

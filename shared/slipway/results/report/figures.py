@@ -6,7 +6,7 @@ import math
 
 from slipway.results.result import FormatResult
 from slipway.sizes import format_size
-from slipway.validation.findings import Ratio
+from slipway.validation.speed import Ratio
 
 MISSING = "–"
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from slipway.counts import counted
 from slipway.results.report import figures
+from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import AttemptResult
-from slipway.validation.findings import Check, OutputStatus, OutputValidation
+from slipway.validation.comparisons import Check
+from slipway.validation.findings import OutputStatus, OutputValidation
 
 _TONE = {OutputStatus.PASSED: "good", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
 VERDICTS = {
@@ -44,6 +45,7 @@ def page(report: Report) -> str:
         report=report,
         result=report.result,
         validation=report.validation,
+        compared=compared(report.validation),
         verdicts=VERDICTS,
         not_made=NOT_MADE,
         verdict=_verdict(report),
@@ -91,18 +93,19 @@ def _charts(report: Report) -> list[Chart]:
     ]
     if report.validation is None:
         return charts if report.result.formats else []
-    outputs = report.outputs
+    outputs, words = report.outputs, compared(report.validation)
+    whose = "fine-tuned model" if words.with_adapter else "base model"
+    value = "logit" if words.distance.name == "mean_kl" else "value"
     behaviour = [
         Chart(
-            "Divergence from the fine-tuned model",
-            "Mean KL divergence of next-token distributions against base + adapter, nats per token, logarithmic; the mark"
-            " is the limit.",
-            _logits_chart("Mean KL divergence", outputs, "mean_kl"),
+            f"Divergence from the {whose}",
+            f"{words.distance_words} of {words.what} against {words.against}, logarithmic; the mark is the limit.",
+            _logits_chart(words.title, outputs, words.distance.name),
         ),
         Chart(
-            "Largest difference of a logit",
-            "Against base + adapter, logarithmic; the mark is the limit where there is one.",
-            _logits_chart("Largest difference of a logit", outputs, "max_abs_diff"),
+            f"Largest difference of a {value}",
+            f"Against {words.against}, logarithmic; the mark is the limit where there is one.",
+            _logits_chart(f"Largest difference of a {value}", outputs, "max_abs_diff"),
         ),
     ]
     return [*behaviour, *charts, *_speed_charts(outputs)]
@@ -131,18 +134,17 @@ def _speed_charts(outputs: Sequence[OutputValidation]) -> list[Chart]:
             for output, speed in timed
         ]
         scatter = "the whisker is where most rounds lie, and what scatters too much is unstable."
+        length = timed[0][1].prefill_tokens
         charts = [
             Chart(
-                "Generation",
-                f"Tokens per second, one at a time with the KV cache, batch 1; longer is better; {scatter}",
-                bar_chart("Generation", generation, show=figures.rate),
-            ),
-            Chart(
                 "Prompt",
-                f"Time of one pass over a prompt of {counted(timed[0][1].prefill_tokens, 'token')}, batch 1; shorter is better; {scatter}",
+                f"Time of one pass over an input of length {length}, batch 1; shorter is better; {scatter}",
                 bar_chart("Prompt", prompt, show=figures.milliseconds),
             ),
         ]
+        if any(speed.decode_tokens_per_second is not None for _, speed in timed):
+            caption = f"Tokens per second, one at a time with the KV cache, batch 1; longer is better; {scatter}"
+            charts.insert(0, Chart("Generation", caption, bar_chart("Generation", generation, show=figures.rate)))
     if measured:
         bars = [Bar(output.name, output.memory.peak_rss_bytes if output.memory else None) for output in measured]
         caption = "Peak resident memory of the process that ran the model, libraries included."

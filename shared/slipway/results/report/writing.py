@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.results.report.card import model_card
+from slipway.extras import missing
 from slipway.results.report.document import Report
-from slipway.results.report.page import page
 from slipway.results.result import ExportResult
 from slipway.texts import escaped_json
 from slipway.validation.findings import ValidationReport
 
 JSON, HTML, CARD = "report.json", "report.html", "README.md"
+
+
+def main_file() -> tuple[str, tuple[str, ...]]:
+    """Return the name of the file to read first, and a warning when only ``report.json`` can be written."""
+    lacking = missing("report")
+    if not lacking:
+        return HTML, ()
+    files = f"{HTML} and {CARD} were not written: they need {', '.join(lacking)}"
+    return JSON, (f"{files}; pip install 'slipway[report]', and deliver into another folder",)
 
 
 def write_report(
@@ -23,7 +31,9 @@ def write_report(
     validation: ValidationReport | None = None,
     lineage: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``report.json``, ``report.html`` and ``README.md``; the same parts always give the same bytes.
+    """Write ``report.json``, and ``report.html`` and ``README.md`` where the extra ``report`` is installed.
+
+    The same parts always give the same bytes.
 
     Args:
         folder: The output directory, with a folder per format, where it is looked which have a chat template. Only the
@@ -37,5 +47,10 @@ def write_report(
     """
     report = Report.of(result, validation=validation, lineage=lineage)
     (folder / JSON).write_text(escaped_json(report.model_dump_json(indent=2)) + "\n", encoding="utf-8")
+    if missing("report"):
+        return
+    from slipway.results.report.card import model_card
+    from slipway.results.report.page import page
+
     (folder / HTML).write_text(page(report), encoding="utf-8")
     (folder / CARD).write_text(model_card(report, folder), encoding="utf-8")

@@ -116,7 +116,7 @@ def test_unknown_but_unset_options_are_fine(make_case):
 def test_forms_that_change_no_weight(make_case, peft_type):
     case = make_case("llama", target_modules=["q_proj"])
     edit_config(case, peft_type=peft_type)
-    error = refused(case, "ADAPTER_UNSUPPORTED", peft_type, "changes no weight")
+    error = refused(case, "ADAPTER_UNSUPPORTED", peft_type, "no weight that could be written")
     assert "beside it" in error.remedy
 
 

@@ -257,5 +257,5 @@ def test_layers_of_one_kind_that_a_form_takes_in_two_ways(tmp_path):
 def test_a_start_that_depends_on_an_unknown_type_is_warned_of(tmp_path, config, name, dtype):
     case, _ = train(tmp_path, make_model("qwen3").to(dtype), copy.deepcopy(config))
     _, ctx = case.merge(verify="spot")
-    said = [warning for warning in ctx.facts.get("warnings", []) if "takes the base's weights apart" in warning]
+    said = [warning for warning in ctx.facts.get("warnings", []) if "splits the base's weights" in warning]
     assert [warning.partition(" ")[0] for warning in said] == ([name] if name and dtype is torch.bfloat16 else [])

@@ -226,6 +226,6 @@ def test_a_file_given_up_at_its_last_portion_stays_to_be_closed(tmp_path):
 def test_an_output_that_somebody_cuts_is_an_error_and_no_hang(tmp_path):
     file = OutputFile(tmp_path / "a", 100)
     os.truncate(tmp_path / "a", 40)
-    with pytest.raises(OSError, match="cut the output file at byte 40"), file.turn(0, 100):
+    with pytest.raises(OSError, match="truncated the output file at byte 40"), file.turn(0, 100):
         pass
     file.close()

@@ -1,0 +1,65 @@
+"""Sound for models of speech: tones that rise and fall over noise, drawn by a seed, as the model's own feature extractor hears them.
+
+Features of real sound have silence, tones and noise beside each other, and so have these; nobody speaks, so what a model writes down
+means nothing, and only how two models differ is looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway_validate.runner.model import Unusable
+
+TONES = 4
+LOWEST, HIGHEST = 100.0, 3500.0
+"""Hz; most of what is in speech."""
+SECONDS = 10
+"""Of sound, for a feature extractor that has no length of its own."""
+
+
+def features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float32]:
+    """Features of ``count`` sounds, (count, F, frames).
+
+    Raises:
+        Unusable: The folder has no feature extractor that transformers can load.
+    """
+    extractor = _extractor(model)
+    rate = int(extractor.sampling_rate)
+    length = int(getattr(extractor, "n_samples", 0) or SECONDS * rate)
+    draw = np.random.default_rng(seed)
+    sounds = [_sound(draw, length=length, rate=rate) for _ in range(count)]
+    try:
+        found = extractor(sounds, sampling_rate=rate, return_tensors="np")[extractor.model_input_names[0]]
+    except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+        raise Unusable(f"the feature extractor of {model.name!r} does not take sound: {error}") from error
+    values: npt.NDArray[np.float32] = np.asarray(found, dtype=np.float32)
+    return values
+
+
+def _extractor(model: Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoFeatureExtractor.from_pretrained(
+            str(model), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise Unusable(
+            f"transformers cannot load the feature extractor (preprocessor_config.json) in {model.name!r}: {error}"
+        ) from error
+
+
+def _sound(draw: np.random.Generator, *, length: int, rate: int) -> npt.NDArray[np.float32]:
+    """Tones whose pitch and loudness change, over noise; (length,) within -1 and 1."""
+    seconds = np.arange(length) / rate
+    sound = 0.02 * draw.standard_normal(length)
+    for _ in range(TONES):
+        first, last = draw.uniform(LOWEST, HIGHEST, size=2)
+        pitch = np.linspace(first, last, length)
+        loudness = np.clip(np.sin(2 * np.pi * draw.uniform(0.3, 3) * seconds + draw.uniform(0, 6)), 0, None)
+        sound += 0.2 * loudness * np.sin(2 * np.pi * np.cumsum(pitch) / rate)
+    return np.clip(sound, -1, 1).astype(np.float32)

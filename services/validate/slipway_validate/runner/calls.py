@@ -1,0 +1,93 @@
+"""How a model of each kind of comparison is called in transformers, and which of what it gives is compared.
+
+Axes as in :mod:`slipway_validate.runner.model`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from slipway.models.families import Comparison
+from slipway_validate.runner.model import Past, Step
+
+Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
+"""From the module and one step to the results and what the next step needs."""
+
+
+def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Tensor, Past]:
+    inputs = _text(step)
+    if positions:
+        inputs["position_ids"] = _tensor(step.position_ids)
+    output = module(**inputs, past_key_values=step.past, use_cache=True)
+    return output.logits, output.past_key_values
+
+
+def _teacher_forced(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    """Run the encoder in the first step only; the steps behind it take what it gave."""
+    source = step.source
+    assert source is not None
+    inputs: dict[str, Any] = {} if source.mask is None else {"attention_mask": _tensor(source.mask)}
+    cache = None
+    if step.past is None:
+        values = _tensor(source.values)
+        inputs[module.main_input_name] = values.to(module.dtype) if values.is_floating_point() else values
+    else:
+        encoded, cache = step.past
+        inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded)
+    output = module(**inputs, decoder_input_ids=_tensor(step.input_ids), past_key_values=cache, use_cache=True)
+    encoded = output.encoder_last_hidden_state if step.past is None else step.past[0]
+    return output.logits, (encoded, output.past_key_values)
+
+
+def _classes(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    """(B, 1, C) of a whole text, (B, S, C) of its tokens; classes that do not exclude each other are (B, C, 2), yes and no."""
+    logits = module(**_text(step)).logits
+    if module.config.problem_type == "multi_label_classification":
+        logits = logits.flatten(1)
+        return torch.stack([logits, torch.zeros_like(logits)], dim=-1), None
+    return logits if logits.ndim == 3 else logits[:, None], None
+
+
+def _spans(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    """Where the answer starts and where it ends: (B, 2, S)."""
+    output = module(**_text(step))
+    return torch.stack([output.start_logits, output.end_logits], dim=1), None
+
+
+def _masked_tokens(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    return module(**_text(step)).logits, None
+
+
+def _embeddings(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    return module(**_text(step)).last_hidden_state, None
+
+
+_CALLS: Mapping[Comparison, Call] = {
+    Comparison.TEACHER_FORCED: _teacher_forced,
+    Comparison.CLASSES: _classes,
+    Comparison.SPANS: _spans,
+    Comparison.MASKED_TOKENS: _masked_tokens,
+    Comparison.EMBEDDINGS: _embeddings,
+}
+
+
+def call_of(comparison: Comparison, module: Any) -> Call:
+    """How the modules of a kind of comparison are called; the module's own code says whether a decoder takes positions."""
+    if comparison is Comparison.NEXT_TOKEN:
+        return partial(_next_tokens, positions="position_ids" in inspect.signature(module.forward).parameters)
+    return _CALLS[comparison]
+
+
+def _text(step: Step) -> dict[str, torch.Tensor]:
+    return {"input_ids": _tensor(step.input_ids), "attention_mask": _tensor(step.attention_mask)}
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

@@ -1,0 +1,124 @@
+"""Makes what every model of a validation computes: windows of text, and what a family needs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.models.base_format import read_config
+from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
+from slipway_validate.cases import family_named
+from slipway_validate.folders import read_json
+from slipway_validate.numerics import Ints
+from slipway_validate.protocol.messages import TokenizeSpec
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.windows import cut, load_tokenizer, tokens_around
+from slipway_validate.samples import Samples
+
+MASKED_SHARE = 0.15
+"""Share of the tokens that are masked: what these models were trained with (BERT, arXiv 1810.04805)."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
+DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size")
+START_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+"""Settings that name the first token a decoder reads, the first that is there decides."""
+
+
+def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
+    """Make the samples of a family; also what stands for text where there is none, in words.
+
+    Raises:
+        Unusable: No tokenizer or feature extractor, or too little text.
+    """
+    family = family_named(spec.family)
+    if family == SPEECH:
+        return _speech(spec)
+    tokenizer = load_tokenizer(spec.tokenizer)
+    windows = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
+    if family == SEQUENCE_CLASSIFIER:
+        windows = _ended(windows, read_config(spec.model))
+    make = _MAKERS.get(family.comparison, _plain)
+    return make(tokenizer, windows, spec), ""
+
+
+def _ended(windows: Ints, settings: Mapping[str, Any]) -> Ints:
+    """Windows that end with the end of a text, where the model reads its classes off there and the tokenizer sets none."""
+    end = settings.get("eos_token_id")
+    if settings.get("is_encoder_decoder") and isinstance(end, int):
+        windows = windows.copy()
+        windows[:, -1] = end
+    return windows
+
+
+def _plain(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
+    return Samples(windows)
+
+
+def _next_tokens(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
+    """Each token predicts the next; the last one predicts none that is known."""
+    return Samples(windows, labels=windows[:, 1:])
+
+
+def _masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
+    """Mask some tokens of each window, drawn by the seed; those that stand around a text are left."""
+    before, behind = tokens_around(tokenizer)
+    columns = np.arange(len(before), windows.shape[1] - len(behind))
+    count, draw = max(1, round(MASKED_SHARE * len(columns))), np.random.default_rng(spec.seed)
+    positions = np.stack([np.sort(draw.permutation(columns)[:count]) for _ in windows])
+    labels = np.take_along_axis(windows, positions, axis=1)
+    masked = windows.copy()
+    if tokenizer.mask_token_id is not None:
+        np.put_along_axis(masked, positions, tokenizer.mask_token_id, axis=1)
+    return Samples(masked, positions=positions, labels=labels)
+
+
+def _forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
+    """The encoder reads a window, and the decoder is given the same window as what it should have written.
+
+    A decoder with a smaller vocabulary of its own is given what of the tokens' numbers lies in it.
+    """
+    settings = read_config(spec.model)
+    sizes = (settings.get(name) for name in DECODER_VOCABULARIES)
+    size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+    labels = windows if size is None else windows % size
+    return Samples(_decoder_inputs(labels, spec.model), source=windows, labels=labels)
+
+
+_MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
+    Comparison.NEXT_TOKEN: _next_tokens,
+    Comparison.MASKED_TOKENS: _masked,
+    Comparison.TEACHER_FORCED: _forced,
+}
+
+
+def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
+    """Sound by the seed, and labels from the text; where the model comes without a tokenizer, tokens drawn by the seed."""
+    from slipway_validate.runner.audio import features
+
+    said = "the sound is drawn by a seed, and nobody speaks in it"
+    if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
+        labels = cut(load_tokenizer(spec.tokenizer), spec.text.read_text(encoding="utf-8"), spec=spec)
+    else:
+        labels, said = _drawn(spec), f"{said}; there is no tokenizer, so labels are drawn from the vocabulary"
+    source = features(spec.model, count=len(labels), seed=spec.seed)
+    return Samples(_decoder_inputs(labels, spec.model), source=source, labels=labels), said
+
+
+def _drawn(spec: TokenizeSpec) -> Ints:
+    vocabulary = read_config(spec.model).get("vocab_size")
+    if not isinstance(vocabulary, int) or vocabulary < 1:
+        raise Unusable(f"config.json has vocab_size {vocabulary!r}, so no label tokens can be drawn")
+    return np.random.default_rng(spec.seed).integers(0, vocabulary, size=(spec.windows, spec.length))
+
+
+def _decoder_inputs(labels: Ints, model: Path) -> Ints:
+    """What the decoder reads while it is taught: the start token, then every label but the last."""
+    settings = {**read_config(model), **read_json(model / "generation_config.json")}
+    start = next((settings[name] for name in START_TOKENS if isinstance(settings.get(name), int)), None)
+    if start is None:
+        raise Unusable(f"config.json names no first token for the decoder: set {START_TOKENS[0]}")
+    inputs = np.roll(labels, 1, axis=1)
+    inputs[:, 0] = start
+    return inputs

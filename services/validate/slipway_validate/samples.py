@@ -1,0 +1,51 @@
+"""What every model of one validation is given, as arrays in one folder.
+
+N = samples, T = tokens of one, S = what the encoder of an encoder–decoder reads, P = results that are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway_validate.numerics import Ints
+
+Values = npt.NDArray[Any]
+"""Token ids (B, S), or features of sound (B, F, frames)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Inputs and labels of all samples.
+
+    Attributes:
+        tokens: What a decoder or an encoder reads, (N, T); of an encoder–decoder, what its decoder reads.
+        source: What the encoder of an encoder–decoder reads: token ids (N, S) or features (N, F, frames).
+        positions: Tokens whose results are compared, (N, P); None: all.
+        labels: The token that each result predicts, (N, P); None where results predict none.
+    """
+
+    tokens: Ints
+    source: Values | None = None
+    positions: Ints | None = None
+    labels: Ints | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write them into a new folder."""
+        folder.mkdir(parents=True)
+        for name, values in self._arrays():
+            np.save(folder / f"{name}.npy", values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Samples:
+        """Read what :meth:`write` wrote."""
+        found = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
+        return cls(**{name: np.load(path) for name, path in found.items() if name == "tokens" or path.is_file()})
+
+    def _arrays(self) -> list[tuple[str, Values]]:
+        named = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        return [(name, values) for name, values in named if values is not None]

@@ -1,0 +1,85 @@
+"""The optional parts of the distribution, and what to install when one of them is missing.
+
+``pip install slipway`` brings the client and the commands that talk to a coordinator. An extra, such as
+``slipway[coordinator]``, brings the libraries of another part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from slipway.errors import ServiceError
+
+WORKER = "worker"
+_SERVER = ("grpc_health", "grpc_reflection", "prometheus_client")
+_TELEMETRY = ("opentelemetry.exporter", "opentelemetry.sdk")
+
+MODULES: Mapping[str, tuple[str, ...]] = {
+    WORKER: (*_SERVER, *_TELEMETRY, "psutil"),
+    "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy"),
+    "report": ("jinja2",),
+    "s3": ("minio",),
+    "telemetry": _TELEMETRY,
+    "sample": ("accelerate", "peft", "psutil", "torch", "transformers"),
+}
+"""Modules that an extra brings. The extras of stages are not listed: each stage names its own libraries."""
+
+
+def missing(extra: str) -> tuple[str, ...]:
+    """Return the modules of an extra that are not installed. Imports none of them."""
+    return tuple(module for module in MODULES[extra] if not _installed(module))
+
+
+def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> None:
+    """Raise an error that says what to install, unless everything that these extras bring is there.
+
+    Args:
+        extras: Keys of :data:`MODULES`.
+        what: What needs them, such as ``slipway coordinator``.
+        install: The extra to recommend; by default ``extras`` themselves.
+        otherwise: What the user can do instead of installing it.
+
+    Raises:
+        ServiceError: ``UNSUPPORTED``.
+    """
+    lacking = list(dict.fromkeys(module for extra in extras for module in missing(extra)))
+    if lacking:
+        raise _not_installed(lacking, what=what, install=install or ",".join(extras), otherwise=otherwise)
+
+
+def not_installed(error: ModuleNotFoundError) -> ServiceError | None:
+    """Translate the failed import of a module that an extra brings; return None for any other module."""
+    name = error.name or ""
+    for extra, modules in MODULES.items():
+        if name.partition(".")[0] in {module.partition(".")[0] for module in modules}:
+            return _not_installed([name], what="", install=extra, otherwise="")
+    return None
+
+
+def stage_extra(module: str) -> str:
+    """Return the extra that brings a stage's libraries and the worker, given the module that defines the stage.
+
+    The stage of another distribution needs the worker at least.
+    """
+    package = module.partition(".")[0]
+    return package.removeprefix("slipway_") if package.startswith("slipway_") else WORKER
+
+
+def _not_installed(modules: list[str], *, what: str, install: str, otherwise: str) -> ServiceError:
+    first, others = modules[:2], len(modules) - 2
+    shown = " and ".join(first) if others <= 0 else f"{', '.join(first)} and {others} more"
+    verb = "is" if len(modules) == 1 else "are"
+    return ServiceError(
+        f"{shown} {verb} not installed" + (f", which {what} needs" if what else ""),
+        reason="UNSUPPORTED",
+        remedy=f"pip install 'slipway[{install}]'" + (f", or {otherwise}" if otherwise else ""),
+        about={"modules": ", ".join(modules), "extra": install},
+    )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False

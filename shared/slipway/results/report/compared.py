@@ -1,0 +1,96 @@
+"""The words and figures of a comparison, by what models of its family give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.validation.findings import ValidationReport
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a :class:`~slipway.validation.comparisons.LogitComparison`.
+
+    Attributes:
+        heading: Above its column.
+        name: Of the attribute.
+        form: Filter that shows it: ``small`` or ``share``.
+    """
+
+    heading: str
+    name: str
+    form: str = "small"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How a report speaks of a comparison.
+
+    Attributes:
+        what: What is compared.
+        distance: The figure that says how far models are apart.
+        distance_words: The same in a sentence, with its unit.
+        agreement: The second figure.
+        more: Further figures.
+        against: The reference, in words.
+        with_adapter: Whether the reference has an adapter.
+    """
+
+    what: str
+    distance: Figure
+    distance_words: str
+    agreement: Figure
+    more: tuple[Figure, ...]
+    against: str = "base + adapter"
+    with_adapter: bool = True
+
+    @property
+    def title(self) -> str:
+        """Of a chart of the distance."""
+        return "Mean KL divergence" if self.distance.name == "mean_kl" else self.distance.heading
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures of a table."""
+        return (self.distance, *self.more[:1], self.agreement, *self.more[1:])
+
+
+_WORDS: Mapping[str, tuple[str, str, str]] = {
+    "next token": ("next-token distributions", "token", "Top-1 agreement"),
+    "teacher forced": ("distributions of the tokens of given labels", "token", "Top-1 agreement"),
+    "classes": ("distributions of classes", "result", "Class agreement"),
+    "spans": ("distributions of where answers start and end", "result", "Place agreement"),
+    "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
+    "embeddings": ("embeddings", "result", "Cosine distance"),
+}
+"""By comparison (``slipway.models.families``): what is compared, what a nat is counted by, and the name of the agreement."""
+_DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))
+_REFERENCES = {True: "base + adapter", False: "the base model itself"}
+
+
+def compared(report: ValidationReport | None) -> Compared:
+    """How to speak of a validation; of none, as of a decoder."""
+    comparison = report.inputs.comparison if report else "next token"
+    what, unit, agreement = _WORDS.get(comparison, _WORDS["next token"])
+    with_adapter = report is None or not report.reference.plain
+    found = [output.to_reference for output in report.outputs if output.to_reference] if report else []
+    if comparison == "embeddings" or any(figures.relative_error is not None for figures in found):
+        return Compared(
+            what=what if comparison == "embeddings" else "scores",
+            distance=Figure("Relative error", "relative_error"),
+            distance_words="Relative error",
+            agreement=Figure("Cosine distance", "cosine_distance"),
+            more=(Figure("Largest cosine distance", "max_cosine_distance"), *_DIFFERENCES),
+            against=_REFERENCES[with_adapter],
+            with_adapter=with_adapter,
+        )
+    return Compared(
+        what=what,
+        distance=Figure("Mean KL", "mean_kl"),
+        distance_words=f"KL divergence (nats per {unit})",
+        agreement=Figure(agreement, "top1_agreement", "share"),
+        more=(Figure("Largest KL", "max_kl"), *_DIFFERENCES),
+        against=_REFERENCES[with_adapter],
+        with_adapter=with_adapter,
+    )

@@ -1,0 +1,123 @@
+"""How far an output's results are from another model's, and each figure against its limit."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipway.validation.values import Value
+
+
+class Check(Value):
+    """One measured value against one limit.
+
+    Attributes:
+        name: What was measured, for example ``mean_kl`` or ``left_padded.max_abs_diff``.
+        value: The measurement; None when it is not a finite number (the check then fails).
+        limit: What it may be at most (``<=``) or has to be at least (``>=``).
+        comparison: Which of the two.
+        passed: Whether the value keeps the limit.
+        against: What the output was compared with: ``reference``, ``merged``, or ``itself`` (the same tokens computed
+            another way, for example through the KV cache instead of in one pass).
+        unit: Unit of value and limit: ``logits``, ``nats/token``, ``share`` (0 to 1), ``ratio`` or ``count``.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    comparison: Literal["<=", ">="]
+    passed: bool
+    against: Literal["reference", "merged", "itself"] = "reference"
+    unit: str = ""
+
+    def __str__(self) -> str:
+        shown = "not a finite number" if self.value is None else f"{self.value:.3g}"
+        return f"{self.name} (against {self.against}) is {shown}, limit {self.comparison} {self.limit:.5g}"
+
+
+class LogitComparison(Value):
+    """Results of an output against those of another model, over all positions of all windows.
+
+    Results are logits, and the figures of distributions are taken; or they are values (an embedding, a score), and those of values
+    are. Figures that do not apply are None.
+
+    Attributes:
+        tokens: Positions compared.
+        max_abs_diff: Largest absolute difference of a logit or value.
+        mean_abs_diff: Mean absolute difference over all of them.
+        mean_kl: Mean over positions of KL(other ‖ output) between the distributions that the logits are, nats per position.
+        max_kl: Largest of them.
+        kl_quantiles: Quantiles of the per-position KL by name: ``p50``, ``p90``, ``p99``.
+        kl_per_window: Mean KL of each window, in window order (for plots).
+        top1_agreement: Share of positions where both rank the same token, class or place first, 0 to 1.
+        choice_agreement: The same, with a choice counted as equal that the other model holds as likely as its own, to within 0.05.
+        cosine_distance: Mean over positions of 1 - cos between the two embeddings, 0 (alike) to 2.
+        max_cosine_distance: Largest of them.
+        relative_error: Root of the summed squared differences, as a share of that of the other's values.
+    """
+
+    tokens: int
+    max_abs_diff: float | None
+    mean_abs_diff: float | None
+    mean_kl: float | None = None
+    max_kl: float | None = None
+    kl_quantiles: dict[str, float | None] = Field(default_factory=dict)
+    kl_per_window: tuple[float | None, ...] = ()
+    top1_agreement: float | None = None
+    choice_agreement: float | None = None
+    cosine_distance: float | None = None
+    max_cosine_distance: float | None = None
+    relative_error: float | None = None
+
+
+class ShapeCase(Value):
+    """The same tokens computed in another shape, such as padded on the left or through the KV cache.
+
+    Attributes:
+        name: ``left_padded``, ``right_padded``, ``batch`` (of inputs that have one length only), ``single_token``, ``decode`` (prefill,
+            then one token at a time with the KV cache), ``decode_left_padded``, ``decode_right_padded``, ``decode_batch``, ``chunked``
+            (prefill, then several tokens at once), ``native_dtype`` (a padded batch in the data type it is served in, when logits
+            are otherwise compared in float32).
+        batch: Rows.
+        tokens: Positions compared (padding left out).
+        max_abs_diff: Against the reference's logits at the same positions.
+        mean_kl: Against the reference, nats per token.
+        self_max_abs_diff: Against the output's own logits of one plain pass over the window, or over each row alone.
+        self_mean_kl: Against the output's own, nats per token.
+        relative_error: Of values that are no logits, against the reference's.
+        self_relative_error: Against the output's own.
+        skipped: Why the case does not apply to this output; empty when it ran.
+    """
+
+    name: str
+    batch: int = 0
+    tokens: int = 0
+    max_abs_diff: float | None = None
+    mean_kl: float | None = None
+    self_max_abs_diff: float | None = None
+    self_mean_kl: float | None = None
+    relative_error: float | None = None
+    self_relative_error: float | None = None
+    skipped: str = ""
+
+
+class GreedyComparison(Value):
+    """Greedy continuations (always the most likely token, with KV cache) against the reference's.
+
+    Attributes:
+        prompts: Prompts continued.
+        new_tokens: Tokens generated for each.
+        exact_match_share: Share of prompts whose whole continuation is the reference's, 0 to 1.
+        mean_common_prefix: Mean number of tokens before the first difference.
+        example_reference: Text of the first continuation by the reference.
+        example_output: Text of the first continuation by this output.
+    """
+
+    prompts: int
+    new_tokens: int
+    exact_match_share: float
+    mean_common_prefix: float
+    example_prompt: str = ""
+    example_reference: str = ""
+    example_output: str = ""

@@ -1,0 +1,52 @@
+"""What an output may differ by, and what replaces the table's limits."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.validation.values import Value
+
+
+class Limits(Value):
+    """What an output may differ by; see the table in ``slipway_validate.judging.limits`` for where the figures come from.
+
+    Attributes:
+        level: Row of the table they come from: ``float32``, ``bfloat16``, ``float16``, ``int8``, ``int4``.
+        max_abs_diff: Largest difference of a logit, as a share of the reference's logit scale; None: not limited.
+        mean_kl: Nats per token.
+        top1_agreement: Least share of positions with the same first token.
+        perplexity_ratio: Perplexity may be at most this multiple of the reference's.
+        case_mean_kl: Mean KL of a shape case (few positions, so it scatters more).
+        adapter_strength_error: How far the adapter's strength may be from 1.
+        cosine_distance: Mean distance of embeddings; None in reports of versions that compared none.
+        relative_error: Of values that are no logits; None as above.
+    """
+
+    level: str
+    max_abs_diff: float | None
+    mean_kl: float
+    top1_agreement: float
+    perplexity_ratio: float
+    case_mean_kl: float
+    adapter_strength_error: float
+    cosine_distance: float | None = None
+    relative_error: float | None = None
+
+
+LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
+"""Rows of the table of limits, from tightest to loosest: the types that weights are stored in."""
+
+
+class LimitOverrides(BaseModel):
+    """Limits that replace the table's for one level; None keeps the table's."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    max_abs_diff: float | None = Field(default=None, gt=0, description="share of the reference's logit scale")
+    mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    top1_agreement: float | None = Field(default=None, ge=0, le=1, description="share of positions")
+    perplexity_ratio: float | None = Field(default=None, ge=1)
+    case_mean_kl: float | None = Field(default=None, gt=0, description="nats per token")
+    adapter_strength_error: float | None = Field(default=None, gt=0, description="share of the adapter's effect")
+    cosine_distance: float | None = Field(default=None, gt=0, description="1 - cos of two embeddings")
+    relative_error: float | None = Field(default=None, gt=0, description="share of the reference's values")

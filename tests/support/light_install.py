@@ -1,0 +1,148 @@
+"""``slipway`` as it is after ``pip install slipway``: without what only extras bring."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from support.commands.cli import SLIPWAY, Done
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "protos", "shared", "services")
+
+# Runs before everything else in each process, as Python imports it by itself.
+_HIDING = """
+import sys
+
+HIDDEN = {hidden!r}
+
+
+class Hiding:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == hidden or name.startswith(hidden + ".") for hidden in HIDDEN):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Hiding())
+"""
+
+
+@dataclass(frozen=True)
+class LightInstall:
+    """A command without extras."""
+
+    program: str
+    home: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *words: str | Path) -> Done:
+        """Run the command to its end."""
+        done = subprocess.run(
+            [self.program, *map(str, words)],
+            env={**self.environment, "SLIPWAY_HOME": str(self.home)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def cpu_seconds(self, *words: str) -> float:
+        """Return the processor time that a command takes."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert self.run(*words).code == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+
+def light_distributions() -> set[str]:
+    """Return the distributions that ``pip install slipway`` brings, by their normal names."""
+    found: set[str] = set()
+    waiting = [Requirement(line) for line in PROJECT["dependencies"]]
+    while waiting:
+        requirement = waiting.pop()
+        name = normal(requirement.name)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if not applies or name in found:
+            continue
+        found.add(name)
+        try:
+            waiting += [Requirement(line) for line in requires(name) or []]
+        except PackageNotFoundError:  # for another platform
+            continue
+    return found
+
+
+def hidden_modules() -> list[str]:
+    """Return the modules of installed distributions that ``pip install slipway`` does not bring."""
+    light = light_distributions() | {"slipway"}
+    modules = packages_distributions()
+    return sorted(
+        module
+        for module, distributions in modules.items()
+        if not light & set(map(normal, distributions)) and not module.startswith("slipway") and module.isidentifier()
+    )
+
+
+def with_extras_hidden(folder: Path) -> LightInstall:
+    """Return the installed command with everything hidden that only extras bring.
+
+    Args:
+        folder: For its home, and for the module that hides the rest.
+    """
+    (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=hidden_modules()))
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return LightInstall(SLIPWAY, folder / "home", {**os.environ, "PYTHONPATH": path})
+
+
+def freshly_installed(folder: Path) -> LightInstall:
+    """Make a virtual environment and install a copy of this repository into it, without extras.
+
+    Skips the test where the package index does not answer.
+    """
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment, copy = folder / "environment", folder / "source"
+    subprocess.run([sys.executable, "-P", "-m", "venv", environment], env=plain, check=True)
+    pip = [str(environment / "bin" / "python"), "-P", "-m", "pip", "--disable-pip-version-check"]
+    probe = [*pip, "download", "--quiet", "--no-deps", "--retries", "0", "--dest", str(folder / "probe"), "typing-extensions"]  # fmt: skip
+    if subprocess.run(probe, env=plain, capture_output=True, timeout=120).returncode:
+        pytest.skip("the package index does not answer")
+    copy.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
+            )
+        else:
+            shutil.copy(ROOT / name, copy)
+    install = [*pip, "install", "--quiet", "-c", str(copy / "constraints.txt"), str(copy)]
+    done = subprocess.run(install, env=plain, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return LightInstall(str(environment / "bin" / "slipway"), folder / "home", plain)
+
+
+def modules_of(requirement: str) -> Iterator[str]:
+    """Yield the top-level modules of an installed requirement."""
+    wanted = normal(Requirement(requirement).name)
+    for module, distributions in packages_distributions().items():
+        if wanted in map(normal, distributions):
+            yield module
+
+
+def normal(name: str) -> str:
+    """Return the name of a distribution as the package index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
