@@ -21,6 +21,7 @@ SETTINGS = Path("shared", "slipway", "README.md")
 
 REFERENCE: Mapping[str, tuple[str, ...]] = {
     "Stages": ("Stage", "StageParams", "Context", "Progress", "Provider"),
+    "Formats": ("Format",),
     "Configuration": ("ExportConfiguration", "LoadedConfiguration", "load_configuration", "parse_configuration"),
     "Clients": ("Client", "AsyncClient", "Security"),
     "Results": ("ExportResult", "FormatResult", "FailedFormat", "AttemptResult"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UnorderedMapError,
         ValidationError,
     )
+    from slipway.formats import Format
     from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
     from slipway.settings.security import Security
     from slipway.stage import Context, Progress, Provider, Stage, StageParams
@@ -44,6 +45,7 @@ __all__ = [
     "ExportConfiguration",
     "ExportResult",
     "FailedFormat",
+    "Format",
     "FormatExportError",
     "FormatResult",
     "LoadedConfiguration",
@@ -74,6 +76,7 @@ _HOMES = {
     "ExportConfiguration": "slipway.configuration",
     "ExportResult": "slipway.results.result",
     "FailedFormat": "slipway.results.result",
+    "Format": "slipway.formats",
     "FormatResult": "slipway.results.result",
     "LoadedConfiguration": "slipway.configuration",
     "Progress": "slipway.stage",

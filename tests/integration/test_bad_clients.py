@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from begun_messages import bytes_taken
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -37,6 +36,7 @@ from support.coordinators.harness import CONFIGURATION, process, wait_for
 from support.coordinators.random_messages import messages
 from support.harness.unhurried import unhurried
 from support.hostile.texts import DECEPTIVE
+from support.servers.begun_messages import bytes_taken
 from support.servers.free_ports import free_port
 
 ROLES = {"viewer": "[red]", "submitter": "[red]", "operator": '["*"]', "neighbour": "[blue]", "worker": ""}

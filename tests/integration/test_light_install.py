@@ -10,7 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from light_install import (
+from safetensors.numpy import save_file
+
+from slipway.client import Client
+from slipway.extras import MODULES
+from support.commands.cli import SLIPWAY
+from support.commands.light_install import (
     PROJECT,
     LightInstall,
     freshly_installed,
@@ -20,11 +25,6 @@ from light_install import (
     normal,
     with_extras_hidden,
 )
-from safetensors.numpy import save_file
-
-from slipway.client import Client
-from slipway.extras import MODULES
-from support.commands.cli import SLIPWAY
 from support.coordinators.harness import Harness, process, tiny_export, tiny_task, wait_for
 from support.models import tiny_models
 from support.servers.free_ports import free_port

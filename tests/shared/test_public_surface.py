@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from light_install import with_extras_hidden
 from pydantic import BaseModel
 
 import slipway
 from slipway import errors
 from slipway.meanings import meanings
+from support.commands.light_install import with_extras_hidden
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shared" / "slipway" / "__init__.py"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import CASES, given_by, make_family_model
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
+from support.models.family_models import CASES, given_by, make_family_model
 from support.models.merge_models import make_family
 
 Quantize = Callable[..., tuple[Path, Context]]

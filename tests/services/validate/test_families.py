@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import family_models
-import judged_families
 import peft
 import pytest
 import torch
-from judged_families import MAKERS, FamilyModel
 from transformers import WhisperFeatureExtractor
-from validated_here import PARAMS, Validated
 
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
 from slipway_validate.params import ValidateParams
 from slipway_validate.stage import STAGE
+from support.models import family_models, judged_families
+from support.models.judged_families import MAKERS, FamilyModel
+from support.models.validated_here import PARAMS, Validated
 from support.models.validation_models import TEXT
 
 FIGURES = {

@@ -12,7 +12,7 @@ import pytest
 from slipway.formats.registry import formats
 from slipway.registry import stage_names
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROOMS = (ROOT / "shared" / "slipway", ROOT / "services" / "coordinator" / "slipway_coordinator")
 FORMATS, STAGES = tuple(formats()), stage_names()
 _FORMAT = re.compile(rf"(?<!\w)({'|'.join(FORMATS)})(?!\w)")

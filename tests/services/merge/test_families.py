@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import CASES, given_by, make_family_adapter, make_family_model, tuned_model
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
@@ -17,6 +16,7 @@ from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from slipway_merge.verify.reload_check import reload_check
+from support.models.family_models import CASES, given_by, make_family_adapter, make_family_model, tuned_model
 from support.models.merge_cases import save_case
 from support.models.merge_models import make_family
 

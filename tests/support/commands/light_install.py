@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from support.commands.cli import SLIPWAY, Done
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "protos", "shared", "services")
 
