@@ -48,7 +48,7 @@ def load_stage(reference: str) -> Stage[Any]:
 
 @cache
 def known_stage(name: str) -> Stage[Any] | None:
-    """The stage of an installed name; None where it is not installed here, such as one of another machine's plug-ins."""
+    """Return the stage of an installed name; None where it is not installed here, such as one of another machine's plug-ins."""
     try:
         return load_stage(name)
     except ConfigurationError:
@@ -57,7 +57,7 @@ def known_stage(name: str) -> Stage[Any] | None:
 
 @cache
 def stage_of(role: Role) -> Stage[Any]:
-    """The installed stage that plays a part in every export.
+    """Return the installed stage that plays a part in every export.
 
     Raises:
         ConfigurationError: reason ``STAGE_UNKNOWN``.
@@ -75,6 +75,6 @@ def stage_of(role: Role) -> Stage[Any]:
 
 
 def plays(name: str, *roles: Role) -> bool:
-    """Whether the stage of a name plays one of these parts."""
+    """Return whether the stage of a name plays one of these parts."""
     stage = known_stage(name)
     return stage is not None and stage.role in roles

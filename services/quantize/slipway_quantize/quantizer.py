@@ -35,7 +35,7 @@ class Quantizer(Protocol):
 
 
 def quantizer_of(format_name: str) -> Quantizer:
-    """The quantizer of an installed format.
+    """Return the quantizer of an installed format.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: it has none, or the one that it names cannot be imported.

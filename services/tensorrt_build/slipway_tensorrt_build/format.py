@@ -109,7 +109,7 @@ def plan(request: FormatRequest[TensorRTConfiguration]) -> tuple[PlannedTask, ..
 
 
 def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
-    """What a worker has to have for one builder or the other.
+    """Return what a worker has to have for one builder or the other.
 
     TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is.
     """

@@ -18,19 +18,19 @@ class FormatsSection(Section):
     """What is delivered: one section per installed format."""
 
     def __getitem__(self, name: str) -> FormatSettings:
-        """The section of a format."""
+        """Return the section of a format."""
         section: FormatSettings = getattr(self, name)
         return section
 
     def enabled(self) -> Iterator[tuple[Format[Any], FormatSettings]]:
-        """The formats that are delivered, in their order, with their sections."""
+        """Yield the formats that are delivered, in their order, with their sections."""
         for name, each in formats().items():
             if self[name].enabled:
                 yield each, self[name]
 
 
 def _section(each: Format[Any]) -> type[FormatSettings]:
-    """The format's section; its levels are checked by name, which takes all formats."""
+    """Return the format's section, with a check of its levels' names, which takes all formats."""
     if not each.levels:
         return each.settings
     model: type[FormatSettings] = create_model(

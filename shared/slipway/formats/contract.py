@@ -68,7 +68,7 @@ class Runtime:
     stored_dtype: str = ""
 
     def recognises(self, folder: Path) -> bool:
-        """Whether a folder holds an output of this format."""
+        """Return whether a folder holds an output of this format."""
         return any(any(folder.glob(pattern)) for pattern in self.files)
 
 
@@ -173,10 +173,10 @@ class Format(Generic[S]):
                 raise ValueError(f"{reference!r} is not module:attribute")
 
     def output_name(self, level: str = "") -> str:
-        """Name of an output at a level; empty: unquantized."""
+        """Return the name of an output at a level; empty: unquantized."""
         return f"{self.name}-{level}" if level else self.name
 
     def variable(self, setting: str) -> str:
-        """The ``EXPORT_*`` variable of a setting."""
+        """Return the ``EXPORT_*`` variable of a setting."""
         usual = f"ENABLE_{self.name}" if setting == "enabled" else f"{self.name}_{setting}"
         return self.variables.get(setting, f"EXPORT_{usual.upper()}")

@@ -17,7 +17,7 @@ GROUP = "slipway.formats"
 
 @cache
 def formats() -> dict[str, Format[Any]]:
-    """All installed formats by name, in their order.
+    """Return all installed formats by name, in their order.
 
     Raises:
         ConfigurationError: reason ``FORMAT_INVALID``: one of them cannot be used, or there is none.
@@ -37,7 +37,7 @@ def formats() -> dict[str, Format[Any]]:
 
 
 def load_format(name: str) -> Format[Any]:
-    """The installed format of a name.
+    """Return the installed format of a name.
 
     Raises:
         ConfigurationError: reason ``FORMAT_UNKNOWN``, or ``FORMAT_INVALID`` as :func:`formats`.
@@ -53,29 +53,29 @@ def load_format(name: str) -> Format[Any]:
 
 
 def levels() -> tuple[str, ...]:
-    """Quantization levels of all formats, each once."""
+    """Return the quantization levels of all formats, each once."""
     return tuple(dict.fromkeys(level for each in formats().values() for level in each.levels))
 
 
 def split_output(name: str) -> tuple[str, str]:
-    """Format and level of an output's name: ``gguf-q8_0`` is ``("gguf", "q8_0")``; unquantized has no level."""
+    """Split an output's name into format and level: ``gguf-q8_0`` is ``("gguf", "q8_0")``; unquantized has no level."""
     kind, _, level = name.partition("-")
     return kind, level
 
 
 def format_of_output(name: str) -> Format[Any] | None:
-    """The installed format of an output's name; None where it is not installed here."""
+    """Return the installed format of an output's name; None where it is not installed here."""
     return formats().get(split_output(name)[0])
 
 
 def merged_output() -> str:
-    """Name of the output that is the merged model itself; empty where no format delivers it."""
+    """Return the name of the output that is the merged model itself; empty where no format delivers it."""
     return next((each.name for each in formats().values() if each.is_model), "")
 
 
 @contextmanager
 def asking(each: Format[Any]) -> Iterator[None]:
-    """Ask a format in a block: whatever its functions raise is an error with its name.
+    """Call a format's functions in a block: turn whatever they raise into an error with its name.
 
     Raises:
         ConfigurationError: reason ``FORMAT_INVALID``.

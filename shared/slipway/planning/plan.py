@@ -163,7 +163,7 @@ def format_tasks(
     model: str,
     taken: Collection[str] = (),
 ) -> Sequence[PlannedTask]:
-    """Tasks of one format, checked.
+    """Plan one format, and check what it plans.
 
     Args:
         each: The format.

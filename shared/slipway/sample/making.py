@@ -41,7 +41,7 @@ export:
 
 
 def export_yaml() -> str:
-    """The sample's configuration, with what every installed format has in it."""
+    """Return the sample's configuration, with what every installed format has in it."""
     lines = [f"{name}: {each.sample}" for name, each in formats().items() if each.sample]
     return _EXPORT_YAML.replace("FORMATS", "\n    ".join(lines))
 
