@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -64,7 +65,9 @@ def outcome(call: Callable[[Asked], Any]) -> int:
 def _say_unexpected(error: Exception, asked: Asked) -> int:
     try:
         return _say_failure(_unexpected(error), asked)
-    except (MemoryError, ImportError):  # there is not even enough to say so nicely
+    except (MemoryError, ImportError, OSError) as fault:  # there is not even enough to say so nicely
+        if isinstance(fault, OSError) and fault.errno != errno.ENOMEM:
+            raise
         os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
         return EXIT_RESOURCE
 
