@@ -15,7 +15,9 @@ from support.servers.metrics_page import page
 
 
 def test_counting_is_free_while_nobody_looks() -> None:
-    code = "import sys; from slipway import metrics; metrics.ATTEMPTS.add(stage='a', state='b', reason='')"
+    code = (
+        "import sys; from slipway.observability import metrics; metrics.ATTEMPTS.add(stage='a', state='b', reason='')"
+    )
     code += "; print([name for name in sys.modules if name.startswith(('prometheus', 'http.server'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
