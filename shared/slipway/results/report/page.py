@@ -91,17 +91,17 @@ def _charts(report: Report) -> list[Chart]:
     ]
     if report.validation is None:
         return charts if report.result.formats else []
-    outputs = report.outputs
+    outputs, reference = report.outputs, report.reference.partition(",")[0]
     behaviour = [
         Chart(
-            "Divergence from the fine-tuned model",
-            "Mean KL divergence of next-token distributions against base + adapter, nats per token, logarithmic; the mark"
+            "Divergence from the original" if report.result.plain else "Divergence from the fine-tuned model",
+            f"Mean KL divergence of next-token distributions against {reference}, nats per token, logarithmic; the mark"
             " is the limit.",
             _logits_chart("Mean KL divergence", outputs, "mean_kl"),
         ),
         Chart(
             "Largest difference of a logit",
-            "Against base + adapter, logarithmic; the mark is the limit where there is one.",
+            f"Against {reference}, logarithmic; the mark is the limit where there is one.",
             _logits_chart("Largest difference of a logit", outputs, "max_abs_diff"),
         ),
     ]
