@@ -29,7 +29,7 @@ def probe() -> tuple[Provider, ...]:
 STAGE = Stage(
     name="validate",
     version=5,
-    inputs=("base", "adapter"),
+    inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,
     run=run,
