@@ -14,7 +14,9 @@ from slipway.registry import load_stage, stage_names
 from slipway.stage import installed_version
 
 
-def export_identity(configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch) -> str:
+def export_identity(
+    configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch | None
+) -> str:
     """Return a 20-character id for these sources, this configuration and the installed software.
 
     The verdict of the files on the base model is part of it: if that changes, the export is another one, with the same stored
@@ -23,7 +25,7 @@ def export_identity(configuration: ExportConfiguration, digests: Mapping[str, st
     document = {
         "configuration": configuration.model_dump(mode="json", exclude={"log"}),
         "sources": dict(sorted(digests.items())),
-        "base_match": base_match.status.value,
+        "base_match": base_match.status.value if base_match else "",
         "software": {"slipway": installed_version("slipway"), **_stages()},
     }
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

@@ -17,14 +17,13 @@ from slipway.models.model_files import (
     CHAT_TEMPLATES,
     CONFIG,
     GENERATION_CONFIG,
+    LEFTOVERS,
     PROCESSOR_FILES,
     tokenizer_files,
 )
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
-#: Keys that describe the training, not the model.
-_LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
 
 
 def read_config(base: Path) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def merged_config(
         untied: Whether formerly tied weights are now written separately.
         vocab_size: New vocabulary size; None if it was not resized.
     """
-    merged = {key: value for key, value in config.items() if key not in _LEFTOVERS}
+    merged = {key: value for key, value in config.items() if key not in LEFTOVERS}
     parts = [merged]
     if isinstance(merged.get("text_config"), dict):
         merged["text_config"] = dict(merged["text_config"])
