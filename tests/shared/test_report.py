@@ -336,7 +336,7 @@ def test_figures_of_another_family_have_their_own_names(tmp_path: Path) -> None:
         assert "4.5e-04" in text
         assert "Mean KL" not in text
         assert "next-token" not in text
-    assert "The model is a feature extraction: embeddings are compared." in page
+    assert "Model family: feature extraction; embeddings are compared." in page
     assert "relative error of 0.4" in page
     assert measured_cells(entry)[:2] == ("1.2e-02 relative error", "4.5e-04 cosine distance")
 
