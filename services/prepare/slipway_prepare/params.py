@@ -16,6 +16,7 @@ class PrepareParams(StageParams):
         default="original",
         description="What the adapter is merged onto: the weights as they are, or what NF4 with double quantization leaves of them",
     )
+    save_tokenizer: bool = Field(default=True, description="whether tokenizer and chat template go along")
     max_shard_bytes: int = Field(
         default=5_000_000_000,
         ge=1 << 10,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 
 from slipway.counts import counted
+from slipway.files.links import real_file
 from slipway.models.base_format import quantization_of, read_config
-from slipway.models.model_files import CONFIG, copy_companions, has_safetensors
+from slipway.models.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed
@@ -36,6 +38,7 @@ READERS: Mapping[str, Callable[[Base], Dequantized]] = {
 """Readers by ``quant_method``."""
 
 _QUANTIZATION = ("quantization_config", "compression_config")
+_LEFT_OUT = (*_QUANTIZATION, *LEFTOVERS)
 _FLOAT_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -58,7 +61,10 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
             recipes = _as_nf4(base, recipes, made)
         output.mkdir()
         size = write_weights(output, recipes, source, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
-    copy_companions(folder, output)
+    if params.save_tokenizer:
+        copy_companions(folder, output)
+    elif (folder / GENERATION_CONFIG).is_file():
+        shutil.copyfile(real_file(folder, GENERATION_CONFIG), output / GENERATION_CONFIG)
     _write_config(output, config, recipes, changed=bool(made.recipes))
     ctx.record(source="safetensors" if has_safetensors(folder) else "pickle", weight_bytes=size)
     _report(ctx, made, recipes, merge_onto=params.merge_onto)
@@ -156,7 +162,7 @@ def _nf4(recipe: Recipe, *, transposed: bool) -> Recipe:
 
 
 def _write_config(output: Path, config: Mapping[str, Any], recipes: tuple[Recipe, ...], *, changed: bool) -> None:
-    plain = {key: value for key, value in config.items() if key not in _QUANTIZATION}
+    plain = {key: value for key, value in config.items() if key not in _LEFT_OUT}
     if isinstance(plain.get("text_config"), dict):
         plain["text_config"] = {key: value for key, value in plain["text_config"].items() if key not in _QUANTIZATION}
     if changed:
@@ -184,7 +190,7 @@ def _report(ctx: Context, made: Dequantized, recipes: tuple[Recipe, ...], *, mer
         dtypes = sorted({_FLOAT_NAMES[recipe.dtype] for recipe in computed})
         ctx.warn(
             f"the base model is stored as {made.method}, dequantized to {', '.join(dtypes)} "
-            f"({counted(len(made.recipes), 'weight')}), and the adapter is merged there; what quantization lost of the original weights stays lost"
+            f"({counted(len(made.recipes), 'weight')}); what quantization lost of the original weights stays lost"
         )
     if merge_onto == "nf4":
         ctx.warn(

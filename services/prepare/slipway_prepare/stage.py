@@ -24,7 +24,7 @@ def run(inputs: Mapping[str, Path], params: PrepareParams, ctx: Context) -> dict
 
 STAGE = Stage(
     name="prepare",
-    version=2,
+    version=3,
     inputs=("base",),
     outputs=("base",),
     params=PrepareParams,

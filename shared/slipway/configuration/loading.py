@@ -15,6 +15,7 @@ from slipway.configuration.flags import read_flags
 from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, is_table, keys, sections
+from slipway.configuration.values import is_none
 from slipway.configuration.yaml_file import read_yaml
 from slipway.files.local_folders import is_address
 from slipway.files.user_paths import has_unknown_home, user_path
@@ -73,9 +74,7 @@ def load(
             put(settings, key, setting)
     problems = [problem for layer in layers for problem in layer.problems]
     broken = {key for layer in layers for key in layer.broken}
-    if "checkpoint.path" not in settings and "checkpoint.path" not in broken:
-        remedy = "set checkpoint.path, EXPORT_CHECKPOINT_PATH or --checkpoint to the folder of a training run"
-        problems.append(Problem("checkpoint.path", "is needed", remedy))
+    problems += _without_checkpoint(settings, broken)
     configuration, found = _check(settings, broken)
     problems += found
     if problems or configuration is None:
@@ -99,6 +98,33 @@ def parse(data: Mapping[str, Any], *, source: str = "") -> ExportConfiguration:
     if problems or configuration is None:
         raise configuration_error(problems)
     return configuration
+
+
+def _without_checkpoint(settings: Mapping[str, Setting], broken: set[str]) -> list[Problem]:
+    """What is missing, or makes no sense, where no checkpoint is set: a model is then exported as it is."""
+
+    def is_set(key: str) -> bool:
+        value = settings[key].value if key in settings else None
+        return key in broken or (bool(value) and not (isinstance(value, str) and is_none(value)))
+
+    if is_set("checkpoint.path"):
+        return []
+    if not is_set("base_model.name"):
+        remedy = (
+            "set checkpoint.path, EXPORT_CHECKPOINT_PATH or --checkpoint to the folder of a training run; or, to export a model as "
+            "it is, set base_model.name, EXPORT_BASE_MODEL or --base-model to it"
+        )
+        return [Problem("checkpoint.path", "is needed, because base_model.name is not set either", remedy)]
+    found = []
+    if is_set("combination.adapters"):
+        what = "join the adapter of checkpoint.path, which is not set"
+        found.append(Problem("combination.adapters", what, "set checkpoint.path to the first of the adapters"))
+    if "base_model.merge_onto" in settings and settings["base_model.merge_onto"].value == "nf4":
+        what = "nf4 is a base for an adapter to be merged onto, and checkpoint.path is not set"
+        found.append(
+            Problem("base_model.merge_onto", what, "set base_model.merge_onto to original, or checkpoint.path")
+        )
+    return found
 
 
 def _flatten(
@@ -164,7 +190,11 @@ def _no_home(key: str, value: str, source: str) -> Problem:
 
 
 def _anchored(text: str, folder: Path) -> str:
-    return text if not text or is_address(text) or text.startswith("sha256:") else str(_absolute(text, folder))
+    return (
+        text
+        if not text or is_none(text) or is_address(text) or text.startswith("sha256:")
+        else str(_absolute(text, folder))
+    )
 
 
 def _absolute(text: str, folder: Path) -> Path:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.naming import pattern_fault
-from slipway.configuration.values import GROUP_SIZES, Levels, by_level, by_stage
+from slipway.configuration.values import GROUP_SIZES, Levels, by_level, by_stage, is_none
 from slipway.files.local_folders import is_address
 from slipway.formats.settings import LevelSettings
 from slipway.settings.sections import (
@@ -28,17 +28,22 @@ from slipway.texts import quoted
 from slipway.validation.limits import LimitOverrides
 
 
+def without_none(path: str) -> str:
+    """Return the path of a checkpoint, empty for ``none``: a folder of that name is ``./none``."""
+    return "" if is_none(path) else path
+
+
 class CheckpointConfiguration(Section):
     """Where the fine-tuned adapter is.
 
     Attributes:
-        path: Folder of a training run or of one checkpoint, here or at ``s3://bucket/prefix``, or an artifact's digest. Needed
-            unless a request brings the adapter.
+        path: Folder of a training run or of one checkpoint, here or at ``s3://bucket/prefix``, or an artifact's digest. Empty or
+            ``none`` exports the model of ``base_model.name`` as it is, unless a request brings an adapter.
         auto_detect_latest: Take the newest healthy ``checkpoint-N`` of a training run.
         select: Which one of a run: its ``latest``, or the ``best`` by its own record (``best_model_checkpoint``).
     """
 
-    path: Text = ""
+    path: Annotated[Text, AfterValidator(without_none)] = ""
     auto_detect_latest: bool = True
     select: Literal["latest", "best"] = "latest"
 

@@ -60,3 +60,8 @@ def _refuse_unknown(name: Any, known: tuple[str, ...], *, kind: str) -> None:
 
 
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]
+
+
+def is_none(path: str) -> bool:
+    """Return whether the path of a checkpoint says that there is none."""
+    return path.strip().lower() == "none"

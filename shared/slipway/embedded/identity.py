@@ -14,7 +14,9 @@ from slipway.registry import load_stage, stage_names
 from slipway.stage import installed_version
 
 
-def export_identity(configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch) -> str:
+def export_identity(
+    configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch | None
+) -> str:
     """Twenty characters for the export of these sources with this configuration by the software installed here.
 
     What files tell of the base model is part of the answer: once it changes, the export is another one, made of the same
@@ -23,7 +25,7 @@ def export_identity(configuration: ExportConfiguration, digests: Mapping[str, st
     document = {
         "configuration": configuration.model_dump(mode="json", exclude={"log"}),
         "sources": dict(sorted(digests.items())),
-        "base_match": base_match.status.value,
+        "base_match": base_match.status.value if base_match else "",
         "software": {"slipway": installed_version("slipway"), **_stages()},
     }
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway.export_sources.found import adapters_base, base_label, files_by_name, model_name
+from slipway.export_sources.found import adapters_base, base_label, files_by_name, model_name, plain_name
 from slipway.export_sources.naming import source_settings
 from slipway.models.checkpoints import Checkpoint, find_checkpoint
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
@@ -51,10 +51,12 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         step = "" if found.step is None else str(found.step)
         labels |= {"checkpoint": found.path.name, "checkpoint_step": step, "model_name": model_name(found.path)}
     if "base" not in imports:
-        named = settings["base"] or adapters_base(checkpoints["adapter"], here=True)
+        named = settings["base"] or (adapters_base(checkpoints["adapter"], here=True) if checkpoints else "")
         base = resolve_base_model(str(folders.find(named)))
         files["base"] = files_by_name(base, model_files(base))
         labels["base_model"] = base_label(base, named)
+        if "adapter" not in settings:
+            labels["model_name"] = plain_name(base, labels["base_model"])
     if "heldout" in settings and "heldout" not in imports:
         folder = folders.find(settings["heldout"])
         files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))

@@ -32,10 +32,10 @@ class Sources:
     Attributes:
         base: Folder of the base model.
         base_name: As the user or the adapter names it.
-        checkpoint: The checkpoint that was chosen.
+        checkpoint: The checkpoint that was chosen; None for a model that is exported as it is.
         more: Those whose adapters join it.
         heldout: Folder of held-out text, or None.
-        base_match: Whether the base is the one the adapter was trained on, as far as files tell.
+        base_match: Whether the base is the one the adapter was trained on, as far as files tell; None without an adapter.
         formats: How sources are stored that have to be prepared first, by name (``slipway.models.base_format``).
         warnings: What was odd in finding them.
         folders: Knows which of them are in a bucket, and what they are called.
@@ -43,10 +43,10 @@ class Sources:
 
     base: Path
     base_name: str
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
     more: tuple[Checkpoint, ...]
     heldout: Path | None
-    base_match: BaseMatch
+    base_match: BaseMatch | None
     formats: Mapping[str, str]
     warnings: tuple[str, ...]
     folders: SourceFolders
@@ -57,10 +57,9 @@ class Sources:
         Raises:
             ArtifactError: A link leads out of its folder, or a file is gone.
         """
-        found = {
-            "base": files_by_name(self.base, model_files(self.base)),
-            "adapter": files_by_name(self.checkpoint.path, travelling_files(self.checkpoint.path)),
-        }
+        found = {"base": files_by_name(self.base, model_files(self.base))}
+        if self.checkpoint is not None:
+            found["adapter"] = files_by_name(self.checkpoint.path, travelling_files(self.checkpoint.path))
         for number, checkpoint in enumerate(self.more, 2):
             found[f"adapter-{number:02}"] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
@@ -69,12 +68,16 @@ class Sources:
 
     @property
     def model_name(self) -> str:
-        """Name of the fine-tuned model: the training run's folder."""
-        return model_name(self.checkpoint.path)
+        """Name of the fine-tuned model: the training run's folder; that of the model where there is no adapter."""
+        if self.checkpoint is not None:
+            return model_name(self.checkpoint.path)
+        return plain_name(self.base, self.base_label)
 
     @property
     def title(self) -> str:
         """What is exported, for people: ``checkpoint-40 of h_half onto qwen3-base``."""
+        if self.checkpoint is None:
+            return self.base_label
         names = {"checkpoint": self.checkpoint.path.name, "model_name": self.model_name, "base_model": self.base_label}
         return title(names, more=[each.path.name for each in self.more])
 
@@ -87,12 +90,14 @@ class Sources:
         """Names of the sources for people, and the base model's size for the choice of a recovery profile."""
         found = {
             "base_model": self.base_label,
-            "checkpoint": self.checkpoint.path.name,
-            "checkpoint_step": "" if self.checkpoint.step is None else str(self.checkpoint.step),
             "model_name": self.model_name,
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
-            **self.base_match.labels(),
         }
+        if self.checkpoint is not None:
+            step = "" if self.checkpoint.step is None else str(self.checkpoint.step)
+            found |= {"checkpoint": self.checkpoint.path.name, "checkpoint_step": step}
+        if self.base_match is not None:
+            found |= self.base_match.labels()
         # Folders and files may be called anything; what all can see is plain.
         return {name: one_line(value) for name, value in found.items()}
 
@@ -128,18 +133,23 @@ def _find(
     configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str], *, here: bool
 ) -> Sources:
     wanted = configuration.checkpoint
-    with _named_by(_setting("checkpoint.path", origins)):
-        checkpoint = find_checkpoint(
-            folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
-        )
+    checkpoint = None
+    if wanted.path:
+        with _named_by(_setting("checkpoint.path", origins)):
+            checkpoint = find_checkpoint(
+                folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
+            )
     more = tuple(
         find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
         for path in configuration.combination.adapters
     )
-    name = configuration.base_model.name or adapters_base(checkpoint, here=here)
+    name = configuration.base_model.name or (adapters_base(checkpoint, here=here) if checkpoint else "")
     if not name:
+        names_none = (
+            f"{checkpoint.path / ADAPTER_CONFIG} names no base model" if checkpoint else "there is no checkpoint"
+        )
         raise ConfigurationError(
-            f"base_model.name is not set, and {checkpoint.path / 'adapter_config.json'} names no base model",
+            f"base_model.name is not set, and {names_none}",
             remedy="set base_model.name, EXPORT_BASE_MODEL or --base-model",
             about={"key": "base_model.name"},
         )
@@ -150,7 +160,7 @@ def _find(
             remedy="name one, or leave it out to use the built-in text",
             about={"key": "validation.heldout"},
         )
-    by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}"
+    by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}" if checkpoint else ""
     instead = "" if configuration.base_model.name else "--base-model or base_model.name takes its place"
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
         base = resolve_base_model(str(folders.find(name)))
@@ -164,9 +174,11 @@ def _find(
         revisions=revisions,
         look=here,
     )
-    adapters = (checkpoint, *more)
-    base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
-    trusted = (base_match.reason,) if base_match.status is BaseMatchStatus.TRUSTED else ()
+    adapters = (checkpoint, *more) if checkpoint else ()
+    base_match = None
+    if adapters:
+        base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
+    trusted = (base_match.reason,) if base_match and base_match.status is BaseMatchStatus.TRUSTED else ()
     return Sources(
         base=base,
         base_name=name,
@@ -276,6 +288,13 @@ def model_name(checkpoint: Path) -> str:
     path = checkpoint.resolve()
     run = path.parent if path.name.startswith("checkpoint-") else path
     return repository_of(run).rpartition("/")[2] or run.name
+
+
+def plain_name(base: Path, label: str) -> str:
+    """Name of a model that is exported as it is: its training run's, or the last part of what it is called."""
+    if base.name.startswith("checkpoint-"):
+        return model_name(base)
+    return label.partition("@")[0].rstrip("/").rpartition("/")[2] or base.name
 
 
 def files_by_name(folder: Path, files: list[Path]) -> dict[str, Path]:

@@ -11,7 +11,8 @@ from slipway.sources.allowed import is_url
 def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
     """What the configuration names for each source, by the source's name; an empty base is the one that the adapter names."""
     combined = {f"adapter-{number:02}": path for number, path in enumerate(configuration.combination.adapters, 2)}
-    named = {"base": configuration.base_model.name, "adapter": configuration.checkpoint.path, **combined}
+    adapter = {"adapter": configuration.checkpoint.path} if configuration.checkpoint.path else {}
+    named = {"base": configuration.base_model.name, **adapter, **combined}
     validation = configuration.validation
     return named | ({"heldout": validation.heldout} if validation.enabled and validation.heldout else {})
 

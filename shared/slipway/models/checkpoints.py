@@ -40,9 +40,8 @@ _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
 _UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # the name under which Trainer writes before it renames
 _REMEDIES = {
     "UNSAFE_PICKLE": "save the adapter as safetensors where you trust it: model.save_pretrained(…)",
-    "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; what was trained as a whole needs no merge, and single stages take it as it is: "
-    "slipway stage onnx_export --input pytorch=DIR --out OUT, slipway stage quantize --input model=DIR --param format=pytorch "
-    "--param level=int8 --out OUT",
+    "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; what was trained as a whole needs no merge: set base_model.name to it, and leave the "
+    "checkpoint out (slipway export --base-model DIR)",
     "ADAPTER_CONFIG_MISSING": "copy adapter_config.json from the run, or name the folder that has it",
     "ADAPTER_CONFIG_INVALID": "copy adapter_config.json from the run again",
     "SAFETENSORS_CORRUPT": "copy the checkpoint again, or use another one",
@@ -212,7 +211,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     if link is not None:
         return Checkpoint(folder, _number(folder), (link,))
     if is_whole_model(folder):
-        what = "it holds a whole model, as full fine-tuning saves it, and no adapter; this version exports adapters"
+        what = "it holds a whole model, as full fine-tuning saves it, and no adapter"
         state, warnings = _trainer_state(folder)
         problem = Problem("ADAPTER_UNSUPPORTED", what, _REMEDIES["ADAPTER_UNSUPPORTED"].replace("DIR", str(folder)))
         return Checkpoint(folder, state.get("global_step", _number(folder)), (problem,), warnings=warnings)

@@ -12,7 +12,7 @@ _TOOLS = (
     (
         "adapters.safetensors",
         "MLX",
-        "convert it to a peft adapter; what mlx_lm.fuse makes of it is a whole model, which single stages take (slipway stage)",
+        "convert it to a peft adapter; what mlx_lm.fuse makes of it is a whole model, which is exported without a checkpoint (slipway export --base-model DIR)",
     ),
     (
         "adapter_[0-9]*.pt",

@@ -18,6 +18,8 @@ from slipway.texts import printable
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
+"""Keys of a configuration that describe where or how a model was trained, not what it is."""
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 #: What a model's processor does with images, sound and video; a tokenizer is saved with or without it.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")

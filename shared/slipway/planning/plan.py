@@ -45,7 +45,8 @@ def plan(
     more = more_adapters(configuration)
     _check_sources({*REQUIRED_SOURCES, *OPTIONAL_SOURCES, *more}, source_names)
     check_formats(source_names, source_formats)
-    missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names]
+    plain = is_plain(configuration, source_names)
+    missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names and not plain]
     if missing:
         raise ServiceError(
             f"sources lacks {', '.join(missing)}",
@@ -53,15 +54,25 @@ def plan(
             remedy="push the folder and name its digest",
         )
     trunk: list[PlannedTask] = []
-    adapter = _adapter(trunk, configuration, more)
-    base = _base(trunk, configuration, source_formats.get("base", ""))
-    merged = _merge(configuration, base=base, adapter=adapter)
+    if plain:
+        adapter, merged = "", _as_it_is(configuration)
+        base = merged.reference if source_formats.get("base") else "source:base"
+    else:
+        adapter = _adapter(trunk, configuration, more)
+        base = _base(trunk, configuration, source_formats.get("base", ""))
+        merged = _merge(configuration, base=base, adapter=adapter)
     tasks = [*trunk, merged]
     for each, section in configuration.formats.enabled():
         tasks += format_tasks(each, section, configuration, model=merged.reference, taken={task.id for task in tasks})
     if configuration.validation.enabled:
         tasks.append(_validate(configuration, source_names, base=base, adapter=adapter, tasks=tasks))
     return tuple(tasks)
+
+
+def is_plain(configuration: ExportConfiguration, source_names: Collection[str]) -> bool:
+    """Return whether a model is exported as it is: there is a base, and no checkpoint is named or brought."""
+    named = configuration.checkpoint.path or configuration.combination.adapters
+    return not named and "base" in source_names and "adapter" not in source_names
 
 
 def _check_sources(known: Collection[str], names: Collection[str]) -> None:
@@ -136,21 +147,42 @@ def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_a
     return task.reference
 
 
+def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
+    """The model of an export without an adapter: what the preparation makes of any base, a clean folder of plain weights."""
+    stage = stage_of(Role.PREPARATION)
+    return PlannedTask(
+        stage.name,
+        stage.name,
+        params={"save_tokenizer": _needs_tokenizer(configuration)},
+        inputs={"base": "source:base"},
+        format=_delivered(configuration),
+        output=stage.main_output,
+    )
+
+
+def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
+    return any(each.needs_tokenizer(section) for each, section in configuration.formats.enabled())
+
+
+def _delivered(configuration: ExportConfiguration) -> str:
+    """The format whose unquantized output is the merged model itself; empty where none is asked for."""
+    asked = configuration.formats.enabled()
+    return next((each.name for each, section in asked if each.is_model and _unquantized(section)), "")
+
+
 def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> PlannedTask:
     stage = stage_of(Role.MERGE)
-    asked = tuple(configuration.formats.enabled())
-    delivered = [each.name for each, section in asked if each.is_model and _unquantized(section)]
     return PlannedTask(
         stage.name,
         stage.name,
         params={
-            "save_tokenizer": any(each.needs_tokenizer(section) for each, section in asked),
+            "save_tokenizer": _needs_tokenizer(configuration),
             # Validation loads the merged model and compares it with base and adapter, on text instead of random tokens. The
             # same without one: the merge is shared with exports that have it.
             "verify": "spot",
         },
         inputs={"base": base, "adapter": adapter},
-        format=next(iter(delivered), ""),
+        format=_delivered(configuration),
         output=stage.main_output,
     )
 
@@ -224,7 +256,7 @@ def _validate(
     tasks: Sequence[PlannedTask],
 ) -> PlannedTask:
     stage, validation = stage_of(Role.VALIDATION), configuration.validation
-    inputs = {"base": base, "adapter": adapter}
+    inputs = {"base": base} | ({"adapter": adapter} if adapter else {})
     inputs |= {name: f"source:{name}" for name in OPTIONAL_SOURCES if name in source_names}
     outputs = {task.format: task.reference for task in tasks if task.format}
     runtimes = [formats()[split_output(name)[0]].runtime for name in outputs]

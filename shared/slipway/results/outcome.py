@@ -42,6 +42,11 @@ def requested_formats(export: pb.Export) -> dict[str, pb.Task]:
     return {task.format: task for task in export.tasks if task.format and task.format != VALIDATION}
 
 
+def is_plain(export: pb.Export) -> bool:
+    """Return whether a model was exported as it is, without an adapter."""
+    return "base" in export.sources and "adapter" not in export.sources
+
+
 def export_id(export: pb.Export) -> str:
     """Last part of an export's name."""
     return export.name.rpartition("/")[2]
@@ -91,7 +96,8 @@ def export_result(
         inference_speed_ms=_least(stable),
         memory_usage_mb=_least(memory),
         validation_passed=None if validation is None else validation.passed,
-        base_match=joined(BaseMatch.of_labels(export.labels), validation),
+        plain=is_plain(export),
+        base_match=None if is_plain(export) else joined(BaseMatch.of_labels(export.labels), validation),
         validation_report_path=str(output_directory / "report.html") if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
@@ -155,10 +161,11 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
             failed = _failed_task(export, task)
             failure = _task_failure(failed)
             message = str(failure) if failure else ""
+            unknown = failure is not None and failure.reason == "FAMILY_UNSUPPORTED"
             if failed.id != task.id:
                 state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
-                message = f"{failed.id}, which it needs, {'failed' if state == 'failed' else f'was {state}'}"
-            unknown = failure is not None and failure.reason == "FAMILY_UNSUPPORTED"
+                how = "was not run" if unknown else "failed" if state == "failed" else f"was {state}"
+                message = f"{failed.id}, which it needs, {how}"
             found[name] = FailedFormat(
                 task=task.id,
                 state="not_run" if unknown else _NOT_MADE[task.state],
@@ -186,9 +193,10 @@ def _task_failure(task: pb.Task) -> Failure | None:
 
 
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
-    """Size of the merged model, unquantized, in bytes; None when there is none."""
-    merges = (task for task in export.tasks if plays(task.stage, Role.MERGE))
-    merged = next((digest for task in merges for digest in task.outputs.values()), "")
+    """Size of the merged model, unquantized, or of the one that is exported as it is, in bytes; None when there is none."""
+    role = Role.PREPARATION if is_plain(export) else Role.MERGE
+    made = (task for task in export.tasks if plays(task.stage, role))
+    merged = next((digest for task in made for digest in task.outputs.values()), "")
     return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
 
 

@@ -139,6 +139,7 @@ class ExportResult(_Value):
         inference_speed_ms: One forward pass over a prompt by the fastest produced format; None where no format's figure was stable.
         memory_usage_mb: Peak memory of the produced format that needs least, while it was measured, 10^6 bytes.
         validation_passed: None when nothing was validated.
+        plain: Whether a model was exported as it is, without an adapter; checks of the adapter do not apply then.
         base_match: Whether the base model is the one the adapter was trained on, and what speaks for it; its verdict is green or
             amber, and amber is no failure.
         validation_report_path: ``report.html``; empty when nothing was delivered.
@@ -162,6 +163,7 @@ class ExportResult(_Value):
     inference_speed_ms: float | None = None
     memory_usage_mb: float | None = None
     validation_passed: bool | None = None
+    plain: bool = False
     base_match: BaseMatch | None = None
     validation_report_path: str = ""
     reason: str = ""

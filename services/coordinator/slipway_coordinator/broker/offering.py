@@ -50,7 +50,12 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
     """What the plan asks of a worker, with what is known by now: what engines were built for, sizes, and memory that was short."""
     prefers = [_narrowed(needs, record, task) for needs in task.requirements.prefers]
     model_bytes = max(
-        (int(one.facts.get("output_bytes", 0)) for one in record.tasks if plays(one.stage, Role.MERGE)), default=0
+        (
+            int(one.facts.get("output_bytes", 0))
+            for one in record.tasks
+            if plays(one.stage, Role.MERGE, Role.PREPARATION)
+        ),
+        default=0,
     )
     stage = known_stage(task.stage)
     gpu_memory = int(model_bytes * stage.model_gpu_memory) if stage is not None else 0

@@ -35,7 +35,7 @@ def import_task(
     adapters = [where[f"adapter-{number:02}"] for number, _ in enumerate(configuration.combination.adapters, 2)]
     sources: dict[str, Any] = {
         "base_model": document["base_model"] | {"name": where["base"]},
-        "checkpoint": document["checkpoint"] | {"path": where["adapter"]},
+        "checkpoint": document["checkpoint"] | {"path": where.get("adapter", "")},
         "combination": document["combination"] | {"adapters": adapters},
         "validation": document["validation"] | {"heldout": heldout},
     }

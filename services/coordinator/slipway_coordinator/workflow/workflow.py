@@ -185,7 +185,7 @@ def model_facts(record: ExportRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for task in record.tasks:
         facts |= {name: value for name, value in task.facts.items() if isinstance(value, str | int | float)}
-        if plays(task.stage, Role.MERGE):
+        if plays(task.stage, Role.PREPARATION, Role.MERGE):
             facts["model_bytes"] = task.facts.get("output_bytes", 0)
     return facts
 

@@ -16,14 +16,13 @@ from slipway.models.model_files import (
     CHAT_TEMPLATES,
     CONFIG,
     GENERATION_CONFIG,
+    LEFTOVERS,
     PROCESSOR_FILES,
     tokenizer_files,
 )
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-#: Keys that describe where or how the model was trained, not what it is.
-_LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
 
 
 def read_config(base: Path) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def merged_config(
         untied: Whether formerly tied weights are now written separately.
         vocab_size: New vocabulary size; None when it was not resized.
     """
-    merged = {key: value for key, value in config.items() if key not in _LEFTOVERS}
+    merged = {key: value for key, value in config.items() if key not in LEFTOVERS}
     parts = [merged]
     if isinstance(merged.get("text_config"), dict):
         merged["text_config"] = dict(merged["text_config"])

@@ -201,7 +201,7 @@ class ExportJob:
         output = self.configuration.output
         values = {
             "model_name": export.labels["model_name"],
-            "checkpoint": export.labels["checkpoint"],
+            "checkpoint": export.labels.get("checkpoint") or export.labels["model_name"],
             "export_id": export.name.rpartition("/")[2],
             "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
         }

@@ -45,7 +45,8 @@ def examine(
 ) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
     """Sources (None when they are not usable), preflight and task graph of a configuration."""
     configuration = loaded.configuration
-    names = {"base", "adapter", *more_adapters(configuration)}
+    adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
+    names = {"base", *adapters}
     if configuration.validation.heldout:
         names.add("heldout")
     tasks = plan(configuration, names)
@@ -68,6 +69,8 @@ def examine(
 def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
     """What files tell of the base model, and what is missing to know more; a base taken on trust is among the warnings."""
     found, validation = sources.base_match, configuration.validation
+    if found is None:
+        return [Finding("base model", Verdict.OK, "no checkpoint is set: it is exported as it is")]
     match found.status:
         case BaseMatchStatus.TRUSTED:
             return []
@@ -90,10 +93,10 @@ def _document(
         if sources is None
         else {
             "base": sources.folders.show(str(sources.base)),
-            "checkpoint": sources.folders.show(str(sources.checkpoint.path)),
+            "checkpoint": sources.folders.show(str(sources.checkpoint.path)) if sources.checkpoint else None,
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
         },
-        "base_match": sources.base_match.model_dump(mode="json") if sources else None,
+        "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
         "tasks": [asdict(task) for task in tasks],
         "preflight": checked.to_json(),
     }
@@ -119,7 +122,8 @@ def _tables(
 
 def _folders(sources: Sources) -> list[Text]:
     """What was chosen: the newest whole checkpoint, and where a base model's name led."""
-    found = {"checkpoint": sources.checkpoint.path, "base": sources.base, "heldout": sources.heldout}
+    checkpoint = sources.checkpoint.path if sources.checkpoint else None
+    found = {"checkpoint": checkpoint, "base": sources.base, "heldout": sources.heldout}
     show_path = sources.folders.show
     return [unbroken(f"{name:<11}", show_path(str(path)), style="dim") for name, path in found.items() if path]
 

@@ -53,7 +53,9 @@ def summary(result: ExportResult) -> RenderableType:
 
 
 def _base(result: ExportResult) -> list[RenderableType]:
-    """The verdict on the base model."""
+    """The verdict on the base model, or that there is no adapter it could be wrong for."""
+    if result.plain and result.formats:
+        return [Prose("plain model ", "dim", "exported as it is: there is no adapter, so checks of one do not apply")]
     if result.base_match is None or not result.formats:
         return []
     found = result.base_match

@@ -74,7 +74,13 @@ def usage_examples(markdown: str) -> dict[str, str]:
 def _front_matter(report: Report) -> dict[str, Any]:
     kinds = [split_output(name)[0] for name in report.result.formats]
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
-    tags = ["slipway", "lora", "text-generation", *sorted(set(kinds)), *_levels(report)]
+    tags = [
+        "slipway",
+        *(() if report.result.plain else ("lora",)),
+        "text-generation",
+        *sorted(set(kinds)),
+        *_levels(report),
+    ]
     base = report.label("base_model")
     proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
     return {

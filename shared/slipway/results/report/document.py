@@ -45,6 +45,11 @@ class Report(BaseModel):
         return str(self.lineage.get("labels", {}).get(key, ""))
 
     @property
+    def reference(self) -> str:
+        """What outputs were compared with, for people."""
+        return "the model itself" if self.result.plain else "base + adapter, unmerged,"
+
+    @property
     def outputs(self) -> tuple[OutputValidation, ...]:
         """What validation found about each output, in the formats' order."""
         order = {name: number for number, name in enumerate(self.result.formats)}
