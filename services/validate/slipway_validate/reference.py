@@ -73,7 +73,6 @@ def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
     effect = run.adapter_effect
     return Reference(
         description=DESCRIPTION if run.with_adapter else PLAIN,
-        plain=not run.with_adapter,
         architecture=run.result.architecture,
         adapter=run.result.adapter,
         engine=run.result.engine or Engine(runtime="transformers"),

@@ -146,7 +146,6 @@ class Reference(Value):
 
     Attributes:
         description: In words, what it is and how it was computed.
-        plain: Whether it is the base itself, without an adapter; then what is said of the adapter does not apply.
         architecture: Class of the model.
         adapter: In words, the adapter's type, rank and alpha; empty without one.
         engine: What ran it.
@@ -166,7 +165,6 @@ class Reference(Value):
     """
 
     description: str
-    plain: bool = False
     architecture: str = ""
     adapter: str = ""
     engine: Engine

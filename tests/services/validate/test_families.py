@@ -12,6 +12,9 @@ from transformers import WhisperFeatureExtractor
 
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import run as merge
+from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.params import ValidateParams
 from slipway_validate.stage import STAGE
 from support.models import family_models, judged_families
@@ -46,6 +49,11 @@ def validated(model: FamilyModel, work: Path, *, adapter: bool = True) -> Valida
     return Validated(
         model.base, model.adapter if adapter else None, work, merged=merged if merged.is_dir() else model.base
     )
+
+
+def work_of(folder: Path, name: str) -> Context:
+    (folder / name).mkdir()
+    return Context(workdir=folder / name)
 
 
 def work_in(folder: Path) -> Path:
@@ -96,6 +104,30 @@ def test_what_training_saves_of_each_kind_is_merged_and_judged(kind: str, tmp_pa
     assert found.adapter_strength == pytest.approx(1, abs=1e-4)
     lost = run.output("pytorch-noop", base)
     assert "behaves like the base model" in lost.explanation
+
+
+@pytest.mark.parametrize("kind", ["marian", "t5", "bart", "whisper", "bert-classes"])
+def test_what_the_stages_merge_and_quantize_passes_and_generates(kind: str, tmp_path: Path) -> None:
+    base = family_models.make_family_model(kind, tmp_path / "base")
+    adapter = family_models.make_family_adapter(kind, base, tmp_path / "adapter")
+    if kind == "whisper":
+        WhisperFeatureExtractor(feature_size=8, hop_length=1000, chunk_length=2).save_pretrained(base)
+    outputs = {"pytorch": merge({"base": base, "adapter": adapter}, MergeParams(), work_of(tmp_path, "m"))["pytorch"]}
+    for level in ("fp16", "int8"):
+        params = QUANTIZE.params(format="pytorch", level=level)
+        made = QUANTIZE.run({"model": outputs["pytorch"]}, params, work_of(tmp_path, level))
+        outputs[f"pytorch-{level}"] = made["model"]
+    run = Validated(base, adapter, work_in(tmp_path), merged=outputs["pytorch"])
+    for name, folder in outputs.items():
+        found = run.output(name, folder)
+        assert found.passed, f"{name}: {found.explanation}"
+        assert found.engine is not None
+        assert found.engine.stored_dtype == {"pytorch": "float32", "pytorch-fp16": "float16"}.get(name, "int8")
+    if run.reference.family.generates:
+        packed = type(family_models.CASES[kind].model()).from_pretrained(outputs["pytorch-int8"]).eval()
+        source = family_models.inputs_of(kind)
+        key = packed.main_input_name
+        assert packed.generate(source[key], max_new_tokens=3, do_sample=False).shape[1] > 1
 
 
 @pytest.mark.parametrize("name", ["gpt2", "marian", "bert-classes", "bert-embeddings"])

@@ -337,18 +337,18 @@ def test_figures_of_another_family_have_their_own_names(tmp_path: Path) -> None:
         assert "4.5e-04" in text
         assert "Mean KL" not in text
         assert "next-token" not in text
-    assert "The model is a feature extraction: embeddings are compared." in page
+    assert "Model family: feature extraction; embeddings are compared." in page
     assert "relative error of 0.4" in page
     assert measured_cells(entry)[:2] == ("1.2e-02 relative error", "4.5e-04 cosine distance")
 
 
 def test_a_plain_model_is_said_to_be_one(tmp_path: Path) -> None:
     found = validation(output("pytorch"))
-    reference = found.reference.model_copy(update={"plain": True, "base_perplexity": None, "adapter_effect_kl": None})
+    reference = found.reference.model_copy(update={"base_perplexity": None, "adapter_effect_kl": None})
     found = found.model_copy(update={"reference": reference})
-    write_report(tmp_path, result=result(found, ("pytorch",)), validation=found, lineage=LINEAGE)
+    write_report(tmp_path, result=result(found, ("pytorch",), plain=True), validation=found, lineage=LINEAGE)
     page, card = (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()
     for text in (page, card):
-        assert "checks of an adapter do not apply" in text
+        assert "There is no adapter, so checks of one do not apply." in text
         assert "against base + adapter" not in text
     assert "The adapter moves" not in page

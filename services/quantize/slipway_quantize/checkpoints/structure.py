@@ -20,6 +20,7 @@ from slipway.models.families import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
+    Comparison,
     Family,
     auto_model,
     described,
@@ -51,8 +52,8 @@ class Structure:
     Attributes:
         linear: Linear layers whose weight is in the checkpoint, in the model's order.
         kept: Linear layers that stay as they are: heads, and in most families those tied to an embedding.
-        unpacked: Whether transformers has to unpack the weights when it loads them: compressed-tensors, which does it at a layer's
-            first run, knows only ``Linear``, and T5 looks at the type of a weight before that.
+        unpacked: Whether transformers has to unpack the weights when it loads them: compressed-tensors, which does it at the model's
+            first run, knows only ``Linear``; T5 looks at the type of a weight before that; and generating runs an encoder by itself.
         dtype: Data type the model is loaded in.
     """
 
@@ -143,7 +144,9 @@ def inspect(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Stru
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
-        unpacked=transposed or any(_in_float32(model, weight.module) for weight in linear),
+        unpacked=transposed
+        or family.comparison is Comparison.TEACHER_FORCED
+        or any(_in_float32(model, weight.module) for weight in linear),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.models.families import Comparison
 from slipway_validate.runner.model import Past, Step
@@ -30,19 +29,18 @@ def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Ten
 
 
 def _teacher_forced(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
-    """Run the encoder in the first step only; the steps behind it take what it gave."""
+    """Run the encoder in the first step, by itself as generating does; the steps behind it take what it gave."""
     source = step.source
     assert source is not None
-    inputs: dict[str, Any] = {} if source.mask is None else {"attention_mask": _tensor(source.mask)}
-    cache = None
+    masked = {} if source.mask is None else {"attention_mask": _tensor(source.mask)}
     if step.past is None:
         values = _tensor(source.values)
-        inputs[module.main_input_name] = values.to(module.dtype) if values.is_floating_point() else values
+        values = values.to(module.dtype) if values.is_floating_point() else values
+        encoded, cache = module.get_encoder()(**{module.main_input_name: values}, **masked, return_dict=True), None
     else:
         encoded, cache = step.past
-        inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded)
-    output = module(**inputs, decoder_input_ids=_tensor(step.input_ids), past_key_values=cache, use_cache=True)
-    encoded = output.encoder_last_hidden_state if step.past is None else step.past[0]
+    inputs = {"encoder_outputs": encoded, "decoder_input_ids": _tensor(step.input_ids), **masked}
+    output = module(**inputs, past_key_values=cache, use_cache=True)
     return output.logits, (encoded, output.past_key_values)
 
 

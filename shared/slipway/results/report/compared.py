@@ -33,8 +33,6 @@ class Compared:
         distance_words: The same in a sentence, with its unit.
         agreement: The second figure.
         more: Further figures.
-        against: The reference, in words.
-        with_adapter: Whether the reference has an adapter.
     """
 
     what: str
@@ -42,8 +40,6 @@ class Compared:
     distance_words: str
     agreement: Figure
     more: tuple[Figure, ...]
-    against: str = "base + adapter"
-    with_adapter: bool = True
 
     @property
     def title(self) -> str:
@@ -66,14 +62,12 @@ _WORDS: Mapping[str, tuple[str, str, str]] = {
 }
 """By comparison (``slipway.models.families``): what is compared, what a nat is counted by, and the name of the agreement."""
 _DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))
-_REFERENCES = {True: "base + adapter", False: "the base model itself"}
 
 
 def compared(report: ValidationReport | None) -> Compared:
     """How to speak of a validation; of none, as of a decoder."""
     comparison = report.inputs.comparison if report else "next token"
     what, unit, agreement = _WORDS.get(comparison, _WORDS["next token"])
-    with_adapter = report is None or not report.reference.plain
     found = [output.to_reference for output in report.outputs if output.to_reference] if report else []
     if comparison == "embeddings" or any(figures.relative_error is not None for figures in found):
         return Compared(
@@ -82,8 +76,6 @@ def compared(report: ValidationReport | None) -> Compared:
             distance_words="Relative error",
             agreement=Figure("Cosine distance", "cosine_distance"),
             more=(Figure("Largest cosine distance", "max_cosine_distance"), *_DIFFERENCES),
-            against=_REFERENCES[with_adapter],
-            with_adapter=with_adapter,
         )
     return Compared(
         what=what,
@@ -91,6 +83,4 @@ def compared(report: ValidationReport | None) -> Compared:
         distance_words=f"KL divergence (nats per {unit})",
         agreement=Figure(agreement, "top1_agreement", "share"),
         more=(Figure("Largest KL", "max_kl"), *_DIFFERENCES),
-        against=_REFERENCES[with_adapter],
-        with_adapter=with_adapter,
     )

@@ -93,18 +93,17 @@ def _charts(report: Report) -> list[Chart]:
     ]
     if report.validation is None:
         return charts if report.result.formats else []
-    outputs, words = report.outputs, compared(report.validation)
-    whose = "fine-tuned model" if words.with_adapter else "base model"
+    outputs, words, reference = report.outputs, compared(report.validation), report.reference.partition(",")[0]
     value = "logit" if words.distance.name == "mean_kl" else "value"
     behaviour = [
         Chart(
-            f"Divergence from the {whose}",
-            f"{words.distance_words} of {words.what} against {words.against}, logarithmic; the mark is the limit.",
+            "Divergence from the original" if report.result.plain else "Divergence from the fine-tuned model",
+            f"{words.distance_words} of {words.what} against {reference}, logarithmic; the mark is the limit.",
             _logits_chart(words.title, outputs, words.distance.name),
         ),
         Chart(
             f"Largest difference of a {value}",
-            f"Against {words.against}, logarithmic; the mark is the limit where there is one.",
+            f"Against {reference}, logarithmic; the mark is the limit where there is one.",
             _logits_chart(f"Largest difference of a {value}", outputs, "max_abs_diff"),
         ),
     ]
