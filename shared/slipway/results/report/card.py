@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 
+from slipway.errors import CheckpointValidationError
 from slipway.formats.contract import Usage
 from slipway.formats.registry import formats, split_output
+from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
@@ -101,13 +103,20 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
     for kind, each in formats().items():
         mine = [name for name in folders if split_output(name)[0] == kind]
         if mine and each.usage is not None:
-            found.append(
-                _example(kind, mine, each.usage, chat=all(has_chat_template(directory / name) for name in mine))
-            )
+            chat = all(has_chat_template(directory / name) for name in mine)
+            found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
-def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool) -> _Example:
+def _family(folder: Path) -> Family:
+    """What the example loads; a decoder where the folder does not tell, as an engine's may not."""
+    try:
+        return model_family(folder) or DECODER
+    except CheckpointValidationError:
+        return DECODER
+
+
+def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family) -> _Example:
     package, file = usage.template
     template = markdown_environment().from_string(files(package).joinpath(file).read_text(encoding="utf-8"))
     return _Example(
@@ -115,5 +124,5 @@ def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool) -> _Exa
         folders=folders,
         needs=(usage.chat_packages if chat else "") or usage.packages,
         more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
-        code=template.render(folder=folders[0], others=folders[1:], chat=chat),
+        code=template.render(folder=folders[0], others=folders[1:], chat=chat and family.generates, family=family),
     )
