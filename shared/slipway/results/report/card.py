@@ -21,6 +21,17 @@ from slipway.results.report.page import NOT_MADE, VERDICTS
 
 _EXAMPLE = re.compile(r"^<!-- example: ([\w. -]+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FOLDER_LINE = re.compile(r'^folder = ".*$', re.MULTILINE)
+_PIPELINES = {
+    "decoder": "text-generation",
+    "encoder-decoder": "text2text-generation",
+    "speech encoder-decoder": "automatic-speech-recognition",
+    "sequence classifier": "text-classification",
+    "token classifier": "token-classification",
+    "question answering": "question-answering",
+    "masked language model": "fill-mask",
+    "feature extraction": "feature-extraction",
+}
+"""What model hubs call the task of a family."""
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
 
 
@@ -52,7 +63,7 @@ def model_card(report: Report, folder: Path) -> str:
     """
     template = markdown_environment().get_template("card.md.j2")
     return template.render(
-        front_matter=yaml.safe_dump(_front_matter(report), sort_keys=False, allow_unicode=True),
+        front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
         report=report,
         result=report.result,
         validation=report.validation,
@@ -71,13 +82,14 @@ def usage_examples(markdown: str) -> dict[str, str]:
     }
 
 
-def _front_matter(report: Report) -> dict[str, Any]:
+def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
+    pipeline = _PIPELINES[next((_family(folder / name).name for name in report.result.formats), DECODER.name)]
     kinds = [split_output(name)[0] for name in report.result.formats]
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
         "slipway",
         *(() if report.result.plain else ("lora",)),
-        "text-generation",
+        pipeline,
         *sorted(set(kinds)),
         *_levels(report),
     ]
@@ -87,7 +99,7 @@ def _front_matter(report: Report) -> dict[str, Any]:
         **({"base_model": base} if base else {}),
         **({"base_model_relation": "finetune"} if base and proven else {}),
         "library_name": next(iter(libraries), "transformers"),
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": pipeline,
         "tags": list(dict.fromkeys(tags)),
     }
 
