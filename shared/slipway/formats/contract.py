@@ -78,7 +78,7 @@ class Usage:
 
     Attributes:
         template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the code's first folder), ``others``
-            (further ones) and ``chat`` (whether all have a chat template), and may include ``prompt.example.j2``.
+            (further ones), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
         library: ``library_name`` of the card's front matter.
         packages: What the code needs, for ``pip install``.
         chat_packages: The same where it applies a chat template.

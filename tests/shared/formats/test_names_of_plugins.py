@@ -19,9 +19,6 @@ _FORMAT = re.compile(rf"(?<!\w)({'|'.join(FORMATS)})(?!\w)")
 _OTHER_TEXTS = (".j2", ".yaml")
 
 ALLOWED = {
-    "shared/slipway/models/checkpoints.py": {
-        "pytorch": "commands in a remedy, for people who name a whole model as a checkpoint"
-    },
     "shared/slipway/models/dtypes.py": {"onnx": "the column of a library's own names for types"},
     "shared/slipway/execution/child.py": {"prepare": "a phase of a task's span, of every stage; dashboards know it"},
     "services/coordinator/slipway_coordinator/model/recovery.yaml": {

@@ -285,7 +285,7 @@ def test_a_full_fine_tune_is_named_as_one(tmp_path, weights, below):
     assert caught.value.failure().exit_code == 6
     assert "whole model" in caught.value.message
     assert "adapter_config.json" not in caught.value.remedy
-    assert f"slipway stage onnx_export --input pytorch={folder}" in caught.value.remedy
+    assert f"slipway export --base-model {folder}" in caught.value.remedy
     (checkpoint,) = list_checkpoints(found)
     assert [problem.reason for problem in checkpoint.problems] == ["ADAPTER_UNSUPPORTED"]
 

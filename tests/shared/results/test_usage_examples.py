@@ -15,6 +15,7 @@ from slipway.models.model_files import has_chat_template
 from slipway.results.report import write_report
 from slipway.results.report.card import usage_examples
 from support.commands.report_parts import result
+from support.models.family_models import make_family_model
 from support.models.tiny_models import save_tokenizer
 
 FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")
@@ -119,3 +120,37 @@ def test_an_engine_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
     assert run.stdout == ""
     assert run.stderr.count("\n") == 1, run.stderr
     assert "NVIDIA GPU, its driver" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline"),
+    [
+        ("gpt2", "text-generation"),
+        ("marian", "text2text-generation"),
+        ("bert-classes", "text-classification"),
+        ("bert-tokens", "token-classification"),
+        ("roberta-questions", "question-answering"),
+        ("bert-masked", "fill-mask"),
+        ("bert-features", "feature-extraction"),
+    ],
+)
+def test_the_example_of_a_family_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, pipeline: str
+) -> None:
+    make_family_model(kind, tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert f"pipeline_tag: {pipeline}" in card
+    monkeypatch.chdir(tmp_path)
+    exec(usage_examples(card)["pytorch"], {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_example_of_a_speech_model_names_its_classes(tmp_path: Path) -> None:
+    make_family_model("whisper", tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag: automatic-speech-recognition" in card
+    code = usage_examples(card)["pytorch"]
+    compile(code, "example.py", "exec")
+    assert "AutoProcessor, AutoModelForSpeechSeq2Seq" in code

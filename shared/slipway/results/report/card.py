@@ -9,8 +9,10 @@ from typing import Any
 
 import yaml
 
+from slipway.errors import CheckpointValidationError
 from slipway.formats.contract import Usage
 from slipway.formats.registry import asking, formats, split_output
+from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
@@ -19,6 +21,17 @@ from slipway.results.report.page import NOT_MADE, VERDICTS
 
 _EXAMPLE = re.compile(r"^<!-- example: ([\w. -]+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FOLDER_LINE = re.compile(r'^folder = ".*$', re.MULTILINE)
+_PIPELINES = {
+    "decoder": "text-generation",
+    "encoder-decoder": "text2text-generation",
+    "speech encoder-decoder": "automatic-speech-recognition",
+    "sequence classifier": "text-classification",
+    "token classifier": "token-classification",
+    "question answering": "question-answering",
+    "masked language model": "fill-mask",
+    "feature extraction": "feature-extraction",
+}
+"""What model hubs call the task of a family."""
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
 
 
@@ -50,7 +63,7 @@ def model_card(report: Report, folder: Path) -> str:
     """
     template = markdown_environment().get_template("card.md.j2")
     return template.render(
-        front_matter=yaml.safe_dump(_front_matter(report), sort_keys=False, allow_unicode=True),
+        front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
         report=report,
         result=report.result,
         validation=report.validation,
@@ -70,13 +83,14 @@ def usage_examples(markdown: str) -> dict[str, str]:
     }
 
 
-def _front_matter(report: Report) -> dict[str, Any]:
+def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
+    pipeline = _PIPELINES[next((_family(folder / name).name for name in report.result.formats), DECODER.name)]
     kinds = [split_output(name)[0] for name in report.result.formats]
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
         "slipway",
         *(() if report.result.plain else ("lora",)),
-        "text-generation",
+        pipeline,
         *sorted(set(kinds)),
         *_levels(report),
     ]
@@ -86,7 +100,7 @@ def _front_matter(report: Report) -> dict[str, Any]:
         **({"base_model": base} if base else {}),
         **({"base_model_relation": "finetune"} if base and proven else {}),
         "library_name": next(iter(libraries), "transformers"),
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": pipeline,
         "tags": list(dict.fromkeys(tags)),
     }
 
@@ -104,16 +118,24 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
         if mine and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
             with asking(each):
-                found.append(_example(kind, mine, each.usage, chat=chat))
+                found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
-def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool) -> _Example:
+def _family(folder: Path) -> Family:
+    """What the example loads; a decoder where the folder does not tell, as an engine's may not."""
+    try:
+        return model_family(folder) or DECODER
+    except CheckpointValidationError:
+        return DECODER
+
+
+def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family) -> _Example:
     template = markdown_environment().from_string(usage.path.read_text(encoding="utf-8"))
     return _Example(
         kind=kind,
         folders=folders,
         needs=(usage.chat_packages if chat else "") or usage.packages,
         more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
-        code=template.render(folder=folders[0], others=folders[1:], chat=chat),
+        code=template.render(folder=folders[0], others=folders[1:], chat=chat and family.generates, family=family),
     )

@@ -69,12 +69,19 @@ def test_a_plan_can_be_had_without_an_export(client: Client) -> None:
         {"export_id": "a/b"},
         {"export_id": "a" * 64},
         {"project": "no spaces"},
-        {"sources": {"base": DIGEST}},
+        {"sources": {"adapter": DIGEST}},
+        {"sources": {}},
         {"sources": {"base": "sha256:short", "adapter": DIGEST}},
     ],
 )
 def test_malformed_requests_are_refused(client: Client, wrong: dict[str, Any]) -> None:
     assert reason(client, client.create_export, DEFAULTS, **{"sources": SOURCES, **wrong}) == "REQUEST_INVALID"
+
+
+def test_a_base_alone_is_exported_as_it_is(client: Client) -> None:
+    export = client.create_export(DEFAULTS, sources={"base": DIGEST}, export_id="plain", validate_only=True)
+    assert [task.id for task in export.tasks] == ["prepare", "onnx_export", "validate"]
+    assert sorted(export.tasks[-1].inputs) == ["base", "onnx", "pytorch"]
 
 
 @pytest.mark.parametrize("part", ["", "configuration", "configuration.optimization", "configuration.formats"])
