@@ -477,3 +477,41 @@ def test_a_configuration_survives_the_wire(canonical: Path) -> None:
     configuration = loaded(canonical, *settings).configuration
     assert configuration_of(configuration_message(configuration)) == configuration
     assert configuration_of(configuration_pb2.ExportConfiguration()) == ExportConfiguration()
+
+
+@pytest.mark.parametrize("path", ["none", "None", "", None])
+def test_a_base_model_without_a_checkpoint_is_exported_as_it_is(tmp_path: Path, path: str | None) -> None:
+    checkpoint = "" if path is None else f"  checkpoint: {{path: '{path}'}}\n"
+    configuration = loaded(write(tmp_path, f"export:\n{checkpoint}  base_model: {{name: owner/model}}\n")).configuration
+    assert configuration.checkpoint.path == ""
+    assert configuration.base_model.name == "owner/model"
+    assert plan(configuration, {"base"})[0].stage == "prepare"
+
+
+def test_a_folder_may_be_called_none(tmp_path: Path) -> None:
+    found = loaded(write(tmp_path, "export:\n  checkpoint: {path: ./none}\n  base_model: {name: owner/model}\n"))
+    assert found.configuration.checkpoint.path == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "remedy"),
+    [
+        ("export:\n  log: {level: info}\n", "checkpoint.path", "base_model.name"),
+        ("export:\n  checkpoint: {path: none}\n", "checkpoint.path", "--checkpoint"),
+        (
+            "export:\n  base_model: {name: owner/model}\n  combination: {adapters: [other]}\n",
+            "combination.adapters",
+            "checkpoint.path",
+        ),
+        (
+            "export:\n  base_model: {name: owner/model, load_in_4bit: true, merge_onto: nf4}\n",
+            "base_model.merge_onto",
+            "original",
+        ),
+    ],
+)
+def test_what_needs_a_checkpoint_says_so(tmp_path: Path, text: str, key: str, remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(write(tmp_path, text))
+    assert f"{key}: " in caught.value.message
+    assert remedy in caught.value.message + caught.value.remedy

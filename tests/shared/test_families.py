@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,18 @@ def test_nothing_heavy_is_imported() -> None:
     assert "\nimport transformers" not in source
     assert "\nimport torch" not in source
     assert pkgutil.resolve_name("slipway.models.families:FAMILIES") is FAMILIES
+
+
+def test_no_other_place_names_a_class_that_loads_models() -> None:
+    """A stage that names one assumes a family."""
+    root = Path(__file__).parents[2]
+    named = {
+        str(path.relative_to(root))
+        for folder in ("shared", "services")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"\bAutoModel\w*", path.read_text())
+    }
+    # Validation brings its own change to this.
+    assert named - {"services/validate/slipway_validate/runner/runtime_transformers.py"} == {
+        "shared/slipway/models/families.py"
+    }

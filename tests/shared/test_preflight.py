@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,22 @@ def test_a_file_in_the_way_of_the_output_is_found_before_any_work(base: Path, tm
     assert error.reason == "FILE_ERROR"
     assert str(tmp_path / "file") in str(error)
     assert "output.directory" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, ""),
+        ({"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 9}, "feature extraction (BertModel)"),
+        ({"architectures": ["ViTModel"], "model_type": "vit"}, "ViTModel"),
+    ],
+)
+def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
+    base: Path, tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    (base / "config.json").write_text(json.dumps(config))
+    plan = [Task("merge", "merge", format="pytorch"), Task("onnx_export", "onnx_export", {"opset": None}, "onnx")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    found = [finding.message for finding in checked.findings if finding.reason == "FAMILY_UNSUPPORTED"]
+    assert [said in message for message in found] == ([True] if said else [])
+    assert checked.error() is None

@@ -92,7 +92,12 @@ def _ties(base: Base) -> list[str]:
 
 
 def _oriented(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
-    """Dequantized weights the way the model stores them: those of ``Conv1D`` are (in, out), packed ones are always (out, in)."""
+    """Dequantized weights the way the model stores them: those of ``Conv1D`` are (in, out), packed ones are (out, in).
+
+    But compressed-tensors packs a weight as the model stores it.
+    """
+    if base.quantization.get("quant_method") == "compressed-tensors":
+        return recipes
     found = []
     for recipe in recipes:
         if (

@@ -143,8 +143,8 @@ def test_limits_reach_the_stage_and_travel_there() -> None:
 
 
 def test_a_missing_source_is_named() -> None:
-    with pytest.raises(ServiceError, match="adapter") as caught:
-        plan(parse({}), ["base"])
+    with pytest.raises(ServiceError, match="sources lacks adapter, base") as caught:
+        plan(parse({}), [])
     assert caught.value.reason == "REQUEST_INVALID"
 
 
@@ -186,3 +186,33 @@ def test_the_nf4_round_trip_is_a_preparation_too():
     tasks = by_id({"base_model": {"load_in_4bit": True, "merge_onto": "nf4"}})
     assert tasks["prepare"].params == {"merge_onto": "nf4"}
     assert tasks["merge"].inputs["base"] == "task:prepare/base"
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=configurations, stored=st.sampled_from(["", "gptq", "pickle"]))
+def test_a_plain_model_takes_the_place_of_the_merged_one(data: dict[str, Any], stored: str) -> None:
+    tasks = plan(parse(data), ("base",), source_formats={"base": stored} if stored else {})
+    for task in tasks:
+        check_call(load_stage(task.stage), task.params, task.inputs)
+    assert not {"merge", "combine"} & {task.stage for task in tasks}
+    prepared = tasks[0]
+    assert (prepared.stage, prepared.inputs) == ("prepare", {"base": "source:base"})
+    assert prepared.format == ("pytorch" if data["formats"]["pytorch"]["enabled"] else "")
+    if data["validation"]["enabled"]:
+        (validated,) = [task for task in tasks if task.stage == "validate"]
+        assert "adapter" not in validated.inputs
+        assert validated.inputs["base"] == ("task:prepare/base" if stored else "source:base")
+
+
+@pytest.mark.parametrize(
+    ("data", "sources", "missing"),
+    [
+        ({"checkpoint": {"path": "run"}}, ("base",), "adapter"),
+        ({"combination": {"adapters": ["other"]}}, ("base", "adapter-02"), "adapter"),
+        ({}, (), "adapter, base"),
+        ({}, ("adapter",), "base"),
+    ],
+)
+def test_a_source_that_is_missing_is_named(data: dict[str, Any], sources: tuple[str, ...], missing: str) -> None:
+    with pytest.raises(ServiceError, match=f"sources lacks {missing}"):
+        plan(parse(data), sources)

@@ -268,3 +268,8 @@ def test_an_operators_table_replaces_the_built_in_one(tmp_path: Path) -> None:
     assert (found.rule, found.params) == ("mine", {"a": 1})
     assert recover(failure("UNSUPPORTED", tool="y"), "merge", table=table, **arguments) is None
     assert with_guidance(failure("DISK_FULL"), "merge", attempts=1, table=table).about["guidance"] == "call us"
+
+
+def test_a_model_of_another_kind_is_not_tried_again() -> None:
+    for profile in Profile:
+        assert chain("onnx_export", ["FAMILY_UNSUPPORTED"], profile, START["onnx_export"]) == []
