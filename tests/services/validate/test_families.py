@@ -1,0 +1,259 @@
+"""Every family is compared by what it gives: right outputs of every level pass, and one without the adapter fails by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import WhisperFeatureExtractor
+
+from slipway.stage import Context
+from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import run as merge
+from slipway_quantize.stage import STAGE as QUANTIZE
+from slipway_validate.params import ValidateParams
+from slipway_validate.stage import STAGE
+from support.models import family_models, judged_families
+from support.models.judged_families import MAKERS, FamilyModel
+from support.models.validated_here import PARAMS, Validated
+from support.models.validation_models import TEXT
+
+FIGURES = {
+    "gpt2": ("decoder", "mean_kl", "top1_agreement"),
+    "marian": ("encoder-decoder", "mean_kl", "choice_agreement"),
+    "bart": ("encoder-decoder", "mean_kl", "choice_agreement"),
+    "t5": ("encoder-decoder", "mean_kl", "choice_agreement"),
+    "whisper": ("speech encoder-decoder", "mean_kl", "choice_agreement"),
+    "bert-classes": ("sequence classifier", "mean_kl", "choice_agreement"),
+    "bert-labels": ("sequence classifier", "mean_kl", "choice_agreement"),
+    "bert-score": ("sequence classifier", "relative_error", None),
+    "bert-tokens": ("token classifier", "mean_kl", "choice_agreement"),
+    "bert-answers": ("question answering", "mean_kl", "choice_agreement"),
+    "bert-masked": ("masked language model", "mean_kl", "choice_agreement"),
+    "bert-embeddings": ("feature extraction", "relative_error", "cosine_distance"),
+    "roberta-classes": ("sequence classifier", "mean_kl", "choice_agreement"),
+    "qwen3-classes": ("sequence classifier", "mean_kl", "choice_agreement"),
+}
+"""By model: its family, and the figures that it is judged by."""
+GENERATING = ("gpt2", "marian", "bart", "t5", "whisper")
+WITH_LABELS = (*GENERATING, "bert-masked")
+
+
+def validated(model: FamilyModel, work: Path, *, adapter: bool = True) -> Validated:
+    work.mkdir()
+    merged = model.root / "pytorch"
+    return Validated(
+        model.base, model.adapter if adapter else None, work, merged=merged if merged.is_dir() else model.base
+    )
+
+
+def work_of(folder: Path, name: str) -> Context:
+    (folder / name).mkdir()
+    return Context(workdir=folder / name)
+
+
+def work_in(folder: Path) -> Path:
+    (folder / "work").mkdir()
+    return folder / "work"
+
+
+def failed(output: OutputValidation) -> set[str]:
+    return {check.name for check in output.failed_checks}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_right_outputs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path) -> None:
+    model = judged_families.make(name, tmp_path / name)
+    outputs = model.outputs()
+    run = validated(model, tmp_path / "work")
+    family, figure, second = FIGURES[name]
+    assert run.reference.family.name == family
+    for level, folder in outputs.items():
+        found = run.output(level, folder)
+        assert found.status is OutputStatus.PASSED, found.explanation
+        judged = {check.name for check in found.checks}
+        assert {figure, second, "adapter_strength_error"} - {None} <= judged
+        assert bool(found.greedy) is (name in GENERATING)
+        assert (found.perplexity is not None) is ("perplexity_ratio" in judged) is (name in WITH_LABELS)
+        assert any(not case.skipped for case in found.cases)
+        assert ("native_dtype.mean_kl" in judged or "native_dtype.relative_error" in judged) is (level[-2:] in ("16",))
+    lost = run.output("pytorch-noop", model.output("noop", model.base_module()))
+    assert lost.explanation.startswith("it behaves like the base model: the adapter is missing from it")
+    assert {figure, "adapter_strength_error"} <= failed(lost)
+    weak = run.output("pytorch-weak", model.output("weak", model.merged(factor=0.8)))
+    assert "times the adapter's effect" in weak.explanation
+    assert "adapter_strength_error" in failed(weak)
+
+
+@pytest.mark.parametrize("kind", family_models.CASES)
+def test_what_training_saves_of_each_kind_is_merged_and_judged(kind: str, tmp_path: Path) -> None:
+    """With whole heads beside the factors, of models that know no padding token or two vocabularies, too."""
+    base = family_models.make_family_model(kind, tmp_path / "base")
+    adapter = family_models.make_family_adapter(kind, base, tmp_path / "adapter")
+    merged = peft.PeftModel.from_pretrained(type(family_models.CASES[kind].model()).from_pretrained(base), adapter)
+    merged.merge_and_unload().save_pretrained(tmp_path / "pytorch")
+    if kind == "whisper":
+        WhisperFeatureExtractor(feature_size=8, n_fft=400, hop_length=1000, chunk_length=2).save_pretrained(base)
+    run = Validated(base, adapter, work_in(tmp_path), merged=tmp_path / "pytorch")
+    found = run.output("pytorch", tmp_path / "pytorch")
+    assert found.passed, found.explanation
+    assert found.adapter_strength == pytest.approx(1, abs=1e-4)
+    lost = run.output("pytorch-noop", base)
+    assert "behaves like the base model" in lost.explanation
+
+
+@pytest.mark.parametrize("kind", ["marian", "t5", "bart", "whisper", "bert-classes"])
+def test_what_the_stages_merge_and_quantize_passes_and_generates(kind: str, tmp_path: Path) -> None:
+    base = family_models.make_family_model(kind, tmp_path / "base")
+    adapter = family_models.make_family_adapter(kind, base, tmp_path / "adapter")
+    if kind == "whisper":
+        WhisperFeatureExtractor(feature_size=8, hop_length=1000, chunk_length=2).save_pretrained(base)
+    outputs = {"pytorch": merge({"base": base, "adapter": adapter}, MergeParams(), work_of(tmp_path, "m"))["pytorch"]}
+    for level in ("fp16", "int8"):
+        params = QUANTIZE.params(format="pytorch", level=level)
+        made = QUANTIZE.run({"model": outputs["pytorch"]}, params, work_of(tmp_path, level))
+        outputs[f"pytorch-{level}"] = made["model"]
+    run = Validated(base, adapter, work_in(tmp_path), merged=outputs["pytorch"])
+    for name, folder in outputs.items():
+        found = run.output(name, folder)
+        assert found.passed, f"{name}: {found.explanation}"
+        assert found.engine is not None
+        assert found.engine.stored_dtype == {"pytorch": "float32", "pytorch-fp16": "float16"}.get(name, "int8")
+    if run.reference.family.generates:
+        packed = type(family_models.CASES[kind].model()).from_pretrained(outputs["pytorch-int8"]).eval()
+        source = family_models.inputs_of(kind)
+        key = packed.main_input_name
+        assert packed.generate(source[key], max_new_tokens=3, do_sample=False).shape[1] > 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian", "bert-classes", "bert-embeddings"])
+def test_a_plain_model_is_its_own_reference(name: str, tmp_path: Path) -> None:
+    model = judged_families.make(name, tmp_path / name)
+    run = validated(model, tmp_path / "work", adapter=False)
+    for level, dtype in {"pytorch": torch.float32, "pytorch-fp16": torch.float16}.items():
+        found = run.output(level, model.output(level, model.base_module().to(dtype)))
+        assert found.status is OutputStatus.PASSED, found.explanation
+        assert (found.to_base, found.adapter_strength) == (None, None)
+        assert not any("adapter" in check.name for check in found.checks)
+        assert found.notes == ("there is no adapter: its presence and strength were not judged",)
+    changed = run.output("pytorch-changed", model.output("changed", model.merged()))
+    assert changed.status is OutputStatus.FAILED
+    assert "not the base model's" in changed.explanation
+
+
+def test_speech_without_a_tokenizer_is_taught_drawn_tokens(tmp_path: Path) -> None:
+    model = judged_families.make("whisper", tmp_path / "whisper", tokenizer=False)
+    merged = model.output("pytorch", model.merged())
+    run = validated(model, tmp_path / "work")
+    assert "labels are drawn" in run.prepared.source
+    assert run.output("pytorch", merged).passed
+
+
+def test_speech_needs_its_feature_extractor(tmp_path: Path) -> None:
+    model = judged_families.make("whisper", tmp_path / "whisper")
+    (model.base / "preprocessor_config.json").unlink()
+    with pytest.raises(AssertionError, match="feature extractor"):
+        validated(model, tmp_path / "work")
+
+
+def test_a_classifier_without_a_padding_token_is_judged_row_by_row(tmp_path: Path) -> None:
+    """It refuses a batch, and takes padding for text."""
+    model = judged_families.make("qwen3-classes", tmp_path / "model")
+    unpadded = []
+    for name, module in {
+        "base": model.base_module(),
+        "pytorch": model.merged(),
+        "bf16": model.merged().bfloat16(),
+    }.items():
+        module.config.pad_token_id = None
+        unpadded.append(model.output(name, module))
+    run = validated(model, tmp_path / "work")
+    for name, folder in zip(("pytorch", "pytorch-bf16"), unpadded[1:], strict=True):
+        found = run.output(name, folder)
+        assert found.passed, found.explanation
+        assert {case.name for case in found.cases if case.skipped} >= {"right_padded"}
+
+
+def test_an_output_of_another_padding_token_fails(tmp_path: Path) -> None:
+    model = judged_families.make("qwen3-classes", tmp_path / "model")
+    module = model.merged()
+    module.config.pad_token_id = 7
+    run = validated(model, tmp_path / "work")
+    padded = run.output("pytorch", model.output("pytorch", module))
+    assert "another pad_token_id" in padded.explanation
+    assert all(name.startswith(("right_padded", "left_padded")) for name in failed(padded))
+
+
+def test_an_output_of_another_family_is_no_output(tmp_path: Path) -> None:
+    model, other = (judged_families.make(name, tmp_path / name) for name in ("bert-classes", "bert-tokens"))
+    found = validated(model, tmp_path / "work").output("pytorch", other.base)
+    assert (
+        "says token classifier (BertForTokenClassification), and the base model is a sequence classifier"
+        in found.explanation
+    )
+
+
+class TestAsAStage:
+    """In processes of their own, as it is run."""
+
+    def run(self, inputs: dict[str, Path], context: Context, **more: Any) -> ValidationReport:
+        held_out = context.workdir.parent / "heldout"
+        held_out.mkdir(exist_ok=True)
+        (held_out / "text.txt").write_text(TEXT)
+        params = ValidateParams(**{**PARAMS, **more})
+        return ValidationReport.read(STAGE.run({**inputs, "heldout": held_out}, params, context)["validation"])
+
+    def test_marian(self, tmp_path: Path, context: Context) -> None:
+        model = judged_families.make("marian", tmp_path / "marian")
+        outputs = {
+            "pytorch": model.output("pytorch", model.merged()),
+            "pytorch-noop": model.output("noop", model.base_module()),
+            "onnx": tmp_path / "onnx",
+        }
+        outputs["onnx"].mkdir()
+        (outputs["onnx"] / "model.onnx").write_bytes(b"a graph of an encoder")
+        timing = {"benchmark_performance": True, "benchmark_repeats": 1, "benchmark_decode_steps": 2}
+        report = self.run({"base": model.base, "adapter": model.adapter, **outputs}, context, **timing)
+        assert report.inputs.family == "encoder-decoder"
+        assert report.inputs.prompts == 4
+        merged = report.output("pytorch")
+        assert merged.passed, merged.explanation
+        assert merged.speed is not None
+        assert merged.speed.prefill_tokens == report.inputs.sequence_length
+        assert merged.speed.decode_steps == 2
+        assert "behaves like the base model" in report.output("pytorch-noop").explanation
+        onnx = report.output("onnx")
+        assert onnx.status is OutputStatus.NOT_RUN
+        assert "encoder-decoder" in onnx.status_reason
+        assert report.failed_outputs == ("pytorch-noop",)
+
+    def test_a_plain_model(self, tmp_path: Path, context: Context) -> None:
+        model = judged_families.make("gpt2", tmp_path / "gpt2")
+        report = self.run({"base": model.base, "pytorch": model.base}, context)
+        assert report.passed
+        assert "without an adapter" in report.reference.description
+        assert (report.reference.adapter, report.reference.adapter_effect_kl) == ("", None)
+        assert report.reference.gain_per_window == ()
+        assert report.reference.perplexity is not None
+
+    def test_a_family_that_nothing_knows_is_not_run(self, tmp_path: Path, context: Context) -> None:
+        model = judged_families.make("gpt2", tmp_path / "gpt2")
+        config = model.base / "config.json"
+        config.write_text(config.read_text().replace("GPT2LMHeadModel", "GPT2DoubleHeadsModel"))
+        report = self.run({"base": model.base, "adapter": model.adapter, "pytorch": model.base}, context)
+        assert report.not_run_outputs == ("pytorch",)
+        assert "GPT2DoubleHeadsModel" in report.output("pytorch").status_reason
+        assert not report.passed
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["whisper", "bert-classes", "bert-answers", "bert-masked", "bert-embeddings"])
+    def test_other_families(self, name: str, tmp_path: Path, context: Context) -> None:
+        model = judged_families.make(name, tmp_path / name)
+        inputs = {"base": model.base, "adapter": model.adapter, **model.outputs()}
+        report = self.run(inputs, context, benchmark_performance=True, benchmark_repeats=1)
+        assert report.passed, [(output.name, output.explanation) for output in report.outputs]
+        assert all(output.speed is not None for output in report.outputs)

@@ -1,0 +1,80 @@
+"""Validates outputs in this process: everything of the stage but the processes that it runs models in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.models.families import model_family
+from slipway.validation.findings import OutputValidation
+from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
+from slipway_validate.judging.compare import CaseResults, compare_case
+from slipway_validate.judging.evaluate import Evaluator
+from slipway_validate.judging.limits import LIMITS, level_of
+from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.params import ValidateParams
+from slipway_validate.preparation import Prepared, _affordable, padding_token
+from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
+from slipway_validate.reference import RUNTIME
+from slipway_validate.runner.main import execute
+from slipway_validate.samples import Samples
+from slipway_validate.texts import HeldOutText
+from support.models.validation_models import TEXT
+
+PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 6, "max_new_tokens": 4, "benchmark_performance": False}
+
+
+class Validated:
+    """One reference and the outputs compared with it.
+
+    Attributes:
+        reference: The reference's run.
+        evaluator: Judges outputs.
+    """
+
+    def __init__(
+        self, base: Path, adapter: Path | None, work: Path, *, merged: Path, params: Mapping[str, Any] = {}
+    ) -> None:
+        self.work = work
+        self.params = ValidateParams(**{**PARAMS, **params})
+        family = model_family(base)
+        assert family is not None
+        text = work / "text.txt"
+        text.write_text(TEXT)
+        windows, length = _affordable(base, family, self.params)
+        told = TokenizeSpec(
+            tokenizer=base, model=base, family=family.name, text=text, windows=windows, length=length, seed=0,
+            samples=work / "samples",
+        )  # fmt: skip
+        made = self._run(Spec(tokenize=told), work / "tokenize")
+        said = HeldOutText(TEXT, "test", ("text.txt",), held_out=True)
+        samples = Samples.read(told.samples)
+        self.prepared = Prepared(family, said, made.source, told.samples, samples, padding_token(base, family), base)
+        spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter})
+        result = self._run(Spec(run=spec), work / "reference")
+        self.reference = ReferenceRun(
+            folder=work / "reference", result=result, family=family, samples=samples, with_adapter=adapter is not None,
+            merged_level=level_of(stored_dtype(merged)),
+        )  # fmt: skip
+        where = CaseResults(work / "reference", work / "reference", self.reference.measure)
+        cases = [compare_case(case, where) for case in spec.cases]
+        self.reference = self.reference.completed(cases)
+        self.evaluator = Evaluator(self.reference, family, LIMITS, decode=lambda _: "")
+
+    def spec(self, runtime: str, folder: Path) -> RunSpec:
+        return self.prepared.spec(runtime, folder, params=self.params, threads=1)
+
+    def output(self, name: str, folder: Path) -> OutputValidation:
+        runtime = runtime_for(name, folder)
+        assert runtime is not None
+        spec = self.spec(runtime.load, folder)
+        run = self.work / "outputs" / name
+        result = why_not_run(name, folder, runtime, self.prepared.family) or self._run(Spec(run=spec), run, must=False)
+        return self.evaluator.evaluate(name, folder, spec=spec, result=result, run_folder=run)
+
+    def _run(self, spec: Spec, folder: Path, *, must: bool = True) -> RunResult:
+        folder.mkdir(parents=True)
+        result, _ = execute(spec, folder)
+        assert result.status == "done" or not must, result.message
+        return result
