@@ -84,8 +84,11 @@ def run_checkpoint(target: Path) -> Any:
             model, loading = auto_model(family).from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
-            inputs = sample_inputs(model, family)
-            given = compared_outputs(model, family, inputs).numpy()
+            # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
+            loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
+            if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
+                raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
+            return compared_outputs(model, family, sample_inputs(model, family)).numpy()
     except (
         CannotBuildError,
         OSError,
@@ -97,11 +100,6 @@ def run_checkpoint(target: Path) -> Any:
         IndexError,
     ) as error:
         raise _does_not_load("transformers", str(error)) from error
-    # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
-    loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
-    if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
-        raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
-    return given
 
 
 def run_graph(target: Path, ctx: Context) -> Any:

@@ -44,9 +44,8 @@ class VectorComparer:
         self._error += float(np.square(difference).sum())
         self._square += float(np.square(other).sum())
         lengths = np.linalg.norm(other, axis=-1) * np.linalg.norm(own, axis=-1)
-        cosines = np.where(
-            lengths > 0, (other * own).sum(axis=-1) / lengths, np.where((other == own).all(-1), 1.0, 0.0)
-        )
+        nothing = np.where((other == own).all(axis=-1), 1.0, 0.0)  # what has no length has no direction
+        cosines = np.where(lengths == 0, nothing, (other * own).sum(axis=-1) / lengths)
         self._distances.append(np.maximum(1.0 - cosines, 0.0))
 
     def result(self) -> LogitComparison:

@@ -12,7 +12,8 @@ allows it, so that the limits judge the stored weights and the graph, not the ar
 Other families were measured on small models with random weights (``tests/support/models/judged_families.py``: Marian, BART, T5, Whisper, BERT
 with each head, RoBERTa, Qwen3 with classes; 6 windows of 48 tokens, adapters that move the base by 2e-3 to 0.3 nats), merged by peft,
 with linear weights rounded to nearest in groups of 32: mean KL at most 4e-7 in float16, 4e-5 in bfloat16 and 1.6e-4 in int8; relative
-error of embeddings and scores 6e-4, 4e-3 and 1e-2, cosine distance of embeddings 9e-8, 5e-6 and 5e-5. The same rows hold. A lost
+error of embeddings and scores 6e-4, 5e-3 and 1e-2, cosine distance of embeddings 9e-8, 5e-6 and 5e-5. What the stages themselves merge
+and quantize (``tests/support/models/family_models.py``, 18 models) lies below that. The same rows hold. A lost
 adapter has a relative error of 0.5, and one a tenth too weak 0.04. Few values show noise less evenly: the strength of an adapter was
 off by up to 2e-3 in float16, 9e-3 in bfloat16 and 2e-2 in int8, and of two tokens or classes that are as likely either may come
 first; see ``ALONG_EFFECT`` and ``slipway_validate.numerics.NEAR_TIE``.
