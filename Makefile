@@ -38,7 +38,7 @@ test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are k
 
 test-k8s: $(INSTALLED) ## Install the checkers of manifests that npm and checkov have, and run all tests of k8s/ with them
 	PYTHON=$(PYTHON) tests/k8s/tools/tools.sh
-	$(SHUFFLED) tests/k8s tests/deploy/test_deploy_alerts.py
+	$(SHUFFLED) tests/k8s tests/deploy/test_alerts.py
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .

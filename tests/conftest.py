@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from made_once import made_once
-from s3_server import S3Server, s3_server
+from support.harness.made_once import made_once
+from support.servers.s3_server import S3Server, s3_server
 
-pytest_plugins = ["leftovers", "encodable_reports"]
+pytest_plugins = ["support.harness.leftovers", "support.harness.encodable_reports"]
 
-SUPPORT = Path(__file__).parent / "support"
+TESTS = Path(__file__).parent
 
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -19,17 +19,17 @@ from pathlib import Path
 
 import psutil
 
-from cli import SLIPWAY
+from support.commands.cli import SLIPWAY
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import itertools
 
-from coordinator_harness import process, wait_for
-from free_ports import free_port
-from s3_server import BUCKET, s3_server
 from slipway.client import Client
 from slipway.errors import ModelExportError
+from support.coordinators.harness import process, wait_for
+from support.servers.free_ports import free_port
+from support.servers.s3_server import BUCKET, s3_server
 
 RESULTS = Path(__file__).parent / "results"
 

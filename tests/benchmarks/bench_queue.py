@@ -31,15 +31,15 @@ import grpc
 import psutil
 from google.protobuf.duration_pb2 import Duration
 
-from cli import SLIPWAY
+from support.commands.cli import SLIPWAY
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from free_ports import free_port
-from postgres_server import postgres_server
 from slipway.configuration import parse
 from slipway.rpc.wire import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
+from support.servers.free_ports import free_port
+from support.servers.postgres_server import postgres_server
 
 DIGEST = "sha256:" + hashlib.sha256(b"nothing").hexdigest()
 CONFIGURATIONS = {

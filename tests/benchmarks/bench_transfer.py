@@ -16,11 +16,11 @@ import tempfile
 import uuid
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from measure import Measured, measure
 
-from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, s3_server
+from support.servers.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, s3_server
 
 RESULTS = Path(__file__).parent / "results"
 CHUNK = 64 << 20

@@ -14,9 +14,9 @@ from google.protobuf import descriptor_pool, json_format
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from coordinator_harness import Harness, tiny_export, tiny_task
 from slipway.security.access.rules import RULES
 from slipway_protos.v1 import artifact_pb2, export_pb2
+from support.coordinators.harness import Harness, tiny_export, tiny_task
 
 ROOT = Path(__file__).parents[2]
 CALLS = re.findall(r"-d '(\{.*\})' coordinator:7070 (\S+)/(\w+)", (ROOT / "docs" / "clients.md").read_text())

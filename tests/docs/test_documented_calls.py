@@ -21,12 +21,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from certificates import Authority
-from coordinator_harness import Harness
 from slipway.security.access.access_file import AccessFile
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.server import ServerSecurity
 from slipway.settings.security import TlsFiles
+from support.coordinators.harness import Harness
+from support.servers.certificates import Authority
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
 (ALIAS,) = re.findall(r"^\$ alias call='(.*)'$", PAGE, re.MULTILINE)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from cli import SLIPWAY, Done, environment, run_here, slipway
-from coordinator_harness import wait_for
-from free_ports import free_port
 from slipway.client import Client
 from slipway.errors import ModelExportError
+from support.commands.cli import SLIPWAY, Done, environment, run_here, slipway
+from support.coordinators.harness import wait_for
+from support.models import tiny_models
+from support.servers.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:7070"

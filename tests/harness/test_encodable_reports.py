@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from encodable_reports import sendable
+from support.harness.encodable_reports import sendable
 
 TESTS = r"""
 import logging
@@ -53,7 +53,18 @@ def test_cannot_be_set_up(broken):
 
 def test_no_report_ends_a_worker(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-n", "1", "-ra", "-p", "encodable_reports", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "1",
+        "-ra",
+        "-p",
+        "support.harness.encodable_reports",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run([*command, "test_it.py"], cwd=tmp_path, capture_output=True, text=True)
     assert "4 failed, 3 passed, 1 skipped, 1 warning, 1 error" in done.stdout, done.stdout
     assert r"half \ud800" in done.stdout

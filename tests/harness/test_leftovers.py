@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import leftovers
-from unhurried import unhurried
+from support.harness import leftovers
+from support.harness.unhurried import unhurried
 
 LEAKS = {
     "logger library: level was 0, is 10": "logging.getLogger('library').setLevel(10)",
@@ -94,7 +94,17 @@ def run(tmp_path: Path) -> Callable[[str], str]:
     def call(text: str) -> str:
         (tmp_path / "test_it.py").write_text(BEGINNING + text)
         (tmp_path / "conftest.py").write_text("import leftovers\nleftovers.PATIENCE_SECONDS = 2.0\n")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "leftovers", "-p", "no:cacheprovider", "--rootdir=."]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "support.harness.leftovers",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir=.",
+        ]
         return subprocess.run([*command, "test_it.py"], cwd=tmp_path, capture_output=True, text=True).stdout
 
     return call

@@ -19,11 +19,6 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli import SLIPWAY
-from coordinator_harness import CONFIGURATION, process, wait_for
-from free_ports import free_port
-from hostile_texts import DECEPTIVE
-from random_messages import messages
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
@@ -34,7 +29,12 @@ from slipway.settings.security import Security
 from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, configuration_pb2, stage_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
-from unhurried import unhurried
+from support.commands.cli import SLIPWAY
+from support.coordinators.harness import CONFIGURATION, process, wait_for
+from support.coordinators.random_messages import messages
+from support.harness.unhurried import unhurried
+from support.hostile.texts import DECEPTIVE
+from support.servers.free_ports import free_port
 
 ROLES = {"viewer": "[red]", "submitter": "[red]", "operator": '["*"]', "neighbour": "[blue]", "worker": ""}
 CONTENT = b"of an artifact"
@@ -88,7 +88,7 @@ class Servers:
             "--coordinator",
             address,
             "--stage",
-            "coordinator_stages:STAGE",
+            "support.stages.watched:STAGE",
         ]
         worker += ["--listen", listen, "--token-file", str(home / "worker.token"), "--drain-seconds", "0"]
         environment = {"SLIPWAY_HOME": str(home)}

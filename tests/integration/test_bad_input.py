@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import tiny_models
-from cli import Done, run_here, slipway
 from slipway.texts import printable
+from support.commands.cli import Done, run_here, slipway
+from support.models import tiny_models
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from cli import run_here
-from coordinator_harness import Harness, states, tiny_export, tiny_task, wait_for
-from k8s_cluster import Cluster, rendered
-from s3_server import BUCKET, S3Server
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.collection import collect
 from slipway.artifacts.names import blob_name
@@ -23,6 +19,10 @@ from slipway.artifacts.s3 import collection as s3_collection
 from slipway.artifacts.s3.store import S3Store
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2
+from support.commands.cli import run_here
+from support.coordinators.harness import Harness, states, tiny_export, tiny_task, wait_for
+from support.manifests.overlay import Cluster, rendered
+from support.servers.s3_server import BUCKET, S3Server
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from cli import SLIPWAY, environment
-from coordinator_harness import process, wait_for
-from free_ports import free_port
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.execution.process import Execution, execute
-from traps import Traps
+from support.commands.cli import SLIPWAY, environment
+from support.coordinators.harness import process, wait_for
+from support.hostile.traps import Traps
+from support.models import tiny_models
+from support.servers.free_ports import free_port
 
 ONLY_PYTORCH = ("--set", "formats.onnx.enabled=false")
 VALIDATED = ["validation.test_samples=1", "validation.benchmark_performance=false"]
@@ -111,7 +111,7 @@ def test_an_empty_part_of_the_python_path_is_not_the_current_folder(
     around = environment(checkpoint.home)
     monkeypatch.setenv("PYTHONPATH", ":" + around["PYTHONPATH"])
     monkeypatch.chdir(checkpoint.folder)
-    execution = Execution("stages_for_tests:SOURCE", {}, {}, tmp_path)
+    execution = Execution("support.stages.plain:SOURCE", {}, {}, tmp_path)
     outcome = asyncio.run(execute(execution))
     assert (outcome.failure, checkpoint.traps.ran()) == (None, [])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from cli import Done, slipway
+from support.commands.cli import Done, slipway
+from support.models import tiny_models
 
 pytestmark = [pytest.mark.slow]
 

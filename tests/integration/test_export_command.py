@@ -10,8 +10,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-import tiny_models
-from cli import Done, slipway
+from support.commands.cli import Done, slipway
+from support.models import tiny_models
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from cli import SLIPWAY, Done, slipway
-from coordinator_harness import process, wait_for
-from free_ports import free_port
 from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.settings.security import Security
+from support.commands.cli import SLIPWAY, Done, slipway
+from support.coordinators.harness import process, wait_for
+from support.models import tiny_models
+from support.servers.free_ports import free_port
 
 pytestmark = [pytest.mark.slow]
 PEOPLE = {

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import tiny_models
-from cli import SLIPWAY, Done, slipway
-from coordinator_harness import process, wait_for
-from free_ports import free_port
 from slipway.client import Client
 from slipway.errors import ModelExportError
+from support.commands.cli import SLIPWAY, Done, slipway
+from support.coordinators.harness import process, wait_for
+from support.models import tiny_models
+from support.servers.free_ports import free_port
 
 SUPPORT = Path(__file__).parents[1] / "support"
 PLUGIN = os.pathsep.join([str(SUPPORT / "npz_format"), os.environ.get("PYTHONPATH", "")])

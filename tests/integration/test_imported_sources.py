@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from cli import SLIPWAY, Done, slipway
-from coordinator_harness import process, wait_for
-from free_ports import free_port
-from hub_server import HubServer
-from s3_server import BUCKET, S3Server
 from slipway.client import Client
 from slipway.errors import ModelExportError
+from support.commands.cli import SLIPWAY, Done, slipway
+from support.coordinators.harness import process, wait_for
+from support.models import tiny_models
+from support.servers.free_ports import free_port
+from support.servers.hub_server import HubServer
+from support.servers.s3_server import BUCKET, S3Server
 
 pytestmark = [pytest.mark.slow]
 ONLY_MERGE = ("--set", "formats.onnx.enabled=false", "--set", "validation.enabled=false")

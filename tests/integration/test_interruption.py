@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-import tiny_models
-from cli import slipway, start
-from unhurried import unhurried
+from support.commands.cli import slipway, start
+from support.harness.unhurried import unhurried
+from support.models import tiny_models
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from cli import Done, run_here, slipway
-from family_models import given_by, make_family_adapter, make_family_model
+from support.commands.cli import Done, run_here, slipway
+from support.models.family_models import given_by, make_family_adapter, make_family_model
 
 QUICK = ("--set", "validation.enabled=false", "--set", "formats.onnx.enabled=false")
 

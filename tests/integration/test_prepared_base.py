@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import tiny_models
-from cli import Done, slipway
+from support.commands.cli import Done, slipway
+from support.models import tiny_models
 
 pytestmark = [pytest.mark.slow]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from certificates import Authority
-from cli import SLIPWAY
-from coordinator_harness import CONFIGURATION, process, wait_for
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.access.tokens import token_hash
 from slipway.settings.security import Security
+from support import TINY_STAGES
+from support.commands.cli import SLIPWAY
+from support.coordinators.harness import CONFIGURATION, process, wait_for
+from support.servers.certificates import Authority
 
-TINY_STAGES = Path(__file__).parents[1] / "support" / "tiny_stages"
 CANARY = "canary-{}-0123456789abcdef"
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli import Done, slipway
-from made_once import made_once
+from support.commands.cli import Done, slipway
+from support.harness.made_once import made_once
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli import Done, slipway
+from support.commands.cli import Done, slipway
 
 pytestmark = [pytest.mark.slow]
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostile_texts import DECEPTIVE, TEXTS
 from slipway.errors import MOST_TEXT, ServiceError
 from slipway.texts import escaped_json, hidden_character, number_of, one_line, printable, quoted, shortened
+from support.hostile.texts import DECEPTIVE, TEXTS
 
 PLAIN = ("qwen3-4b", "modèle", "模型 3", "ü", "نموذج", "می‌خواهم", "👩‍👩‍👧", "❤️", "a b", "क्‍ष", "🏳️‍🌈", "½ · “x”")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import cluster_kills
-from cluster import Cluster
-from postgres_server import PostgresServer, postgres_server
-from s3_server import S3Server
+from support.cluster import kills as cluster_kills
+from support.cluster.cluster import Cluster
+from support.servers.postgres_server import PostgresServer, postgres_server
+from support.servers.s3_server import S3Server
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cli import Done, slipway
-from cluster import Cluster
-from cluster_audit import audit_results
-from engine_plans import assert_same_plan
-from postgres_server import PostgresServer
-from s3_server import S3Server
+from support.cluster.audit import audit_results
+from support.cluster.cluster import Cluster
+from support.commands.cli import Done, slipway
+from support.models.engine_plans import assert_same_plan
+from support.servers.postgres_server import PostgresServer
+from support.servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 

@@ -17,16 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster import Cluster, Member
-from cluster_audit import audit
-from cluster_reference import Undisturbed, reference
-from coordinator_harness import states, wait_for
-from namespaces import namespace
-from postgres_server import PostgresServer
-from s3_server import BUCKET, FaultyProxy, S3Server
 from slipway.rpc.wire import failure_of_status
 from slipway_protos.v1 import export_pb2
-from tcp_proxy import TcpProxy
+from support.cluster.audit import audit
+from support.cluster.cluster import Cluster, Member
+from support.cluster.reference import Undisturbed, reference
+from support.commands.namespaces import namespace
+from support.coordinators.harness import states, wait_for
+from support.servers.postgres_server import PostgresServer
+from support.servers.s3_server import BUCKET, FaultyProxy, S3Server
+from support.servers.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

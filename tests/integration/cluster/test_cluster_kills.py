@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from cluster import Cluster
-from cluster_audit import audit
-from cluster_kills import KINDS, RUNS, Run, strike
-from cluster_reference import Undisturbed, reference
+from support.cluster.audit import audit
+from support.cluster.cluster import Cluster
+from support.cluster.kills import KINDS, RUNS, Run, strike
+from support.cluster.reference import Undisturbed, reference
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

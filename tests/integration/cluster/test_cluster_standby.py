@@ -12,17 +12,17 @@ import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cli import SLIPWAY
-from cluster import Cluster
-from cluster_audit import audit
-from cluster_reference import Undisturbed, reference
-from coordinator_harness import wait_for
-from postgres_server import PostgresServer
-from s3_server import S3Server
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway_coordinator.leadership.advisory_lock import LOCK_KEY
-from unhurried import unhurried
+from support.cluster.audit import audit
+from support.cluster.cluster import Cluster
+from support.cluster.reference import Undisturbed, reference
+from support.commands.cli import SLIPWAY
+from support.coordinators.harness import wait_for
+from support.harness.unhurried import unhurried
+from support.servers.postgres_server import PostgresServer
+from support.servers.s3_server import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import merge_cases
+from support.models import merge_cases
 
 _COMPILERS = ("CC", "CXX")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from onnx_models import Exported, save_model
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE
+from support.models.onnx_models import Exported, save_model
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file, save_file
 
-from prepare_models import configure, linears, pack_gptq, stored
-from tiny_models import make_base
+from support.models.prepare_models import configure, linears, pack_gptq, stored
+from support.models.tiny_models import make_base
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from quantize_models import save_tiny
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE
+from support.models.quantize_models import save_tiny
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from quantize_models import save_tiny
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
+from support.models.quantize_models import save_tiny
 
 
 @pytest.fixture(scope="session")

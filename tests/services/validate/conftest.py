@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway.stage import Context
-from validation_models import TEXT, Models, export_onnx
+from support.models.validation_models import TEXT, Models, export_onnx
 
 
 @pytest.fixture(scope="session")

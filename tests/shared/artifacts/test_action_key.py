@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipway.artifacts import action_key
-from stages_for_tests import ECHO, EchoParams
+from support.stages.plain import ECHO, EchoParams
 
 INPUTS = {"in": "sha256:" + "1" * 64}
 

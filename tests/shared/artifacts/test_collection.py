@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cli import Done, run_here, slipway
 from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest
 from slipway.artifacts.names import blob_name
 from slipway.errors import ArtifactError
+from support.commands.cli import Done, run_here, slipway
 
 COLLECT = ("cache", "gc", "--older-than", "0s", "--json")
 

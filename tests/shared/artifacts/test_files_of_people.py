@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from artifact_places import Place
 from slipway.artifacts.blobs import LocalBlobs
 from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.files import folder_files, in_threads
@@ -18,6 +17,7 @@ from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import ManifestFile
 from slipway.artifacts.pulling import pull
 from slipway.errors import ArtifactError, StageError
+from support.coordinators.artifact_places import Place
 
 
 def link_to_nothing(path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from minio.credentials.providers import Provider
 from urllib3.exceptions import HTTPError
 
-from credential_services import CredentialService
-from local_http import local_http
-from s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY, S3Server
 from slipway.artifacts.s3 import credentials as s3_credentials
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.credentials import check_agent, connections, credentials
 from slipway.errors import ArtifactError
 from slipway.settings.s3 import S3Options
+from support.servers.credential_services import CredentialService
+from support.servers.local_http import local_http
+from support.servers.s3_server import ACCESS_KEY, BUCKET, READER_KEY, READER_SECRET, SECRET_KEY, S3Server
 
 TOKEN = "the-token-of-a-service-account"
 ROLE = "arn:aws:iam::123456789012:role/slipway"

@@ -23,8 +23,6 @@ from typing import Any
 
 import pytest
 
-from cli import start
-from s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, s3_server
 from slipway.artifacts import ActionResult, LocalStore
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.collection import collect
@@ -37,6 +35,8 @@ from slipway.artifacts.s3.collection import collect_bucket, expire_unfinished_up
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError, ServiceError
 from slipway.settings.s3 import S3Options, parse_s3_url
+from support.commands.cli import start
+from support.servers.s3_server import BUCKET, READER_KEY, READER_SECRET, FaultyProxy, S3Server, s3_server
 
 PART = 5 << 20  # the smallest the protocol allows
 

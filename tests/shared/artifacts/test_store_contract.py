@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from s3_server import BUCKET, S3Server
 from slipway.artifacts import ActionResult, LocalStore
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.store import S3Store
 from slipway.artifacts.store import ArtifactStore
 from slipway.errors import ArtifactError
+from support.servers.s3_server import BUCKET, S3Server
 
 
 def folder_of(path: Path, files: dict[str, str]) -> Path:

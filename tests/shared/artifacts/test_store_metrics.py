@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from metrics_page import page
-from s3_server import BUCKET, FaultyProxy, S3Server
 from slipway.artifacts import LocalStore
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.opening import cache_size
@@ -20,6 +18,8 @@ from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
 from slipway.observability import metrics
 from slipway.settings import Settings
+from support.servers.metrics_page import page
+from support.servers.s3_server import BUCKET, FaultyProxy, S3Server
 
 PART = 5 << 20  # the smallest the protocol allows
 

@@ -1,0 +1,227 @@
+"""Overlays of one's own, as the documents show them: each renders, is what Kubernetes takes, and keeps the rules."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import runpy
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.manifests import pod_rules as k8s_pod_rules
+from support.manifests import store_rules as k8s_store_rules
+from support.manifests import wiring_rules as k8s_wiring_rules
+from support.manifests.overlay import EXTERNAL_SECRETS, ROOT, Cluster, Workload, place_of, render, rendered
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+RULES = (*k8s_pod_rules.RULES, *k8s_store_rules.RULES, *k8s_wiring_rules.RULES)
+DOCS = ROOT / "docs"
+SIZING = runpy.run_path(str(DOCS / "generate_sizing.py"))
+SIZES = ROOT / "k8s" / "components" / "sizes"
+
+
+def documented() -> dict[str, str]:
+    """Every overlay of the documents, by page and number."""
+    found = {}
+    for page in ("kubernetes", "sizing"):
+        texts = re.findall(r"```yaml\n(# kustomization.yaml\n.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
+        found |= {f"{page}-{number}": text for number, text in enumerate(texts)}
+    return found
+
+
+OVERLAYS = documented()
+INSTALL, EKS, REGISTRY, OUTSIDE, SPOT, LARGE = OVERLAYS
+
+
+def documented_service() -> dict[str, str]:
+    """The settings of the documented ``pg_service.conf``."""
+    (text,) = re.findall(r"```ini\n# pg_service.conf\n(.*?)```", (DOCS / "kubernetes.md").read_text(), re.DOTALL)
+    parser = configparser.ConfigParser()
+    parser.read_string(text)
+    return dict(parser["slipway"])
+
+
+SERVICE = documented_service()
+DATABASE = place_of(f"postgresql://{SERVICE['host']}:{SERVICE.get('port', '5432')}")
+WHOLE = (INSTALL, EKS)
+"""Overlays that are shown whole, so that they use the documented database; the others show what is changed."""
+
+
+@cache
+def _rendered(text: str, folder: Path) -> list[dict[str, object]]:
+    (folder / "kustomization.yaml").write_text(text)
+    return render(folder)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder for an overlay, beside this repository."""
+    (tmp_path / "slipway").symlink_to(ROOT)
+    return tmp_path
+
+
+def cluster_of(text: str, folder: Path) -> Cluster:
+    objects = _rendered(text, folder)
+    return Cluster(objects, DATABASE) if text in {OVERLAYS[name] for name in WHOLE} else Cluster(objects)
+
+
+def policy(cluster: Cluster, name: str) -> object:
+    return cluster.named("NetworkPolicy", name)["spec"]
+
+
+def with_components(*names: str, overlay: str = "production") -> str:
+    lines = [f"- slipway/k8s/components/{name}" for name in names]
+    return "\n".join(["namespace: slipway", "resources:", f"- slipway/k8s/overlays/{overlay}", "components:", *lines])
+
+
+def broken_rules(cluster: Cluster) -> list[str]:
+    """What the rules say, but for images of another registry."""
+    said = [sentence for rule in RULES for sentence in rule(cluster)]
+    return [sentence for sentence in said if ": registry.example.org/" not in sentence]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_of_the_documents_keeps_the_rules(own: Path, name: str) -> None:
+    cluster = cluster_of(OVERLAYS[name], own)
+    outside = [
+        # Clients outside are let in by addresses; that nothing in the cluster comes from there is as it should be.
+        "slipway-coordinator: from outside 7072 is allowed, and nothing uses it",
+    ]
+    assert [said for said in broken_rules(cluster) if said not in (outside if name == OUTSIDE else ())] == []
+    for thing in cluster.objects:
+        if thing["apiVersion"].partition("/")[0] not in {"cert-manager.io", "keda.sh"}:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                kubernetes_validate.validate(thing, "1.33", strict=True)
+
+
+def test_store_and_database_of_the_install_example_can_be_reached(own: Path) -> None:
+    """Their policies let through what their addresses lead to; without the patches the rule says so."""
+    text = OVERLAYS[INSTALL]
+    cluster = cluster_of(text, own)
+    assert container_image(cluster) == "registry.example.org/slipway-merge:0.1.0"
+    environment = next(one for one in cluster.workers() if one.name == "slipway-merge").environment
+    assert environment["SLIPWAY_STORE"] == "s3://models/slipway"
+    assert environment["AWS_ENDPOINT_URL_S3"] == "https://s3.example.org"
+    assert environment["AWS_REGION"] == "us-east-1"
+    blocked = list(k8s_wiring_rules.edges(Cluster(_rendered(text.partition("patches:")[0], own), DATABASE)))
+    assert "slipway-merge: to outside 443 is needed, and not allowed" in blocked
+    assert "slipway-coordinator: to outside 5432 is needed, and not allowed" in blocked
+    assert "slipway-migrate: to outside 5432 is needed, and not allowed" in blocked
+
+
+def test_the_database_is_known_by_the_authorities_that_the_images_hold() -> None:
+    """psycopg's own libcrypto looks elsewhere than Debian's, so that ``system`` finds none."""
+    assert SERVICE["sslrootcert"] == str(runpy.run_path(str(ROOT / "deploy" / "check_image.py"))["_AUTHORITIES"])
+    final = (ROOT / "deploy" / "Dockerfile.cpu").read_text().rpartition("FROM ")[2]
+    assert "ca-certificates" in final
+
+
+def container_image(cluster: Cluster, name: str = "slipway-merge") -> str:
+    return next(str(one.container["image"]) for one in cluster.workers() if one.name == name)
+
+
+@pytest.mark.slow
+def test_on_eks_no_pod_has_a_key(own: Path) -> None:
+    cluster = cluster_of(OVERLAYS[EKS], own)
+    assert "slipway-s3" in EXTERNAL_SECRETS
+    for one in cluster.workloads():
+        assert "slipway-s3" not in str(one.object)
+        account = cluster.named("ServiceAccount", one.pod["serviceAccountName"])
+        needs_role = one.name != "slipway-migrate"
+        assert ("eks.amazonaws.com/role-arn" in account["metadata"].get("annotations", {})) == needs_role
+    reached = policy(cluster, "artifacts")["egress"]  # type: ignore[index]
+    addresses = [[peer["ipBlock"]["cidr"] for peer in rule["to"]] for rule in reached]
+    assert addresses == [["0.0.0.0/0", "::/0"], ["169.254.170.23/32", "fd00:ec2::23/128"]]
+    assert "169.254.0.0/16" in reached[0]["to"][0]["ipBlock"]["except"], "the node's own metadata"
+
+
+@pytest.mark.slow
+def test_roles_of_eks_are_for_every_pool(own: Path) -> None:
+    (roles, *_) = yaml.safe_load(OVERLAYS[EKS])["patches"]
+    text = yaml.safe_dump({"namespace": "slipway", "resources": ["slipway/k8s/overlays/gpu-pools"], "patches": [roles]})
+    cluster = cluster_of(text, own)
+    without = {one["metadata"]["name"] for one in cluster.of("ServiceAccount") if "annotations" not in one["metadata"]}
+    assert without == {"slipway-migrate"}
+
+
+@pytest.mark.slow
+def test_every_pod_pulls_with_the_secret_of_the_registry(own: Path) -> None:
+    cluster = cluster_of(OVERLAYS[REGISTRY], own)
+    for one in cluster.workloads():
+        account = cluster.named("ServiceAccount", one.pod["serviceAccountName"])
+        assert account["imagePullSecrets"] == [{"name": "registry"}]
+        assert "imagePullSecrets" not in one.pod
+
+
+@pytest.mark.slow
+def test_clients_outside_reach_the_port_for_tokens_alone(own: Path) -> None:
+    cluster = cluster_of(OVERLAYS[OUTSIDE], own)
+    published = [one["metadata"]["name"] for one in cluster.of("Service") if one["spec"].get("type") == "LoadBalancer"]
+    assert published == ["slipway-clients"]
+    assert "slipway.example.org" in cluster.named("Certificate", "slipway-coordinator")["spec"]["dnsNames"]
+    for thing in cluster.of("NetworkPolicy"):
+        for rule in thing["spec"].get("ingress", ()):
+            if any("ipBlock" in peer for peer in rule["from"]):
+                assert [port["port"] for port in rule["ports"]] == [7072]
+
+
+@pytest.mark.slow
+def test_a_worker_on_a_spot_node_hands_back_within_its_notice(own: Path) -> None:
+    cluster = cluster_of(OVERLAYS[SPOT], own)
+    for one in cluster.workers():
+        assert one.pod["terminationGracePeriodSeconds"] <= 30
+        assert one.arguments().drain_seconds < one.pod["terminationGracePeriodSeconds"] - 15
+        assert "nodeSelector" in one.pod
+    (coordinator,) = (one for one in cluster.workloads() if one.name == "slipway-coordinator")
+    assert "nodeSelector" not in coordinator.pod
+
+
+@pytest.mark.slow
+def test_with_imports_those_workers_alone_reach_what_is_outside(own: Path) -> None:
+    cluster = cluster_of(with_components("import"), own)
+    assert broken_rules(cluster) == []
+    reaching = cluster.selected(policy(cluster, "hub")["podSelector"])  # type: ignore[index]
+    assert [one.name for one in reaching] == ["slipway-merge"]
+
+
+def test_the_page_about_sizes_is_up_to_date() -> None:
+    assert SIZING["page"]() == (DOCS / "sizing.md").read_text(), "run python docs/generate_sizing.py > docs/sizing.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "billions"), [("8b", 8.19), ("30b", 30.53), ("70b", 70.55)])
+def test_the_component_of_a_size_gives_workers_what_the_page_says(own: Path, name: str, billions: float) -> None:
+    component = (SIZES / name / "kustomization.yaml").read_text()
+    assert SIZING["component"](name) == component, f"run python docs/generate_sizing.py {name}"
+    size = SIZING["MODELS"][name].size()
+    assert size.weights / 1e9 == pytest.approx(billions, rel=0.002), "as the model's own card has it"
+    cluster = cluster_of(with_components(f"sizes/{name}", overlay="gpu-pools"), own)
+    assert broken_rules(cluster) == []
+    before = {worker.name: worker for worker in Cluster(rendered("gpu-pools")).workers()}
+    assert "slipway-tensorrt-build-sm90" in before
+    for worker in cluster.workers():
+        need = SIZING["needs"](size)[worker.name.removeprefix("slipway-").removesuffix("-sm90")]
+        for side in ("requests", "limits"):
+            assert memory_of(worker, side) * SIZING["MEMORY_SHARE"] >= need.task_memory
+            assert memory_of(worker, side) >= memory_of(before[worker.name], side), "no less than without it"
+        assert volume_of(worker) >= (need.reads + need.writes) * 1.1
+        assert volume_of(worker) >= volume_of(before[worker.name]), "no less than without it"
+        assert k8s_pod_rules.quantity(worker.environment["SLIPWAY_CACHE_SIZE"].removesuffix("B")) * 2 == volume_of(
+            worker
+        )
+
+
+def memory_of(worker: Workload, side: str) -> float:
+    return k8s_pod_rules.quantity(worker.container["resources"][side]["memory"])
+
+
+def volume_of(worker: Workload) -> float:
+    (claim,) = (one["ephemeral"] for one in worker.pod["volumes"] if "ephemeral" in one)
+    return k8s_pod_rules.quantity(claim["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"])

@@ -1,0 +1,38 @@
+"""The inbox between the table of events and workflows: what is read, and what is only handed on."""
+
+from __future__ import annotations
+
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.storage.inbox import Inbox, Message
+
+EXPORT = "projects/p/exports/x"
+
+
+def message(number: int) -> Message:
+    return Message(EXPORT, 1, number, Event(kind=EventKind.LEASED, time=float(number)))
+
+
+async def test_a_run_that_was_just_created_is_not_read() -> None:
+    reads: list[int] = []
+
+    async def read(_export: str, _run: int, after: int) -> list[Message]:
+        reads.append(after)
+        return [message(number) for number in range(after + 1, 4)]
+
+    inbox = Inbox(read)
+    inbox.open(EXPORT, 1)
+    inbox.deliver(message(1))  # before its workflow asks for the first time
+    assert await inbox.after(EXPORT, 1, 0) == [message(1)]
+    assert reads == []
+    inbox.deliver(message(3))  # the one before is on its way
+    assert await inbox.after(EXPORT, 1, 1) == [message(2), message(3)]
+    assert reads == [1]
+
+
+async def test_a_run_of_a_process_before_is_read() -> None:
+    async def read(_export: str, _run: int, after: int) -> list[Message]:
+        return [message(number) for number in range(after + 1, 3)]
+
+    inbox = Inbox(read)
+    inbox.deliver(message(2))  # nobody of this process waits for it yet
+    assert await inbox.after(EXPORT, 1, 0) == [message(1), message(2)]

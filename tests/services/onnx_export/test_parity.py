@@ -1,0 +1,142 @@
+"""Every engine computes what PyTorch computes, judged here by code of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.models.onnx_models import Exported
+
+FAMILIES = ("qwen3-tied", "qwen3", "qwen2", "llama", "mistral", "gpt2")
+LIMIT = 1e-4
+
+
+def _reference(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _worst(source: Path, exported: Exported, pads: list[int], calls: list[int]) -> float:
+    """Largest difference of logits over a conversation, where every row is compared with itself run alone, unpadded."""
+    import onnxruntime
+    import torch
+
+    model = _reference(source)
+    session = onnxruntime.InferenceSession(str(exported.folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    total = sum(calls)
+    tokens = np.random.default_rng(5).integers(3, 60, size=(len(pads), total))
+    mask = (np.arange(total) >= np.array(pads)[:, None]).astype(np.int64)
+    cache = {
+        name: np.zeros((len(pads), shape[1], 0, shape[3]), np.float32)
+        for name, shape in shapes.items()
+        if name.startswith("past_key_values.")
+    }
+    pieces, past = [], 0
+    for new in calls:
+        end = past + new
+        feed = {
+            "input_ids": tokens[:, past:end],
+            "attention_mask": mask[:, :end],
+            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, past:end],
+        }
+        out = dict(zip(names, session.run(names, feed | cache), strict=True))
+        pieces.append(out.pop("logits"))
+        cache = {name.replace("present.", "past_key_values."): value for name, value in out.items()}
+        past = end
+    logits = np.concatenate(pieces, axis=1)
+    worst = 0.0
+    for row, pad in enumerate(pads):
+        with torch.no_grad():
+            alone = model(input_ids=torch.from_numpy(tokens[row : row + 1, pad:])).logits.numpy()
+        worst = max(worst, float(np.abs(logits[row, pad:] - alone[0]).max()))
+    return worst
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("params", [{}, {"opset": 14}, {"runtime": "tensorrt"}], ids=str)
+def test_mobius(
+    family: Callable[[str], Path], export: Callable[..., Exported], name: str, params: dict[str, Any]
+) -> None:
+    exported = export(family(name), **params)
+    assert exported.opset == {"{}": 23, "{'opset': 14}": 14}.get(str(params), 20)
+    assert _worst(family(name), exported, [0, 5, 2], [8, 1, 1]) < LIMIT
+    assert _worst(family(name), exported, [3, 0], [4, 3, 1]) < LIMIT
+    assert _worst(family(name), exported, [0], [1, 1]) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "mistral-window", "gpt2"])
+@pytest.mark.parametrize(
+    "params",
+    [{"engine": "legacy", "opset": 14}, pytest.param({"engine": "legacy", "opset": 17}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_legacy(
+    family: Callable[[str], Path], export: Callable[..., Exported], name: str, params: dict[str, Any]
+) -> None:
+    exported = export(family(name), **params)
+    assert exported.opset == params["opset"]
+    assert _worst(family(name), exported, [0, 5, 2], [8, 1, 1]) < LIMIT
+    assert _worst(family(name), exported, [3, 0], [24, 3, 1]) < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("qwen3-tied", {"opset": 18}), ("mistral-window", {}), ("gpt2", {"runtime": "tensorrt"})],
+    ids=str,
+)
+def test_dynamo(
+    family: Callable[[str], Path], export: Callable[..., Exported], name: str, params: dict[str, Any]
+) -> None:
+    exported = export(family(name), engine="dynamo", **params)
+    assert exported.opset == {"qwen3-tied": 18, "mistral-window": 23, "gpt2": 20}[name]
+    assert _worst(family(name), exported, [0, 5, 2], [8, 1, 1]) < LIMIT
+    assert _worst(family(name), exported, [3, 0], [24, 3, 1]) < LIMIT
+    assert _worst(family(name), exported, [0], [1, 1]) < LIMIT
+
+
+def test_the_parity_check_finds_a_wrong_graph(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
+    """A mask that is not read is what exporters get wrong silently: it must not pass."""
+    import onnx
+
+    from slipway.errors import ONNXExportError
+    from slipway_onnx_export.parity import check_parity
+    from slipway_onnx_export.source import open_source
+
+    exported = export(family("qwen3-tied"), opset=18, optimize_graph=False)
+    path = exported.folder / "model.onnx"
+    source = open_source(family("qwen3-tied"))
+    good = check_parity(source, path, tolerance=1e-4)
+    assert good.max_abs_diff < LIMIT
+    model = exported.onnx
+    ones = onnx.helper.make_node("Equal", ["attention_mask", "attention_mask"], ["everything_is_seen"])
+    masks = [node for node in model.graph.node if node.op_type == "Cast" and "attention_mask" in node.input]
+    assert len(masks) == 1
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if name == masks[0].output[0]:
+                node.input[index] = "everything_is_seen"
+    model.graph.node.insert(0, ones)
+    onnx.save(model, path)
+    with pytest.raises(ONNXExportError) as caught:
+        check_parity(source, path, tolerance=1e-4)
+    assert caught.value.reason == "EXPORT_PARITY_FAILED"
+    assert float(caught.value.about["max_abs_diff"]) > 1e-2
+    assert "left padding" in caught.value.about["case"]
+
+
+def test_lossy_dtypes_are_exported_exactly(tmp_path: Path, export: Callable[..., Exported]) -> None:
+    from support.models.onnx_models import save_model
+
+    source = save_model("qwen3", tmp_path / "bf16", dtype="bfloat16", max_shard_size="100KB")
+    assert len(list(source.glob("model-*.safetensors"))) > 1
+    exported = export(source)
+    assert _worst(source, exported, [0, 2], [6, 1]) < LIMIT

@@ -1,0 +1,230 @@
+"""What cannot be exported is refused with the reason that recovery rules and exit codes rely on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.errors import ModelExportError, TracerWarningError, UnorderedMapError
+from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE
+from support.models.onnx_models import Exported
+
+
+@pytest.fixture
+def damaged(family: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of a model for the test to damage."""
+    return Path(shutil.copytree(family("qwen3"), tmp_path / "damaged"))
+
+
+def _refusal(export: Callable[..., Exported], source: Path, **params: Any) -> ModelExportError:
+    with pytest.raises(ModelExportError) as caught:
+        export(source, **params)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("params", "supported"),
+    [
+        ({"engine": "mobius", "opset": 26}, "14-24"),
+        ({"engine": "mobius", "opset": 23, "runtime": "tensorrt"}, "14-20"),
+        ({"engine": "dynamo", "opset": 17}, "18-23"),
+        ({"engine": "dynamo", "opset": 26}, "18-23"),
+        ({"engine": "legacy", "opset": 18}, "14-17"),
+        ({"engine": "legacy", "opset": 13}, "14-17"),
+    ],
+    ids=str,
+)
+def test_opsets_an_engine_cannot_write(
+    family: Callable[[str], Path], export: Callable[..., Exported], params: dict[str, Any], supported: str
+) -> None:
+    error = _refusal(export, family("qwen3"), **params)
+    assert error.reason == "OPSET_UNSUPPORTED"
+    assert error.about["engine"] == params["engine"]
+    assert error.about["opset"] == str(params["opset"])
+    assert error.about["supported_opsets"] == supported
+
+
+def test_a_window_mobius_would_drop(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
+    error = _refusal(export, family("mistral-window"))
+    assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
+    assert error.about["engine"] == "mobius"
+    assert "16" in error.message
+
+
+def test_a_window_too_long_to_prove(damaged: Path, export: Callable[..., Exported]) -> None:
+    _edit_config(damaged, sliding_window=4096, use_sliding_window=True, layer_types=["sliding_attention"] * 2)
+    error = _refusal(export, damaged)
+    assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
+    assert "4096" in error.message
+
+
+@pytest.mark.parametrize("engine", ["mobius", "dynamo", "legacy"])
+def test_encoder_decoders(family: Callable[[str], Path], export: Callable[..., Exported], engine: str) -> None:
+    error = _refusal(export, family("t5"), engine=engine, opset=8)  # before the opset is looked at
+    assert error.reason == "FAMILY_UNSUPPORTED"
+    assert error.about["family"] == "encoder-decoder (T5ForConditionalGeneration)"
+    assert "an encoder-decoder (T5ForConditionalGeneration)" in error.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "sequence classifier (Qwen3ForSequenceClassification)"),
+        ({"architectures": ["BertModel"], "model_type": "bert"}, "feature extraction (BertModel)"),
+        ({"architectures": ["ViTModel"], "model_type": "vit"}, "ViTModel"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}},
+            "decoder (Gem",
+        ),
+        ({"architectures": [], "model_type": "model-of-tomorrow"}, "model-of-tomorrow"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_families(damaged: Path, export: Callable[..., Exported], settings: dict[str, Any], named: str) -> None:
+    _edit_config(damaged, **settings)
+    error = _refusal(export, damaged)
+    assert error.reason == "FAMILY_UNSUPPORTED"
+    assert named in error.message
+
+
+def test_no_configuration(damaged: Path, export: Callable[..., Exported]) -> None:
+    (damaged / "config.json").unlink()
+    error = _refusal(export, damaged)
+    assert (error.reason, error.about["file"]) == ("BASE_MODEL_INVALID", "config.json")
+
+
+def test_configuration_that_is_not_json(damaged: Path, export: Callable[..., Exported]) -> None:
+    (damaged / "config.json").write_text("{not json")
+    assert _refusal(export, damaged).reason == "BASE_MODEL_INVALID"
+
+
+def test_unknown_architecture(damaged: Path, export: Callable[..., Exported]) -> None:
+    _edit_config(damaged, model_type="somebody_elses", architectures=["SomebodyElsesForCausalLM"])
+    error = _refusal(export, damaged)
+    assert (error.reason, error.about["model_type"]) == ("BASE_MODEL_INVALID", "somebody_elses")
+
+
+def test_no_weights(damaged: Path, export: Callable[..., Exported]) -> None:
+    (damaged / "model.safetensors").unlink()
+    assert _refusal(export, damaged).reason == "BASE_MODEL_INVALID"
+
+
+def test_pickled_weights(damaged: Path, export: Callable[..., Exported]) -> None:
+    (damaged / "model.safetensors").rename(damaged / "pytorch_model.bin")
+    assert _refusal(export, damaged).reason == "UNSAFE_PICKLE"
+
+
+def test_truncated_weights(damaged: Path, export: Callable[..., Exported]) -> None:
+    path = damaged / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    error = _refusal(export, damaged)
+    assert (error.reason, error.about["file"]) == ("SAFETENSORS_CORRUPT", "model.safetensors")
+
+
+def test_shard_missing(damaged: Path, export: Callable[..., Exported]) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (damaged / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = _refusal(export, damaged)
+    assert (error.reason, error.about["shard"]) == ("BASE_MODEL_INVALID", "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("engine", ["mobius", "legacy"])
+def test_a_weight_missing(damaged: Path, export: Callable[..., Exported], engine: str) -> None:
+    _edit_weights(damaged, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    error = _refusal(export, damaged, engine=engine)
+    assert (error.reason, error.about["tensor"]) == ("BASE_MODEL_INVALID", "model.layers.1.mlp.up_proj.weight")
+
+
+def test_a_weight_of_another_shape(damaged: Path, export: Callable[..., Exported]) -> None:
+    def cut(weights: dict[str, Any]) -> None:
+        weights["model.norm.weight"] = weights["model.norm.weight"][:32].clone()
+
+    _edit_weights(damaged, cut)
+    error = _refusal(export, damaged)
+    assert (error.reason, error.about["tensor"]) == ("BASE_MODEL_INVALID", "model.norm.weight")
+
+
+def test_not_a_number(damaged: Path, export: Callable[..., Exported]) -> None:
+    def poison(weights: dict[str, Any]) -> None:
+        weights["model.layers.0.mlp.down_proj.weight"][3, 4] = float("nan")
+
+    _edit_weights(damaged, poison)
+    error = _refusal(export, damaged)
+    assert error.reason == "NON_FINITE_WEIGHTS"
+    assert "down_proj" in error.about["tensor"]
+
+
+def test_quantized_model(damaged: Path, export: Callable[..., Exported]) -> None:
+    _edit_config(damaged, quantization_config={"quant_method": "compressed-tensors"})
+    error = _refusal(export, damaged)
+    assert (error.reason, error.about["key"]) == ("DTYPE_UNSUPPORTED", "quantization_config")
+
+
+@pytest.mark.parametrize("phase", ["weights", "parity"])
+def test_cancelled_between_tensors_or_calls(family: Callable[[str], Path], tmp_path: Path, phase: str) -> None:
+    context = Context(workdir=tmp_path)
+    seen: list[int] = []
+
+    def cancel_at_third(progress: Any) -> None:
+        if progress.phase == phase:
+            seen.append(progress.done)
+            if len(seen) == 3:
+                context.cancelled.set()
+
+    context.on_progress = cancel_at_third
+    with pytest.raises(ModelExportError) as caught:
+        STAGE.run({"pytorch": family("qwen3")}, OnnxExportParams(), context)
+    assert caught.value.reason == "CANCELLED"
+    assert len(seen) == 3
+
+
+def test_a_branch_on_values_is_refused_by_the_legacy_tracer() -> None:
+    """The warning comes from the real tracer, on a module that does what it warns of."""
+    import warnings
+
+    import torch
+
+    from slipway_onnx_export.engines.legacy import refuse_tracer_warnings
+
+    class Branches(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.jit.trace(Branches(), torch.ones(2))
+    with pytest.raises(TracerWarningError) as error:
+        refuse_tracer_warnings(caught)
+    assert error.value.reason == "TRACER_WARNING"
+    assert error.value.about["file"] == Path(__file__).name
+
+
+@pytest.mark.parametrize("words", ["unordered_map::at", "invalid unordered_map<K, T> key"])
+def test_the_tracers_lost_values_have_a_reason_of_their_own(family: Callable[[str], Path], words: str) -> None:
+    from slipway_onnx_export.engines.legacy import tracer_failure
+    from slipway_onnx_export.source import open_source
+
+    error = tracer_failure(open_source(family("qwen3")), RuntimeError(words))
+    assert isinstance(error, UnorderedMapError)
+    assert error.reason == "UNORDERED_MAP"
+    assert error.about["engine"] == "legacy"
+
+
+def _edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

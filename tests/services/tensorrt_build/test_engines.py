@@ -1,0 +1,199 @@
+"""Engines really built ahead of time by TensorRT-RTX, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from slipway.errors import FormatExportError, ModelExportError, StageError
+from slipway.stage import Context, Progress
+from slipway_tensorrt_build.callbacks import make_logger
+from slipway_tensorrt_build.params import Range, TensorRTBuildParams
+from slipway_tensorrt_build.stage import STAGE
+from support.models.engine_plans import assert_same_plan
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is made for x86-64 Linux and Windows")
+
+Build = Callable[..., tuple[Path, Context]]
+
+
+def test_one_engine_per_target_and_its_description(build: Build, decoder: Path) -> None:
+    folder, ctx = build(
+        decoder,
+        targets=("sm89", "sm120"),
+        batch=Range(min=1, opt=2, max=3),
+        sequence=Range(min=1, opt=16, max=32),
+        past=Range(min=0, opt=64, max=128),
+    )
+    described = json.loads((folder / "engine.json").read_text())
+    assert [engine["target"] for engine in described["engines"]] == ["sm89", "sm120"]
+    for engine in described["engines"]:
+        data = (folder / engine["file"]).read_bytes()
+        assert (engine["size_bytes"], engine["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        # At least the weights: 2 layers of float32.
+        assert len(data) > (decoder / "model.onnx.data").stat().st_size
+    contents = {(folder / f"model.{target}.engine").read_bytes() for target in ("sm89", "sm120")}
+    assert len(contents) == 2
+    assert described["builder"] == "tensorrt_rtx"
+    assert described["builder_version"] == ctx.facts["builder_version"]
+    (profile,) = described["profiles"]
+    assert profile["input_ids"] == {"min": [1, 1], "opt": [2, 16], "max": [3, 32]}
+    assert profile["attention_mask"] == {"min": [1, 1], "opt": [2, 80], "max": [3, 160]}
+    assert profile["past_key_values.1.value"] == {"min": [1, 2, 0, 32], "opt": [2, 2, 64, 32], "max": [3, 2, 128, 32]}
+    inputs = {value["name"]: (value["dtype"], value["shape"]) for value in described["inputs"]}
+    assert inputs["input_ids"] == ("int64", [-1, -1])
+    assert inputs["past_key_values.0.key"] == ("float", [-1, 2, -1, 32])
+    outputs = {value["name"]: value["shape"] for value in described["outputs"]}
+    assert outputs["logits"] == [-1, -1, 512]
+    graph = hashlib.sha256((decoder / "model.onnx").read_bytes()).hexdigest()
+    assert described["onnx"]["model.onnx"] == graph
+    assert sorted(described["onnx"]) == ["model.onnx", "model.onnx.data"]
+
+
+def test_two_builds_are_equal_but_for_the_numbers_of_sizes(decoder: Path, tmp_path: Path) -> None:
+    one, other = (plan_of(decoder, tmp_path / name) for name in ("one", "other"))
+    assert_same_plan(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [("weight", "the weights differ"), ("kernel", "the kernels differ"), ("name", "the names differ")],
+)
+def test_comparison_finds_what_is_no_numbering(decoder: Path, tmp_path: Path, damage: str, told: str) -> None:
+    one = plan_of(decoder, tmp_path / "one")
+    other = bytearray(one)
+    match damage:
+        case "weight":
+            changed = tmp_path / "changed"
+            shutil.copytree(decoder, changed)
+            weights = bytearray((changed / "model.onnx.data").read_bytes())
+            weights[len(weights) // 2] ^= 1
+            (changed / "model.onnx.data").write_bytes(weights)
+            other = bytearray(plan_of(changed, tmp_path / "other"))
+        case "kernel":
+            other[one.index(b"__forceinline__ __device__")] ^= 1
+        case "name":
+            other[one.index(b"position_ids")] ^= 1
+    with pytest.raises(AssertionError, match=told):
+        assert_same_plan(one, bytes(other))
+
+
+def plan_of(source: Path, workdir: Path) -> bytes:
+    """The engine the stage builds for sm89 in an attempt of its own."""
+    workdir.mkdir()
+    folder = STAGE.run({"onnx": source}, TensorRTBuildParams(targets=("sm89",)), Context(workdir=workdir))["tensorrt"]
+    return (folder / "model.sm89.engine").read_bytes()
+
+
+def test_folder_is_complete_without_the_onnx_model(build: Build, decoder: Path) -> None:
+    folder, _ = build(decoder, targets=("sm89",))
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == [
+        "additional_chat_templates/tools.jinja", "config.json", "engine.json", "generation_config.json",
+        "model.sm89.engine", "tokenizer.json",
+    ]  # fmt: skip
+    assert (folder / "config.json").read_bytes() == (decoder / "config.json").read_bytes()
+
+
+def test_profile_stays_within_the_positions_the_model_has(build: Build, decoder: Path) -> None:
+    folder, ctx = build(decoder, targets=("sm89",))  # the tiny model has 256 positions, the defaults ask for 2560
+    (profile,) = json.loads((folder / "engine.json").read_text())["profiles"]
+    assert profile["input_ids"]["max"] == [4, 256]
+    assert profile["past_key_values.0.key"]["max"] == [4, 2, 255, 32]
+    assert profile["attention_mask"]["max"] == [4, 511]
+    assert "warnings" not in ctx.facts  # TensorRT warns where the three do not belong together
+
+
+def test_input_with_a_second_hard_link_is_fine(build: Build, decoder: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in (path for path in decoder.iterdir() if path.is_file()):
+        os.link(path, linked / path.name)
+    folder, _ = build(linked, targets=("sm89",))
+    assert (folder / "model.sm89.engine").is_file()
+
+
+def test_parser_errors_name_node_and_operator(build: Build, decoder: Path, tmp_path: Path) -> None:
+    model = onnx.load(decoder / "model.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "Sigmoid")
+    node.domain, node.op_type, node.name = "com.microsoft", "QuickGelu", "the-culprit"
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in (path for path in decoder.iterdir() if path.is_file()):
+        os.link(path, broken / path.name)
+    (broken / "model.onnx").unlink()
+    (broken / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FormatExportError) as caught:
+        build(broken, targets=("sm89",))
+    assert caught.value.reason == "TENSORRT_PARSE_FAILED"
+    assert caught.value.about == {"operators": "QuickGelu", "nodes": "the-culprit"}
+    assert "QuickGelu" in caught.value.message
+
+
+def test_architecture_without_kernels_carries_the_builders_words(build: Build, decoder: Path) -> None:
+    with pytest.raises(FormatExportError) as caught:
+        build(decoder, targets=("sm75",))  # Turing has no float32 matrix product in TensorRT-RTX
+    assert caught.value.reason == "TENSORRT_BUILD_FAILED"
+    assert "FP32 GEMM" in caught.value.message
+    assert caught.value.about == {"target": "sm75"}
+
+
+@pytest.mark.parametrize("damage", ["graph", "missing", "config"])
+def test_damaged_input_has_its_reason(build: Build, decoder: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for path in (path for path in decoder.iterdir() if path.is_file()):
+        (folder / path.name).write_bytes(path.read_bytes())
+    match damage:
+        case "graph":
+            (folder / "model.onnx").write_bytes(b"no graph")
+        case "missing":
+            (folder / "model.onnx").unlink()
+        case "config":
+            (folder / "config.json").unlink()
+    with pytest.raises(ModelExportError) as caught:
+        build(folder, targets=("sm89",))
+    assert caught.value.reason == ("TENSORRT_PARSE_FAILED" if damage == "graph" else "ONNX_INVALID")
+
+
+def test_progress_is_reported_and_cancellation_ends_the_build(decoder: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+
+    def cancel_inside(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.phase == "build sm89" and progress.done == 2:
+            ctx.cancelled.set()
+
+    ctx = Context(workdir=tmp_path, log=logging.getLogger("test"), on_progress=cancel_inside)
+    with pytest.raises(StageError) as caught:
+        STAGE.run({"onnx": decoder}, TensorRTBuildParams(targets=("sm89",)), ctx)
+    assert caught.value.reason == "CANCELLED"
+    assert [progress.phase for progress in seen] == ["parse", "build sm89", "build sm89"]
+    assert not (tmp_path / "tensorrt" / "model.sm89.engine").exists()
+
+
+def test_builder_log_reaches_the_attempts_log(build: Build, decoder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="test"):
+        build(decoder, targets=("sm89",))
+    assert any("Int64 binding" in record.message for record in caplog.records if record.levelno == logging.INFO)
+
+
+def test_what_the_builder_warns_of_reaches_the_user_once(tmp_path: Path) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    ctx, errors = Context(workdir=tmp_path), list[str]()
+    logger = make_logger(trt, ctx, errors)
+    for _ in range(2):
+        logger.log(trt.ILogger.Severity.WARNING, "Profile kMAX values are not self-consistent.\n")
+    logger.log(trt.ILogger.Severity.WARNING, "Make sure input input_ids has Int64 binding.")
+    logger.log(trt.ILogger.Severity.ERROR, "no kernel")
+    assert ctx.facts["warnings"] == ["TensorRT: Profile kMAX values are not self-consistent."]
+    assert errors == ["no kernel"]

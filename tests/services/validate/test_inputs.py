@@ -1,0 +1,145 @@
+"""Where the text comes from, how it is cut, which shapes are tried, and what headers tell."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipway.errors import ValidationError
+from slipway_validate import folders, texts
+from slipway_validate.cases import shape_cases
+from slipway_validate.params import ValidateParams
+from slipway_validate.preparation import _affordable
+from slipway_validate.protocol.messages import TokenizeSpec
+from slipway_validate.runner.model import Bounds, Unusable, left_padded, positions_of, segments_within
+from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
+from slipway_validate.runner.windows import cut, load_tokenizer
+from support.models.validation_models import TEXT, Models
+
+
+def spec(tmp_path: Path, *, windows: int = 5, length: int = 20, seed: int = 0) -> TokenizeSpec:
+    return TokenizeSpec(tokenizer=tmp_path, text=tmp_path, tokens=tmp_path, windows=windows, length=length, seed=seed)
+
+
+def test_windows_do_not_overlap_and_follow_the_seed(tiny: Models, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny.base)
+    ids = tokenizer(TEXT)["input_ids"]
+    first = cut(tokenizer, TEXT, spec=spec(tmp_path))
+    assert first.shape == (5, 20)
+    starts = [next(n for n in range(len(ids)) if ids[n : n + 20] == row.tolist()) for row in first]
+    assert all(later - earlier >= 20 for earlier, later in pairwise(starts))
+    assert np.array_equal(first, cut(tokenizer, TEXT, spec=spec(tmp_path)))
+    assert not np.array_equal(first, cut(tokenizer, TEXT, spec=spec(tmp_path, seed=1)))
+
+
+def test_short_text_gives_fewer_windows_and_too_short_text_none(tiny: Models, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny.base)
+    assert cut(tokenizer, "the a of b is not in c or " * 3, spec=spec(tmp_path)).shape[0] < 5
+    with pytest.raises(Unusable, match="at least 8"):
+        cut(tokenizer, "the a", spec=spec(tmp_path))
+
+
+def test_a_start_token_leads_every_window(tiny: Models, tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = load_tokenizer(tiny.base)
+    tokenizer.add_special_tokens({"bos_token": "<unk>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
+    windows = cut(tokenizer, TEXT, spec=spec(tmp_path))
+    assert windows.shape == (5, 20)
+    assert (windows[:, 0] == 0).all()
+    assert (windows[:, 1] != 0).all()
+
+
+def test_held_out_files_in_order_of_name(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "c.md").write_text("not text")
+    text = texts.held_out(tmp_path)
+    assert text.text == "first\n\nsecond"
+    assert text.files == ("a.txt", "b.txt")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ValidationError, match="UTF-8"):
+        texts.held_out(tmp_path)
+
+
+def test_built_in_text_is_the_same_each_time_and_says_what_it_is() -> None:
+    assert texts.built_in() == texts.built_in()
+    assert len(texts.built_in().text) > 100_000
+    assert "no held-out text was given" in texts.built_in().source
+
+
+@pytest.mark.parametrize(("windows", "length"), [(1, 8), (2, 9), (10, 128), (3, 4096)])
+def test_cases_fit_the_windows(windows: int, length: int) -> None:
+    for case in shape_cases(windows, length):
+        longest = max(row.length for row in case.rows)
+        assert sum(case.segments) == longest <= length
+        assert all(0 <= row.window < windows and row.length >= 1 for row in case.rows)
+        assert min(case.segments) >= 1
+        if len(case.segments) > 1:  # the prefill has to hold a token of every row
+            assert min(row.length for row in case.rows) > longest - case.segments[0]
+
+
+def test_left_padding() -> None:
+    ids, mask = left_padded([np.array([5, 6, 7]), np.array([9])])
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 9]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert positions_of(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert segments_within(10, Bounds(sequence=4)) == (4, 4, 2)
+
+
+def test_logits_stay_within_the_disk_they_may_use(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 151_936, "max_position_embeddings": 4096}))
+    windows, length = _affordable(tmp_path, ValidateParams(test_samples=1000, max_logit_bytes=1 << 30))
+    assert windows * length * 151_936 * 4 * 4 <= 1 << 30
+    assert windows > 1
+    assert _affordable(tmp_path, ValidateParams(sequence_length=8192, max_logit_bytes=1 << 40)) == (10, 4096)
+
+
+def test_dtypes_from_headers(tiny: Models, tmp_path: Path) -> None:
+    assert folders.stored_dtype(tiny.merged) == "float32"
+    (tmp_path / "model.onnx").write_bytes(b"")
+    assert folders.stored_dtype(tmp_path) == "float32"
+    (tmp_path / "quantization.json").write_text(json.dumps({"level": "int8"}))
+    assert folders.stored_dtype(tmp_path) == "int8"
+    assert folders.format_and_level("onnx-int8") == ("onnx", "int8")
+    assert folders.format_and_level("pytorch") == ("pytorch", "none")
+
+
+def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
+    def runtime(name: str, folder: Path) -> str:
+        found = folders.runtime_for(name, folder)
+        return found.name if found is not None else ""
+
+    for name in ("pytorch", "mine"):
+        assert runtime(name, tiny.merged) == "transformers"
+        assert runtime(name, tmp_path) == ""
+    (tmp_path / "model.onnx").write_bytes(b"")
+    for name in ("onnx-int8", "pytorch", "mine"):
+        assert runtime(name, tmp_path) == "onnxruntime"
+    (tmp_path / "model.sm89.engine").write_bytes(b"")
+    assert runtime("tensorrt", tmp_path) == runtime("mine", tmp_path) == "tensorrt"
+    assert runtime("onnx", tmp_path) == "onnxruntime"
+
+
+def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing() -> None:
+    named = folders.why_not_run("onnx-int8")
+    assert (named.status, named.reason) == ("failed", "VALIDATION_IMPOSSIBLE")
+    assert "model.onnx" in named.message
+    strange = folders.why_not_run("nonesuch-int8")
+    assert strange.status == "not_run"
+    assert "nonesuch" in strange.message
+
+
+def test_engine_for_this_gpu(tmp_path: Path) -> None:
+    (tmp_path / "model.sm80.engine").write_bytes(b"")
+    (tmp_path / "model.sm89.engine").write_bytes(b"")
+    assert choose_engine(tmp_path, ("sm89",)).name == "model.sm89.engine"
+    with pytest.raises(NotRunnable, match="another GPU than this machine's sm90"):
+        choose_engine(tmp_path, ("sm90",))
+    with pytest.raises(NotRunnable, match="no NVIDIA GPU"):
+        choose_engine(tmp_path, ())

@@ -1,0 +1,89 @@
+"""What a shell offers for a word that is begun; bash is asked as a user's terminal asks it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slipway.cli.completion import assignments, settings
+from slipway.configuration.loading import load
+from slipway.configuration.schema import from_text, keys, usual_values, values
+from support.commands.cli import SLIPWAY, environment
+
+ASK = """
+eval "$(_SLIPWAY_COMPLETE=source_bash slipway)"
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+_slipway_completion slipway
+printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+
+def offered(home: Path, *words: str) -> list[str]:
+    """What bash offers for the last of its words; it takes an equals sign as a word of its own."""
+    asked = ["bash", "--norc", "-c", ASK, "bash", "slipway", *words]
+    installed = f"{Path(SLIPWAY).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(asked, env=environment(home, PATH=installed), capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["export", "--set", "formats.onnx.op"], ["formats.onnx.opset_version=", "formats.onnx.optimize_graph="]),
+        (["export", "--set", "recovery.p"], [f"recovery.profile={each}" for each in values("recovery.profile")]),
+        (["export", "--set", "formats.onnx.enabled", "="], ["true", "false"]),
+        (["export", "--set", "formats.onnx.quantization", "=", "int8,i"], ["int8,int4"]),
+        (["export", "--set", "=", "log.level", "=", "d"], ["debug"]),
+        (["submit", "--set", "checkpoint.select", "=", "b"], ["best"]),
+    ],
+)
+def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    assert offered(tmp_path, *words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["stage", "onnx_export", "--param", "en"], ["engine=mobius", "engine=dynamo", "engine=legacy"]),
+        (["stage", "onnx_export", "--out", "x", "--param", "engine", "=", "m"], ["mobius"]),
+        (["stage", "nonesuch", "--param", "e"], []),
+        (["coordinator", "--lea"], ["--lease-seconds"]),
+        (["coordinator", "mig"], ["migrate"]),
+        (["worker", "--coordinator", "x:1", "--log-format", "=", "j"], ["json"]),
+        (["worker", "--sl"], ["--slots"]),
+    ],
+)
+def test_bash_completes_what_a_stage_and_a_service_take(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    assert offered(tmp_path, *words) == expected
+
+
+def test_every_setting_is_offered() -> None:
+    assert settings("") == [f"{key}=" for key in keys()]
+
+
+def test_a_whole_word_is_completed_where_the_shell_keeps_it_whole() -> None:
+    def ask(word: str) -> list[str]:
+        return assignments(word, tuple(keys()), usual_values, {})
+
+    assert ask("formats.tensorrt.builder=tensorrt_") == ["formats.tensorrt.builder=tensorrt_rtx"]
+    assert ask("optimization.group_size=1") == ["optimization.group_size=16", "optimization.group_size=128"]
+    assert ask("nonesuch=") == ask("nonesuch") == []
+
+
+@pytest.mark.parametrize("key", [key for key in keys() if usual_values(key)])
+def test_every_value_that_is_offered_is_taken(key: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    beside = ["base_model.load_in_4bit=true"] if key == "base_model.merge_onto" else []
+    beside += ["optimization.quantization=int8"] if key.endswith(".unquantized") else []
+    for value in usual_values(key):
+        from_text(key, value)
+        if (key, value) in {("optimization.remove_artifacts", "false")}:  # refused with what to do instead
+            continue
+        more = ["formats.onnx.enabled=false"] if value == "bf16" else []
+        load(
+            None, environment={}, flags={"--checkpoint": str(tmp_path)}, assignments=[*beside, *more, f"{key}={value}"]
+        )

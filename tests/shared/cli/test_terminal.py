@@ -1,0 +1,364 @@
+"""What a person sees on a terminal of 60, 80 and 100 columns: the real command on a pseudo-terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from slipway.cli.terminal.columns import Column, FittedTable, wrapped
+from support import TINY_STAGES
+from support.commands.cli import SLIPWAY, environment, slipway
+from support.commands.terminal import WIDTHS, Screen, on_terminal, script_on_terminal
+
+LEVELS = ("pytorch", "pytorch-int8", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4")
+
+widths = pytest.mark.parametrize("width", WIDTHS)
+
+
+def check(screen: Screen, width: int, *names: str, copied: tuple[str, ...] = ()) -> None:
+    """No line is wider than the terminal, but for what is there to be copied; every name is whole, on one line."""
+    wide = [line for line in screen.too_wide(width) if not line.lstrip().startswith(copied)]
+    assert wide == []
+    missing = [name for name in names if name not in screen.words()]
+    assert missing == [], screen.text
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model and a run with one checkpoint that is half written; files of the real kind."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    root = tmp_path_factory.mktemp("p")
+    base = root / "qwen3-base"
+    base.mkdir()
+    (base / "config.json").write_text('{"model_type": "qwen3"}')
+    save_file({"model.embed_tokens.weight": np.zeros((8, 16), np.float32)}, base / "model.safetensors")
+    for step in (20, 40, 60):
+        folder = root / "h_half" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": str(base)}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": [{"loss": 1.5}]}))
+        save_file({"lora": np.zeros((4, 16), np.float32)}, folder / "adapter_model.safetensors")
+    newest = root / "h_half" / "checkpoint-60" / "adapter_model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    return root
+
+
+def where(project: Path) -> tuple[str | Path, ...]:
+    levels = ("--set", "optimization.quantization=int8,int4")
+    return ("--checkpoint", project / "h_half", "--base-model", project / "qwen3-base", *levels)
+
+
+@pytest.fixture(scope="module")
+def tiny(project: Path) -> dict[str, str]:
+    """Variables with which the command runs stages that do next to nothing, and where int4 of ONNX cannot be made."""
+    folder = project / "stages"
+    folder.mkdir()
+    (folder / "fail-quantize").write_text("int4")
+    path = os.pathsep.join(filter(None, [str(TINY_STAGES), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": path, "SLIPWAY_TEST_STAGES": str(folder), "SLIPWAY_TEST_SECONDS": "0.3"}
+
+
+@pytest.fixture(scope="module")
+def home(project: Path, tiny: dict[str, str]) -> Path:
+    """A home in which one export ended, and one has a state that is no database."""
+    home = project / "home"
+    done = slipway("export", *where(project), *NO_VALIDATION, "--out", project / "first", home=home, **tiny)
+    assert done.code == 6, done.err
+    (home / "exports" / "e-damaged").mkdir()
+    (home / "exports" / "e-damaged" / "state.db").write_bytes(b"no database" * 100)
+    return home
+
+
+NO_VALIDATION = ("--set", "validation.enabled=false")
+
+
+@pytest.mark.slow
+@widths
+def test_an_export_on_a_terminal(project: Path, tiny: dict[str, str], tmp_path: Path, width: int) -> None:
+    out = ("--out", tmp_path / "out")
+    screen = on_terminal("export", *where(project), *NO_VALIDATION, *out, home=tmp_path / "home", width=width, **tiny)
+    assert screen.code == 6, screen.text
+    check(screen, width, *LEVELS, "format", "state", "size", "reason", copied=("output", "report"))
+    assert next(line for line in screen.lines if line) == "checkpoint-40 of h_half onto qwen3-base"
+    start = max(number for number, line in enumerate(screen.lines) if re.match(r"format +state", line))
+    rows = {line.split()[0]: line.split()[1:] for line in screen.lines[start + 1 : start + 7]}
+    assert list(rows) == list(LEVELS), "the plan's order, with what was not made"
+    for name, cells in rows.items():
+        assert (cells[0], "UNSUPPORTED" in cells) == (("failed", True) if "int4" in name else ("not", False)), name
+    assert "total" in screen.words()
+    assert screen.redraws > 3
+    assert " ".join(screen.lines[start:]).count("quantize fails because the test says so") == 1
+    assert " ".join(screen.text.split()).count("more columns on a wider terminal, or with --json") == 1
+
+
+@widths
+def test_the_plan_on_a_terminal(project: Path, tmp_path: Path, width: int) -> None:
+    screen = on_terminal("export", *where(project), "--plan", home=tmp_path / "home", width=width)
+    assert screen.code == 0, screen.text
+    tasks = ("merge", "quantize-pytorch-int8", "quantize-pytorch-int4", "onnx_export", "validate")
+    check(screen, width, *tasks, "task", "preflight", "setting", copied=("checkpoint ", "base ", "heldout "))
+    assert screen.lines[0] == "checkpoint-40 of h_half onto qwen3-base"
+    assert screen.text.index("quantize-pytorch-int8") < screen.text.index("disk:") < screen.text.index("setting ")
+    assert "optimization.quantization" in screen.words()
+    assert "validation.test_samples" not in screen.words(), "a default, which nobody set"
+    assert "--json shows them all" in " ".join(screen.text.split())
+    assert screen.text.count("more columns on a wider terminal") == (
+        1 if width < 100 else screen.text.count("more columns")
+    )
+
+
+@widths
+def test_the_doctor_on_a_terminal(tmp_path: Path, width: int) -> None:
+    screen = on_terminal("doctor", home=tmp_path / "home", width=width)
+    assert screen.code == 0, screen.text
+    names = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate", "onnxruntime", "transformers")
+    check(screen, width, *names, "format", "pytorch", "tensorrt")
+
+
+@widths
+def test_checkpoints_on_a_terminal(project: Path, tmp_path: Path, width: int) -> None:
+    screen = on_terminal("checkpoints", project / "h_half", home=tmp_path / "home", width=width)
+    assert screen.code == 0, screen.text
+    check(screen, width, "checkpoint-20", "checkpoint-40", "checkpoint-60", "usable", "SAFETENSORS_CORRUPT:")
+    assert "checkpoint" in screen.lines[0] or width == 60
+
+
+@pytest.mark.slow
+@widths
+def test_local_exports_and_the_cache_on_a_terminal(home: Path, width: int) -> None:
+    screen = on_terminal("list", home=home, width=width)
+    assert screen.code == 0, screen.text
+    (name,) = {word for word in screen.words() if re.fullmatch(r"e-[0-9a-f]{18}", word)}
+    check(screen, width, "export", "state", "failed", "e-damaged", "unreadable")
+    if width > 60:
+        assert "checkpoint-40 of h_half" in screen.text
+
+    cache = on_terminal("cache", "ls", home=home, width=width)
+    assert cache.code == 0, cache.text
+    check(cache, width, "artifact", "digest", "size", copied=("6 artifacts",))
+    assert "h_half onnx-int8" in cache.text
+    assert "h_half pytorch-int8" in cache.text
+    assert "qwen3-base (base)" in cache.text
+    assert "h_half checkpoint-40" in cache.text
+    assert re.search(r"[0-9a-f]{16}", cache.text) is None
+
+    one = on_terminal("get", name, home=home, width=width)
+    check(one, width, "quantize-onnx-int8", "quantize-onnx-int4", copied=("projects/", "slipway pull"))
+    assert "checkpoint-40 of h_half onto qwen3-base" in one.text
+    assert one.text.count("slipway pull sha256:") == 4
+
+
+@pytest.mark.slow
+def test_a_command_that_get_offers_fetches_the_result(home: Path, tmp_path: Path) -> None:
+    listed = slipway("list", "--json", home=home).json["exports"]
+    assert {entry["local_state"] for entry in listed} == {"failed", "unreadable"}
+    damaged = next(entry for entry in listed if entry["local_state"] == "unreadable")
+    assert "not a database" in damaged["problem"]
+    name = next(entry["name"] for entry in listed if entry["local_state"] == "failed")
+    got = slipway("get", name, home=home)
+    assert "slipway pull" not in got.out, "standard output is for the answer alone"
+    command = next(line.strip() for line in got.err.splitlines() if "pull" in line and line.endswith("onnx-int8"))
+    assert slipway("get", name, "--json", home=home).json["commands"]["fetch onnx-int8"] == command
+    subprocess.run([SLIPWAY, *command.split()[1:]], env=environment(home), cwd=tmp_path, check=True)
+    assert (tmp_path / "onnx-int8" / "made").read_text().startswith("quantize")
+    missing = slipway("get", "e-1", "--json", home=home)
+    assert (missing.code, missing.json["reason"]) == (3, "EXPORT_NOT_FOUND")
+
+
+@pytest.mark.slow
+def test_a_list_of_this_machine_takes_filters_and_changes_nothing(home: Path) -> None:
+    states = sorted((home / "exports").glob("*/state.db"))
+    before = [path.read_bytes() for path in states]
+    assert [
+        entry["local_state"]
+        for entry in slipway("list", "--filter", "state=succeeded", "--json", home=home).json["exports"]
+    ] == ["unreadable"]
+    assert slipway("list", "--filter", "colour=red", home=home).code == 3
+    assert [path.read_bytes() for path in states] == before
+
+
+@pytest.mark.slow
+def test_an_export_that_was_killed_is_interrupted_and_one_in_use_runs(home: Path, tmp_path: Path) -> None:
+    import fcntl
+    import shutil
+
+    shutil.copytree(home / "exports", tmp_path / "exports")
+    shutil.rmtree(tmp_path / "exports" / "e-damaged")
+    (state,) = (tmp_path / "exports").glob("*/state.db")
+    with sqlite3.connect(state) as connection:
+        ((text,),) = connection.execute("SELECT record FROM slipway_exports").fetchall()
+        record = json.loads(text) | {"state": "running", "end_time": None, "failure": None}
+        connection.execute("UPDATE slipway_exports SET record = ?, state = 'running', ended = 0", (json.dumps(record),))
+    connection.close()
+    states = [entry["local_state"] for entry in slipway("list", "--json", home=tmp_path).json["exports"]]
+    assert states == ["interrupted"]
+    with state.with_name("state.db.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        states = [entry["local_state"] for entry in slipway("list", "--json", home=tmp_path).json["exports"]]
+    assert states == ["running"]
+
+
+RESULT = """
+import sys
+from pathlib import Path
+from slipway.cli.terminal.console import show
+from slipway.cli.export.summary import summary
+from slipway.results.result import ExportResult
+show(summary(ExportResult.model_validate_json(Path(sys.argv[1]).read_text())))
+"""
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Path:
+    """The answer of an export with every figure, an output that failed validation, and two that were not made."""
+    figures = {"mean_kl": 0.0012, "top1_agreement": 0.91, "decode_tokens_per_second": 165.2, "inference_speed_ms": 31.4}
+    made = {"digest": "sha256:0", "size_bytes": 123_456_789, "reduction_percent": 61.2, "memory_usage_mb": 812.5}
+    formats = {name: made | figures | {"status": "passed"} for name in LEVELS[:4]}
+    formats["pytorch-int4"]["status"] = "failed"
+    document = {
+        "export_id": "e-1",
+        "timestamp": "2026-01-02T03:04:05Z",
+        "success": False,
+        "formats": formats,
+        "requested": LEVELS,
+        "failed": {
+            "onnx-int8": {
+                "task": "quantize-onnx-int8",
+                "state": "failed",
+                "reason": "OUT_OF_MEMORY",
+                "error_message": "too large",
+            },
+            "onnx-int4": {
+                "task": "quantize-onnx-int4",
+                "state": "skipped",
+                "reason": "OUT_OF_MEMORY",
+                "error_message": "onnx failed",
+            },
+        },
+        "original_size_bytes": 318_000_000,
+        "reason": "VALIDATION_FAILED",
+        "error_message": "pytorch-int4 failed validation: mean_kl is 0.4; use a smaller group_size",
+        "warnings": ["merge: a warning of many words that does not fit on one line of a narrow terminal"],
+    }
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@widths
+def test_every_output_keeps_its_row_in_the_summary(result: Path, tmp_path: Path, width: int) -> None:
+    screen = script_on_terminal(RESULT, result, home=tmp_path / "home", width=width)
+    assert screen.code == 0, screen.text
+    check(screen, width, *LEVELS, "format", "state", "reason", "VALIDATION_FAILED", "OUT_OF_MEMORY", "skipped")
+    order = [line.split()[0] for line in screen.lines if line.split()[:1] and line.split()[0] in LEVELS]
+    assert order == list(LEVELS)
+    flat = " ".join(screen.text.split())
+    assert flat.count("a warning of many words that does not fit on one line of a narrow terminal") == 1
+    assert "not made onnx-int8: too large" in flat
+    assert ("KL" in screen.words()) == (width > 60)
+
+
+@pytest.mark.slow
+def test_the_sample_is_exported_on_a_terminal(sample: Path, tmp_path: Path) -> None:
+    """With real stages and a real validation, at the narrowest width; the answer goes into a pipe."""
+    config = ("-c", sample / "export.yaml", "--out", tmp_path / "out", "--json")
+    settings = ("--set", "formats.tensorrt.enabled=false", "--set", "validation.test_samples=2")
+    screen = on_terminal("export", *config, *settings, home=tmp_path / "home", width=60, pipe_answer=True)
+    document = json.loads(screen.answer)
+    assert screen.code == (0 if document["success"] else 4), screen.text
+    check(screen, 60, "merge", "onnx_export", "quantize-onnx-int8", "quantize-onnx-int4", "validate", "total")
+    outputs = len(document["formats"])
+    assert any(f"output {outputs} of {outputs}:" in line for line in screen.lines)
+    assert f"onto {document and 'qwen3-base'}" in next(line for line in screen.lines if line)
+    warnings = document["warnings"]
+    assert len(set(warnings)) == len(warnings)
+    shares = [int(share) for share in re.findall(r"total.*?(\d+)%", screen.text)]
+    assert shares == sorted(shares), "the bar only moves forward"
+    assert shares[-1] == 100
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_plain_lines_and_whole_rows(project: Path, tiny: dict[str, str], tmp_path: Path) -> None:
+    done = slipway("export", *where(project), *NO_VALIDATION, "--out", tmp_path / "o", home=tmp_path / "h", **tiny)
+    lines = done.err.splitlines()
+    assert [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)] == []
+    assert lines[0].endswith("checkpoint-40 of h_half onto qwen3-base")
+    assert sum("warning: skipped" in line for line in lines) == 1
+    assert any(re.search(r"quantize-onnx-int8: done in \d", line) for line in lines)
+    assert not any("leased" in line or "projects/" in line for line in lines), "what a coordinator logs for itself"
+    header = next(line for line in done.out.splitlines() if line.startswith("format"))
+    assert header.split()[-2:] == ["merged", "reason"], "nothing is dropped"
+    assert "\x1b" not in done.out + done.err
+
+
+@pytest.mark.slow
+def test_json_lines_have_one_schema_and_none_is_silent(project: Path, tiny: dict[str, str], tmp_path: Path) -> None:
+    common = ("export", *where(project), *NO_VALIDATION, "--json")
+    done = slipway(*common, "--out", tmp_path / "o", "--progress", "json", home=tmp_path / "h", **tiny)
+    said = [json.loads(line) for line in done.err.splitlines()]
+    assert {line["event"] for line in said} >= {"note", "export", "task", "progress", "log"}
+    for line in said:
+        assert {"time", "level", "logger", "message"} <= set(line)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line["time"])
+    assert done.json["failed"]["onnx-int4"]["reason"] == "UNSUPPORTED"
+    quiet = slipway(*common, "--out", tmp_path / "p", home=tmp_path / "h", SLIPWAY_PROGRESS="none", **tiny)
+    assert quiet.err == ""
+    assert set(quiet.json["failed"]) == {"pytorch-int4", "onnx-int4"}
+
+
+@pytest.mark.slow
+def test_terminals_without_utf_8_or_colours_keep_working(project: Path, home: Path, tmp_path: Path) -> None:
+    shown = on_terminal("get", _ended(home), home=home, width=80, PYTHONIOENCODING="ascii")
+    assert shown.code == 0, shown.text
+    assert shown.text.isascii()
+    assert "+ merge" in shown.text
+    assert "x quantize-onnx-int4" in shown.text
+    plan = ("export", *where(project), "--plan")
+    assert "\x1b[3" in on_terminal(*plan, home=tmp_path, width=80).raw
+    assert "\x1b[3" not in on_terminal(*plan, home=tmp_path, width=80, NO_COLOR="1").raw
+    document = slipway("list", "--json", home=home, PYTHONIOENCODING="ascii")
+    assert document.json["exports"]
+
+
+def _ended(home: Path) -> str:
+    return next(path.name for path in (home / "exports").iterdir() if path.name != "e-damaged")
+
+
+def table(*rows: tuple[str, ...], width: int) -> list[str]:
+    made = FittedTable(Column("name"), Column("text", rank=1, wrap=True), Column("size", rank=2, right=True))
+    for row in rows:
+        made.add_row(*row)
+    stream = io.StringIO()
+    Console(width=width, file=stream, color_system=None).print(made)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_columns_go_before_letters_do() -> None:
+    row = ("onnx-int8", "a text of several words", "1.4 GB")
+    assert table(row, width=60) == [
+        "name       text                       size",
+        "onnx-int8  a text of several words  1.4 GB",
+    ]
+    assert table(row, width=38)[:2] == ["name       text", "onnx-int8  a text of several words"]
+    assert table(row, width=12)[:2] == ["name", "onnx-int8"]
+    assert table(row, width=5)[:3] == ["name", "onnx-", "int8"], "narrower than the name itself"
+
+
+def test_wrapping_loses_no_letter() -> None:
+    text = "stage: merge  numpy 2.4.6, torch at /root/.cache/slipway/exports — ünïcode 模型 end"
+    for width in range(1, 40):
+        lines = wrapped(Text(text), width).plain.split("\n")
+        assert "".join("".join(lines).split()) == "".join(text.split())
+        assert max(Text(line).cell_len for line in lines) <= max(width, 2)

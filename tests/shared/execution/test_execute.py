@@ -1,0 +1,204 @@
+"""Every way in which a stage's process can end, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slipway.execution.process import GRACE_SECONDS, Execution, Outcome, execute
+from slipway.execution.surroundings import surroundings_of
+from slipway.stage import Progress
+from support.harness.unhurried import unhurried
+
+
+def run(stage: str, workdir: Path, *, timeout: float | None = None, **params: object) -> Outcome:
+    workdir.mkdir(exist_ok=True)
+    execution = Execution(
+        stage=f"support.stages.plain:{stage}", params=params, inputs={}, workdir=workdir, timeout_seconds=timeout
+    )
+    return asyncio.run(execute(execution))
+
+
+def descendants() -> set[psutil.Process]:
+    """Processes below this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
+@pytest.fixture
+def shared() -> set[psutil.Process]:
+    """Processes that earlier tests started for later ones."""
+    return descendants()
+
+
+def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    logs: list[tuple[str, str]] = []
+    execution = Execution("support.stages.plain:SOURCE", {"text": "hi", "seconds": 0.3}, {}, tmp_path)
+    outcome = asyncio.run(
+        execute(execution, on_progress=lambda p, _: seen.append(p), on_log=lambda *record: logs.append(record))
+    )
+    assert outcome.failure is None
+    assert (outcome.outputs["out"] / "text.txt").read_text() == "hi"
+    assert outcome.facts == {"length": 2}
+    assert seen
+    assert {p.phase for p in seen} == {"waiting"}
+    assert ("info", "echoed") in logs
+    assert outcome.peak_memory_bytes > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "says"),
+    [
+        ("segfault", "STAGE_CRASHED", "about to crash"),
+        ("abort", "STAGE_CRASHED", "SIGABRT"),
+        ("orphan", "STAGE_CRASHED", "SIGABRT"),
+        ("exit", "STAGE_ERROR", "exit code 7"),
+        ("kill", "STAGE_KILLED", "SIGKILL"),
+        ("torch-memory", "OUT_OF_MEMORY", "allocate"),
+        ("typed", "ADAPTER_TENSOR_UNUSED", "odd"),
+        ("untyped", "STAGE_ERROR", "nobody foresaw this"),
+        ("outside", "STAGE_ERROR", "not a folder below"),
+        ("undeclared", "STAGE_ERROR", "declares the outputs"),
+        ("missing-file", "FILE_ERROR", "nothing.txt"),
+    ],
+)
+def test_every_end_is_a_typed_failure(
+    kind: str, reason: str, says: str, tmp_path: Path, shared: set[psutil.Process]
+) -> None:
+    outcome = run("TROUBLE", tmp_path / "w", kind=kind)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == reason
+    assert says in str(outcome.failure)
+    left = surroundings_of(outcome.failure.about)
+    assert 0 < left["memory_available_bytes"] <= left["memory_total_bytes"] <= psutil.virtual_memory().total
+    assert left["scratch_free_bytes"] > 0
+    assert descendants() <= shared
+
+
+def test_wrong_parameters_are_typed(tmp_path: Path) -> None:
+    outcome = run("SOURCE", tmp_path, txt="typo")
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "PARAMS_INVALID"
+    assert "txt" in outcome.failure.message
+
+
+def test_an_unknown_stage_is_typed(tmp_path: Path) -> None:
+    outcome = asyncio.run(execute(Execution("nonesuch", {}, {}, tmp_path)))
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "STAGE_UNKNOWN"
+
+
+def test_a_full_disk_is_typed(small_disk: Path) -> None:
+    outcome = run("TROUBLE", small_disk / "w", kind="disk")
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "DISK_FULL"
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path, shared: set[psutil.Process]) -> None:
+    start = time.monotonic()
+    outcome = run("TROUBLE", tmp_path, kind="hang", timeout=1.5)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "STAGE_TIMEOUT"
+    assert surroundings_of(outcome.failure.about)["memory_total_bytes"] > 0
+    assert time.monotonic() - start < 120  # not 600
+    assert descendants() <= shared
+
+
+def test_cancelling_ends_a_stage_that_ignores_it(tmp_path: Path, shared: set[psutil.Process]) -> None:
+    async def cancel_soon() -> float:
+        execution = Execution("support.stages.plain:TROUBLE", {"kind": "hang"}, {}, tmp_path)
+        hanging = asyncio.Event()
+        task = asyncio.create_task(execute(execution, on_progress=lambda *_: hanging.set()))
+        await asyncio.wait_for(hanging.wait(), 60)
+        start = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.monotonic() - start
+
+    assert asyncio.run(cancel_soon()) < GRACE_SECONDS + 60  # not 600
+    assert descendants() <= shared
+
+
+def test_cancelling_ends_a_stage_that_listens_at_once(tmp_path: Path) -> None:
+    async def cancel_soon() -> float:
+        execution = Execution("support.stages.plain:SOURCE", {"seconds": 60}, {}, tmp_path)
+        started = asyncio.Event()
+        task = asyncio.create_task(execute(execution, on_progress=lambda *_: started.set()))
+        await asyncio.wait_for(started.wait(), 60)
+        start = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.monotonic() - start
+
+    assert asyncio.run(cancel_soon()) < unhurried(GRACE_SECONDS)  # it was not waited for, and then killed
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from slipway.execution.process import Execution, execute
+execution = Execution("support.stages.plain:TROUBLE", {"kind": sys.argv[2]}, {}, Path(sys.argv[1]))
+outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))
+print(outcome.failure.reason if outcome.failure else "none", flush=True)
+"""
+
+
+def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), "hang"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "hanging\n"
+    started: list[psutil.Process] = []
+    deadline = time.monotonic() + 60  # what it starts is not itself until its own program is loaded
+    while not any("time.sleep(600)" in " ".join(process.cmdline()) for process in started):
+        assert time.monotonic() < deadline
+        started = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def memory_group(limit_bytes: int) -> Path:
+    """A memory control group with a limit, in whichever version the kernel offers; skips where none can be made."""
+    name = f"slipway-test-{os.getpid()}"
+    for parent, file in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = parent / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / file).exists():
+            (group / file).write_text(str(limit_bytes))
+            return group
+        group.rmdir()
+    pytest.skip("no memory control group can be made here")
+
+
+def test_a_kill_by_the_kernel_for_memory_is_told_from_any_other(tmp_path: Path) -> None:
+    group = memory_group(300 << 20)
+    join = f"from pathlib import Path; import os; Path({str(group)!r}, 'cgroup.procs').write_text(str(os.getpid()))\n"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", join + PARENT, str(tmp_path), "memory"], capture_output=True, text=True, timeout=240
+        )
+        assert done.stdout.split()[-1] == "OUT_OF_MEMORY", done.stdout + done.stderr
+        assert done.returncode == 0
+    finally:
+        for _ in range(50):
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)

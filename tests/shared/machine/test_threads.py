@@ -1,0 +1,171 @@
+"""Threads of numeric libraries sleep while they wait, whoever computes, and a user's own choice stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slipway.execution.process import Execution, execute
+from slipway.machine.cgroup import ControlGroup
+from slipway.machine.threads import session_options, sleeping_threads, thread_variables
+
+BUSY = "while True: pass"
+SHOW_OPENMP = {"OMP_DISPLAY_ENV": "VERBOSE"}
+"""Makes an OpenMP runtime print what it read, when it is loaded."""
+PREPARE_TRAINING = """
+import os
+from slipway.sample.training import _deterministic
+with _deterministic(1):
+    import torch
+print("left" if "OMP_WAIT_POLICY" in os.environ else "clean")
+"""
+TRAIN = """
+import sys, time
+from dataclasses import replace
+from slipway.sample.recipe import Recipe
+from slipway.sample.training import _deterministic
+times = []
+with _deterministic(int(sys.argv[2])):
+    from transformers import AutoTokenizer
+    from slipway.sample.base import train_base
+    train_base(AutoTokenizer.from_pretrained(sys.argv[1]), list(range(1000)) * 4, recipe=replace(Recipe(), base_steps=6), seed=0,
+               on_step=lambda _: times.append(time.process_time()))
+print((times[-1] - times[1]) / 4)
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours without what says how threads wait."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}}
+    return {**kept, **more}
+
+
+def test_a_process_gets_its_number_of_threads_and_they_sleep() -> None:
+    variables = thread_variables(3, environment={})
+    assert variables["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert {variables[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
+    assert "OMP_WAIT_POLICY" not in thread_variables(3, environment={"OMP_WAIT_POLICY": "ACTIVE"})
+
+
+def test_what_is_set_for_a_while_is_gone_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    before = dict(os.environ)
+    with sleeping_threads():
+        assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert dict(os.environ) == before
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    with sleeping_threads():
+        assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_sessions_of_onnx_runtime_do_not_spin() -> None:
+    options = session_options(2)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert (options.intra_op_num_threads, session_options(0).intra_op_num_threads) == (2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_training_loads_its_openmp_with_threads_that_sleep(own: Mapping[str, str], policy: str) -> None:
+    command = [sys.executable, "-c", PREPARE_TRAINING]
+    ran = subprocess.run(command, env=environment(**SHOW_OPENMP, **own), capture_output=True, text=True, check=True)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in ran.stderr
+    assert ran.stdout.strip() == ("left" if own else "clean")
+
+
+@pytest.mark.parametrize(("own", "policy"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_so_does_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, policy: str) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    execution = Execution("support.stages.plain:ENVIRONMENT", {}, {}, tmp_path, threads=3)
+    outcome = asyncio.run(execute(execution))
+    found = json.loads((outcome.outputs["out"] / "environment.json").read_text())
+    assert (found["OMP_WAIT_POLICY"], found["OMP_NUM_THREADS"]) == (policy, "3")
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def step_alone(sample: Path) -> float:
+    """Processor time of a training step with one thread, which waits for none: seconds."""
+    command = [sys.executable, "-c", TRAIN, str(sample / "qwen3-base"), "1"]
+    return float(subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.slow
+def test_training_beside_busy_processes_does_not_collapse(sample: Path) -> None:
+    command = [sys.executable, "-c", TRAIN, str(sample / "qwen3-base"), "2"]
+    with busy_processes(len(os.sched_getaffinity(0))):
+        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    # Threads that spin for one that gets no time take many times the processor time of the work itself.
+    assert float(ran.stdout) < 3 * step_alone(sample)
+
+
+@contextmanager
+def half_a_core() -> Iterator[str]:
+    """A real control group with a quota of half a core; gives a shell command with which a process joins it."""
+    version_1, version_2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    root = version_1 if (version_1 / "cpu.cfs_quota_us").exists() or version_1.is_dir() else version_2
+    group = root / f"slipway-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"making a control group needs privileges: {error}")
+    try:
+        quota = group / "cpu.cfs_quota_us"
+        try:
+            if quota.exists():
+                (group / "cpu.cfs_period_us").write_text("100000")
+                quota.write_text("50000")
+            else:
+                (group / "cpu.max").write_text("50000 100000")
+        except OSError as error:
+            pytest.skip(f"this machine has no quotas of processor time: {error}")
+        yield f"echo $$ > {group / 'cgroup.procs'}"
+    finally:
+        for _ in range(50):
+            try:
+                group.rmdir()
+                break
+            except OSError:  # the kernel takes a moment to forget its last process
+                time.sleep(0.1)
+
+
+def joined(join: str, program: str, *arguments: str) -> str:
+    command = ["/bin/sh", "-c", f'{join} && exec "$0" "$@"', sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
+
+
+def test_a_real_quota_of_half_a_core_is_one_thread() -> None:
+    program = "from slipway.machine.cgroup import *; print(ControlGroup().cores(), usable_cores())"
+    if ControlGroup().cores() is not None:
+        pytest.skip("this process has a quota already")
+    with half_a_core() as join:
+        assert joined(join, program).split() == ["0.5", "1"]
+
+
+@pytest.mark.slow
+def test_training_within_half_a_core_does_not_collapse(sample: Path) -> None:
+    """Even with two threads, which the quota would not give it."""
+    with half_a_core() as join:
+        spent = float(joined(join, TRAIN, str(sample / "qwen3-base"), "2"))
+    assert spent < 3 * step_alone(sample)

@@ -1,0 +1,155 @@
+"""The model card's usage examples: which prompt they give to a model, and how one ends that cannot run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.models.model_files import has_chat_template
+from slipway.results.report import usage_examples, write_report
+from support.commands.report_parts import result
+from support.models.family_models import make_family_model
+from support.models.tiny_models import save_tokenizer
+
+FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")
+# Line breaks and indents that a template has only where jinja2's blocks are not trimmed.
+TEMPLATE = """\
+{%- for message in messages %}
+    {% if loop.index0 is divisibleby 2 %}
+<{{ message["role"] }}> {{ message["content"] | trim }} {{ eos_token }}
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+<assistant>
+{% endif %}
+"""
+PROMPT = "<user> Tell me a story. <eos>\n<assistant>\n"
+PARTS = ("from transformers", "from tokenizers", "folder =", "tokenizer =", "messages =", "prompt =")
+"""What the lines of an example begin with that make its prompt."""
+
+
+def written(directory: Path, *, template: str | None) -> dict[str, str]:
+    """The examples of a card over folders with a tokenizer each."""
+    for name in FOLDERS:
+        save_tokenizer(directory / name)
+        if template is not None:
+            (directory / name / "chat_template.jinja").write_text(template)
+    write_report(directory, result=result(None, FOLDERS))
+    return usage_examples((directory / "README.md").read_text())
+
+
+def prompt_of(code: str) -> list[int]:
+    """Token ids that an example, run in the current folder, gives to the model."""
+    values: dict[str, Any] = {}
+    exec("\n".join(line for line in code.splitlines() if line.startswith(PARTS)), values)
+    found = values["prompt"]
+    return found if isinstance(found, list) else found["input_ids"][0].tolist()
+
+
+def test_the_prompt_is_the_chat_template_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    examples = written(tmp_path, template=TEMPLATE)
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained("onnx")
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == PROMPT
+    expected = tokenizer(PROMPT, add_special_tokens=False)["input_ids"]
+    assert {name: prompt_of(code) for name, code in examples.items()} == dict.fromkeys(FOLDERS, expected)
+
+
+def test_without_a_chat_template_the_prompt_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    examples = written(tmp_path, template=None)
+    monkeypatch.chdir(tmp_path)
+    expected = AutoTokenizer.from_pretrained("onnx")("Once upon a time")["input_ids"]
+    assert {name: prompt_of(code) for name, code in examples.items()} == dict.fromkeys(FOLDERS, expected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "file", "expected"),
+    [
+        (None, None, False),
+        (None, TEMPLATE, True),
+        (TEMPLATE, None, True),
+        ([{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": TEMPLATE}], None, True),
+        ([{"name": "rag", "template": TEMPLATE}, {"name": "tool_use", "template": TEMPLATE}], None, False),
+    ],
+    ids=["none", "file", "setting", "several", "none is the default"],
+)
+def test_a_chat_template_is_found_where_transformers_finds_it(
+    tmp_path: Path, setting: object, file: str | None, expected: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    save_tokenizer(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    if setting is not None:
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": setting}))
+    if file is not None:
+        (tmp_path / "chat_template.jinja").write_text(file)
+    try:
+        theirs = bool(AutoTokenizer.from_pretrained(tmp_path).get_chat_template())
+    except ValueError:
+        theirs = False
+    assert has_chat_template(tmp_path) is theirs is expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"chat_template": 1}', '{"chat_template": [1]}', "[" * 100_000, "\udcff"]
+)
+def test_settings_that_are_no_settings_have_no_chat_template(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert not has_chat_template(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_engine_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
+    code = written(tmp_path, template=TEMPLATE)["tensorrt"]
+    without = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=without, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr.count("\n") == 1, run.stderr
+    assert "NVIDIA GPU, its driver" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline"),
+    [
+        ("gpt2", "text-generation"),
+        ("marian", "text2text-generation"),
+        ("bert-classes", "text-classification"),
+        ("bert-tokens", "token-classification"),
+        ("roberta-questions", "question-answering"),
+        ("bert-masked", "fill-mask"),
+        ("bert-features", "feature-extraction"),
+    ],
+)
+def test_the_example_of_a_family_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, pipeline: str
+) -> None:
+    make_family_model(kind, tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert f"pipeline_tag: {pipeline}" in card
+    monkeypatch.chdir(tmp_path)
+    exec(usage_examples(card)["pytorch"], {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_example_of_a_speech_model_names_its_classes(tmp_path: Path) -> None:
+    make_family_model("whisper", tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag: automatic-speech-recognition" in card
+    code = usage_examples(card)["pytorch"]
+    compile(code, "example.py", "exec")
+    assert "AutoProcessor, AutoModelForSpeechSeq2Seq" in code

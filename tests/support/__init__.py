@@ -1,0 +1,7 @@
+"""Support for tests: servers, models, stages, and ways to run the product as its users do. See the README beside this file."""
+
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+TINY_STAGES = SUPPORT / "tiny_stages"
+"""Leads the Python path of processes whose stages shall do next to nothing."""

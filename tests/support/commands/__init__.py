@@ -1,0 +1,1 @@
+"""The command in a process, on a terminal, in a browser."""

@@ -1,0 +1,72 @@
+"""Running the real command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.harness.logs_kept import logs_kept
+
+SLIPWAY = str(Path(sys.executable).with_name("slipway"))
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on standard output."""
+        return json.loads(self.out)
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a command with a home of its own."""
+    return {**os.environ, "SLIPWAY_HOME": str(home), **more}
+
+
+def start(arguments: Sequence[str | Path], home: Path, **more: str) -> subprocess.Popen[str]:
+    """Start the command; its output can be read as text."""
+    return subprocess.Popen(
+        [SLIPWAY, *map(str, arguments)],
+        env=environment(home, **more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_here(*arguments: str | Path) -> int:
+    """Run the command through its boundary, in this process; returns the code that ``main`` exits with."""
+    from slipway.cli.app import app
+    from slipway.cli.boundary import outcome
+
+    words, hook = [str(argument) for argument in arguments], sys.excepthook
+    try:
+        with logs_kept():
+            return outcome(lambda: app(args=words, prog_name="slipway"), words)
+    finally:
+        sys.excepthook = hook  # typer sets its own
+
+
+def slipway(*arguments: str | Path, home: Path, timeout: float = 580, **more: str) -> Done:
+    """Run the command to its end."""
+    process = start(arguments, home, **more)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return Done(process.returncode, out, err)

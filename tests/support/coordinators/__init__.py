@@ -1,0 +1,1 @@
+"""Coordinators and workers for tests, and what is sent to them."""

@@ -1,0 +1,1 @@
+"""Grammars of hostile values, and files that tell when they are run."""

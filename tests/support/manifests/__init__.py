@@ -1,0 +1,1 @@
+"""Rendered manifests as objects, rules about them, and other people's checkers."""

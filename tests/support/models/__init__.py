@@ -1,0 +1,1 @@
+"""Small models and adapters, saved as training runs save them, for each stage."""

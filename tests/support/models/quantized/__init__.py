@@ -1,0 +1,1 @@
+"""Weights that other libraries quantized, and the script that made them."""

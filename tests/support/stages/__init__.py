@@ -1,0 +1,1 @@
+"""Stages that do what a test asks."""
