@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
-from slipway.models.families import described, family_of
+from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
 from slipway.models.model_facts import check_loadable
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
@@ -73,14 +73,16 @@ def reload_check(
         if keys:
             raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
     config = read_config(folder)
-    family = family_of(config)
+    family = family_of(config) or _by_tokens(merged)
     if family is None:
         return {"loaded": True, "logits": f"not compared: what a {described(config)} takes and gives is not known"}
     try:
         inputs = sample_inputs(merged, family)
         ours = compared_outputs(merged, family, inputs)
     except Exception as error:  # noqa: BLE001 - the model's own code may raise anything, for example if it needs more
-        not_compared = f"not compared: the model does not run as a {described(config)} ({_line(error)})"
+        not_compared = (
+            f"not compared: the {described(config)} does not run on random input of its kind ({_line(error)})"
+        )
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
         return {"loaded": True, "logits": not_compared}
     _round_at_random(merged, UNIT_ROUNDOFF[dtype], rounded)
@@ -176,6 +178,17 @@ def _norm(values: torch.Tensor) -> float:
     """
     by_position = values.square().mean(dim=1).sqrt()
     return float(by_position.quantile(0.75))
+
+
+def _by_tokens(model: Any) -> Family | None:
+    """How a model of no known family is run, if it takes tokens: the two that are compared are of the same class, so any way will do."""
+    if model.main_input_name != "input_ids":
+        return None
+    try:
+        int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):  # it has no single one (CLIP)
+        return None
+    return ENCODER_DECODER if model.config.is_encoder_decoder else DECODER
 
 
 def _line(error: Exception) -> str:
