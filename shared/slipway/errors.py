@@ -1,9 +1,9 @@
-"""Everything that can go wrong in an export, as one tree of exceptions.
+"""The tree of all errors that Slipway raises.
 
 ::
 
     ModelExportError
-    ├── ConfigurationError          the export configuration cannot be honoured
+    ├── ConfigurationError          the export configuration is not valid
     ├── CheckpointValidationError   the base model or the checkpoint is not usable
     ├── ModelMergeError             the adapter cannot be merged exactly
     ├── QuantizationError
@@ -13,7 +13,7 @@
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
     │   └── TensorRTBuildError
     ├── ValidationError             an output does not behave like the fine-tuned model
-    ├── ArtifactError               the artifact store cannot give or take what was asked
+    ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
     └── ServiceError                the coordinator cannot be reached or refuses the call
 
@@ -31,23 +31,23 @@ from slipway.reasons import REASONS
 from slipway.texts import shortened
 
 _DECIDING = (4, 1, 3, 2, 6, 5, 7, 130)
-"""Exit codes of failures, the one that decides first: a wrong output before a missing one, and what repeating cannot mend before
-what it can, so that a script that tries again on 7 does so only where that may lead to the end."""
+"""Exit codes of failures, in the order in which they decide: a wrong output before a missing one, and failures that a retry cannot
+fix before those that it can, so that a script that retries on 7 does so only if that may help."""
 
 
 MOST_TEXT = 20_000
-"""Characters of a message, a remedy, or one entry of what an error is about: the values in them come from anywhere."""
+"""Most characters of a message, a remedy, or one entry of ``about``; they are limited because they quote values from anywhere."""
 
 
 class ModelExportError(Exception):
     """Base of every error Slipway raises on purpose. Texts longer than :data:`MOST_TEXT` are shortened.
 
     Args:
-        message: What is wrong, naming the thing and its value.
+        message: The fault, with the thing and its value.
         reason: Key of :data:`slipway.reasons.REASONS`.
         remedy: What the user can do about it; appended to the message.
-        about: What the error concerns, as names to values (``tensor``, ``file``, ``key`` …).
-        retryable: Whether the same attempt may succeed when repeated; the reason decides when not given.
+        about: Subject of the error, as values by name (``tensor``, ``file``, ``key`` …).
+        retryable: Whether the same attempt may succeed when repeated; None follows the reason.
     """
 
     default_reason: ClassVar[str] = "INTERNAL"
@@ -71,7 +71,7 @@ class ModelExportError(Exception):
         super().__init__(f"{message}; {remedy}" if remedy else message)
 
     def failure(self) -> Failure:
-        """This error as a value that crosses process and network boundaries."""
+        """Return this error as a value that can be sent to another process or machine."""
         return Failure(
             reason=self.reason,
             message=self.message,
@@ -83,7 +83,7 @@ class ModelExportError(Exception):
 
 
 class ConfigurationError(ModelExportError):
-    """The export configuration cannot be honoured."""
+    """The export configuration is not valid."""
 
     default_reason = "CONFIGURATION_INVALID"
 
@@ -113,11 +113,11 @@ class FormatExportError(ModelExportError):
 
 
 class ONNXExportError(FormatExportError):
-    """The ONNX graph cannot be made or does not compute what PyTorch computes."""
+    """The ONNX graph cannot be made, or its results differ from PyTorch's."""
 
 
 class TracerWarningError(ONNXExportError):
-    """A trace would silently depend on the values it was made with."""
+    """A trace would silently depend on its sample inputs."""
 
     default_reason = "TRACER_WARNING"
 
@@ -141,7 +141,7 @@ class ValidationError(ModelExportError):
 
 
 class ArtifactError(ModelExportError):
-    """The artifact store cannot give or take what was asked."""
+    """The artifact store cannot read or store an artifact."""
 
     default_reason = "ARTIFACT_NOT_FOUND"
 
@@ -181,7 +181,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A :class:`ModelExportError` as plain data: what a stage's attempt ends with when it does not succeed."""
+    """A :class:`ModelExportError` as plain data: the outcome of an unsuccessful attempt."""
 
     reason: str
     message: str
@@ -192,11 +192,11 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command line for this failure."""
+        """Return the command's exit code for this failure."""
         return REASONS[self.reason].category.exit_code if self.reason in REASONS else 1
 
     def error(self) -> ModelExportError:
-        """The exception this failure was made from; an unknown reason (a newer peer's) becomes INTERNAL."""
+        """Return the exception of this failure; an unknown reason (a newer peer's) becomes ``INTERNAL``."""
         cls = ERROR_TYPES.get(self.error_type, ModelExportError)
         reason, message = self.reason, self.message
         if reason not in REASONS:
@@ -204,17 +204,17 @@ class Failure:
         return cls(message, reason=reason, remedy=self.remedy, about=self.about, retryable=self.retryable)
 
     def to_json(self) -> dict[str, Any]:
-        """This failure as JSON-ready data."""
+        """Return this failure as JSON-ready data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Failure:
-        """The failure that :meth:`to_json` wrote."""
+        """Read the failure that :meth:`to_json` wrote."""
         return cls(**data)
 
     @staticmethod
     def deciding(failures: Iterable[Failure]) -> Failure | None:
-        """Return the one of several failures that decides the exit code; the first of equals, None without any."""
+        """Return the failure that decides the exit code; the first one among equals, None without any."""
         return min(failures, key=lambda failure: _DECIDING.index(failure.exit_code), default=None)
 
     def __str__(self) -> str:

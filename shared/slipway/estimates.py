@@ -1,4 +1,4 @@
-"""How large a model is, and what is made of it: what stages and formats estimate with before anything runs."""
+"""Sizes of models and their outputs, with which stages and formats estimate before anything runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BYTES_PER_WEIGHT: Mapping[str, float] = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
-"""Of a quantized model. Above 1 and 0.5: scales, and tensors that stay in 16 or 32 bit."""
+"""Bytes per weight of a quantized model. Scales, and tensors that stay in 16 or 32 bit, raise them above 1 and 0.5."""
 
 FLOAT32_BYTES = 4
 GRAPH_BYTES = 2 << 20
-"""Of a graph's nodes, without weights."""
+"""Size of a graph's nodes, without weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """How large a model is.
+    """The size of a model.
 
     Attributes:
-        weights: Number of its weights.
-        weight_bytes: What they take on disk.
-        largest: Number of the largest tensor's weights.
-        largest_bytes: What that takes on disk.
-        companion_bytes: Configuration, tokenizer and the like.
+        weights: Number of weights.
+        weight_bytes: Size of the weights on disk.
+        largest: Number of weights in the largest tensor.
+        largest_bytes: Size of that tensor on disk.
+        companion_bytes: Size of the configuration, tokenizer and other files.
     """
 
     weights: int
@@ -33,14 +33,14 @@ class ModelSize:
 
     @property
     def stored_bytes(self) -> int:
-        """The model as it is."""
+        """Return the size of the model as stored."""
         return self.weight_bytes + self.companion_bytes
 
     @property
     def graph_bytes(self) -> int:
-        """The model as a graph in float32."""
+        """Return the size of the model as a graph in float32."""
         return self.weights * FLOAT32_BYTES + self.companion_bytes + GRAPH_BYTES
 
     def at_level(self, level: str) -> int:
-        """Weights of a level, and what lies beside them; of a level that is not known, as in float32."""
+        """Return the size of the model at a level, with its other files; an unknown level counts as float32."""
         return int(self.weights * BYTES_PER_WEIGHT.get(level, FLOAT32_BYTES)) + self.companion_bytes

@@ -1,7 +1,7 @@
-"""The optional parts of the distribution, and what to install when one of them is missing.
+"""Check whether the optional parts of the distribution are installed, and say what to install if not.
 
-``pip install slipway`` brings the client and the commands that talk to a coordinator. An extra, such as
-``slipway[coordinator]``, brings the libraries of another part.
+``pip install slipway`` installs the client and the commands that talk to a coordinator. An extra, such as
+``slipway[coordinator]``, installs the libraries of another part.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "telemetry": _TELEMETRY,
     "sample": ("accelerate", "peft", "psutil", "torch", "transformers"),
 }
-"""Modules that an extra brings. The extras of stages are not listed: each stage names its own libraries."""
+"""Modules that each extra installs. The extras of stages are not listed, because each stage names its own libraries."""
 
 
 def missing(extra: str) -> tuple[str, ...]:
-    """Return the modules of an extra that are not installed. Imports none of them."""
+    """Return the modules of an extra that are not installed, without importing them."""
     return tuple(module for module in MODULES[extra] if not _installed(module))
 
 
 def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> None:
-    """Raise an error that says what to install, unless everything that these extras bring is there.
+    """Raise an error that says what to install, unless all modules of these extras are installed.
 
     Args:
         extras: Keys of :data:`MODULES`.
-        what: What needs them, such as ``slipway coordinator``.
+        what: The command that needs them, such as ``slipway coordinator``.
         install: The extra to recommend; by default ``extras`` themselves.
         otherwise: What the user can do instead of installing it.
 
@@ -49,7 +49,7 @@ def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> 
 
 
 def not_installed(error: ModuleNotFoundError) -> ServiceError | None:
-    """Translate the failed import of a module that an extra brings; return None for any other module."""
+    """Translate the failed import of a module of an extra; return None for any other module."""
     name = error.name or ""
     for extra, modules in MODULES.items():
         if name.partition(".")[0] in {module.partition(".")[0] for module in modules}:
@@ -58,9 +58,9 @@ def not_installed(error: ModuleNotFoundError) -> ServiceError | None:
 
 
 def stage_extra(module: str) -> str:
-    """Return the extra that brings a stage's libraries and the worker, given the module that defines the stage.
+    """Return the extra with a stage's libraries and the worker, given the module that defines the stage.
 
-    The stage of another distribution needs the worker at least.
+    For a stage of another distribution, this is the worker's extra.
     """
     package = module.partition(".")[0]
     return package.removeprefix("slipway_") if package.startswith("slipway_") else WORKER
@@ -81,5 +81,5 @@ def _not_installed(modules: list[str], *, what: str, install: str, otherwise: st
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is not there
+    except ModuleNotFoundError:  # the package around it is not installed
         return False

@@ -1,4 +1,4 @@
-"""What the fields of a model mean: said once, where they are declared, for help, tables and documentation alike."""
+"""Read the meanings of a model's fields from its docstrings, for help, tables and documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the meaning of each field: its description, otherwise what the ``Attributes:`` of the docstrings, its bases' too, say of it."""
+    """Return the meaning of each field: its description, otherwise its entry under ``Attributes:`` in the docstring of the model or a base."""
     docstrings = [base.__dict__.get("__doc__") for base in reversed(model.__mro__) if issubclass(base, BaseModel)]
     said = {
         name: text for docstring in docstrings for name, text in _attributes(inspect.cleandoc(docstring or "")).items()

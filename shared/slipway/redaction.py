@@ -1,4 +1,4 @@
-"""Secrets in texts: found by the names of environment variables and in URLs, and left out."""
+"""Remove secrets from texts: values of secret-looking environment variables, and passwords in URLs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SECRET_NAMES = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION)_?KEY|(?:^|_)(?:PAT|PWD|DSN|AUTH|COOKIE|HEADERS)$",
     re.IGNORECASE,
 )
-"""Environment variables whose values are not written."""
+"""Names of environment variables whose values are secret."""
 
 _NO_SECRETS = frozenset({"PWD"})
 """The current folder; ``MYSQL_PWD`` is a password."""
 
 _URL_PASSWORD = re.compile(r"(?<=:/)(/?[^\s/@:]*):([^\s/@]+)(?=@)")
-"""User and password of a URL, also of one that was taken for a path, which has a slash less."""
+"""User and password of a URL, also of one that was read as a path and so has lost a slash."""
 
 
 def redact(text: str) -> str:
-    """A text without the values of secret-looking environment variables, and without passwords of URLs."""
+    """Return a text without the values of secret-looking environment variables, and without passwords of URLs."""
     for value in _secrets():
         text = text.replace(value, "***")
     return _URL_PASSWORD.sub(r"\1:***", text)
@@ -34,7 +34,7 @@ def _secrets() -> tuple[str, ...]:
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Values of variables whose name says that they are secret, and passwords in URLs; short ones would blot out ordinary text."""
+    """Return the values of variables with secret-looking names, and passwords in URLs; leave out short ones, which occur in ordinary text."""
     named = {value for name, value in environment.items() if SECRET_NAMES.search(name) and name not in _NO_SECRETS}
     passwords = {unquote(found[2]) for value in environment.values() for found in _URL_PASSWORD.finditer(value)}
     found = {value for value in named | passwords if len(value) >= 8}

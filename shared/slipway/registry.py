@@ -1,4 +1,4 @@
-"""Stages by name. A distribution brings a stage by an entry point in the group ``slipway.stages``."""
+"""Find stages by name. A distribution provides a stage by an entry point in the group ``slipway.stages``."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from slipway.stage import Role, Stage
 
 GROUP = "slipway.stages"
 IMPORT = "import"
-"""What workers themselves do for exports that only name their sources; no distribution brings it."""
+"""Stage of the worker itself, which imports the sources of exports that only name them; no distribution provides it."""
 _OWN = {IMPORT: "slipway.export_sources.import_stage:STAGE"}
 
 
 def stage_names() -> tuple[str, ...]:
-    """Names of all installed stages, sorted."""
+    """Return the names of all installed stages, sorted."""
     return tuple(sorted(entry_points(group=GROUP).names))
 
 
 def load_stage(reference: str) -> Stage[Any]:
-    """The stage of an installed name, or of a reference ``module:ATTRIBUTE``.
+    """Load a stage by its installed name, or by a reference ``module:ATTRIBUTE``.
 
     Raises:
-        ConfigurationError: reason ``STAGE_UNKNOWN``.
+        ConfigurationError: ``STAGE_UNKNOWN``.
     """
     module, colon, attribute = _OWN.get(reference, reference).partition(":")
     try:
@@ -48,7 +48,7 @@ def load_stage(reference: str) -> Stage[Any]:
 
 @cache
 def known_stage(name: str) -> Stage[Any] | None:
-    """Return the stage of an installed name; None where it is not installed here, such as one of another machine's plug-ins."""
+    """Return the stage of this name; None if it is not installed here, for example a plug-in of another machine."""
     try:
         return load_stage(name)
     except ConfigurationError:
@@ -57,17 +57,17 @@ def known_stage(name: str) -> Stage[Any] | None:
 
 @cache
 def stage_of(role: Role) -> Stage[Any]:
-    """Return the installed stage that plays a part in every export.
+    """Return the installed stage with a role.
 
     Raises:
-        ConfigurationError: reason ``STAGE_UNKNOWN``.
+        ConfigurationError: ``STAGE_UNKNOWN``.
     """
     for name in stage_names():
         stage = known_stage(name)
         if stage is not None and stage.role is role:
             return stage
     raise ConfigurationError(
-        f"no installed stage is for the {role.name.lower()}",
+        f"no installed stage has the role {role.name.lower()}",
         reason="STAGE_UNKNOWN",
         remedy="install slipway again: pip install --force-reinstall slipway",
         about={"role": role.name.lower()},
@@ -75,6 +75,6 @@ def stage_of(role: Role) -> Stage[Any]:
 
 
 def plays(name: str, *roles: Role) -> bool:
-    """Return whether the stage of a name plays one of these parts."""
+    """Return whether the stage of this name has one of these roles."""
     stage = known_stage(name)
     return stage is not None and stage.role in roles

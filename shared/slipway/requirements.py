@@ -1,4 +1,4 @@
-"""What a task needs of its worker, what it would rather have, and what a worker has."""
+"""Requirements and preferences of a task for its worker, and the abilities of a worker."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from slipway.sizes import format_size
 
 NO_GPU = "none"
-"""Stands for the workers without a GPU where an architecture is asked for."""
+"""In place of an architecture, stands for workers without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a worker says it has.
+    """The abilities that a worker reports.
 
     Attributes:
-        stages: Stages it runs.
-        gpu_architecture: Of its first GPU; empty without one.
-        gpu_memory_bytes: Of the same.
-        memory_bytes: What one task may use.
-        libraries: Versions of distributions.
-        parameters: Names of the parameters that its version of a stage takes, by stage; one that is missing takes any.
+        stages: Stages that it runs.
+        gpu_architecture: Architecture of its first GPU; empty without one.
+        gpu_memory_bytes: Memory of that GPU.
+        memory_bytes: Memory that one task may use.
+        libraries: Versions of installed distributions.
+        parameters: Names of the parameters that its version of each stage knows; a stage that is missing here takes any.
     """
 
     stages: frozenset[str]
@@ -38,7 +38,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a worker has to have, all of it. An architecture that is named needs a GPU too."""
+    """Needs that a worker must meet all together. A named architecture implies a GPU."""
 
     gpu: bool = False
     gpu_architectures: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Needs:
     libraries: tuple[str, ...] = ()
 
     def met_by(self, worker: Abilities) -> bool:
-        """Whether a worker has it."""
+        """Return whether a worker meets all needs."""
         return (
             self.possible_on(worker.gpu_architecture or NO_GPU)
             and worker.gpu_memory_bytes >= self.gpu_memory_bytes
@@ -56,7 +56,7 @@ class Needs:
         )
 
     def possible_on(self, gpu_architecture: str) -> bool:
-        """Whether workers with such a GPU can have it; :data:`NO_GPU` for those without."""
+        """Return whether workers with such a GPU can meet the needs; :data:`NO_GPU` means workers without one."""
         if gpu_architecture == NO_GPU:
             return not (self.gpu or self.gpu_architectures or self.gpu_memory_bytes)
         return not self.gpu_architectures or gpu_architecture in self.gpu_architectures
@@ -76,26 +76,26 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a task asks of its worker.
+    """The requirements of a task for its worker.
 
     Attributes:
-        any_of: One of these has to be met; when there are none, every worker of the stage will do.
-        prefers: The task goes to workers that meet these, the first one first, as far as there are any.
+        any_of: Alternatives, one of which must be met; if there are none, every worker with the stage qualifies.
+        prefers: Preferences, most important first; the task goes to workers that meet them, as far as there are any.
     """
 
     any_of: tuple[Needs, ...] = ()
     prefers: tuple[Needs, ...] = ()
 
     def met_by(self, worker: Abilities) -> bool:
-        """Whether a worker can do it."""
+        """Return whether a worker can run the task."""
         return not self.any_of or any(needs.met_by(worker) for needs in self.any_of)
 
     def possible_on(self, gpu_architecture: str) -> bool:
-        """Whether workers with such a GPU can do it; :data:`NO_GPU` for those without, empty for all."""
+        """Return whether workers with such a GPU can run the task; :data:`NO_GPU` means workers without one, empty all workers."""
         if not gpu_architecture or not self.any_of:
             return True
         return any(needs.possible_on(gpu_architecture) for needs in self.any_of)
 
 
 ANY = Requirements()
-"""Every worker of the stage will do."""
+"""No requirements: every worker with the stage qualifies."""

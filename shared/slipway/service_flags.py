@@ -1,4 +1,4 @@
-"""What the command lines of the coordinator and the worker have in common: their shared flags, and how their processes end."""
+"""Common parts of the command lines of coordinator and worker: shared flags, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def service_parser(
     """Return a parser with the flags of every service.
 
     Args:
-        prog: The command as it was called.
-        description: What the service does.
+        prog: Name of the command, as it was called.
+        description: Description of the service.
         lines: Arguments of the examples.
         listen: Default of ``--listen``.
-        listens_for: What comes to that address.
-        token: Whether the service shows a token to others.
+        listens_for: The calls that come to that address, for the help.
+        token: Whether the service presents a token to others.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -44,7 +44,7 @@ def service_parser(
 
 
 def run_service(arguments: argparse.Namespace, serve: Callable[[argparse.Namespace], None]) -> int:
-    """Run a service until it ends; returns the exit code: 0, that of the error that ended it, or 1 for a fault of its own."""
+    """Run a service until it ends; return 0, the exit code of the error that ended it, or 1 for an unexpected exception."""
     configure_service_logs(arguments.log_level, form=arguments.log_format)
     try:
         serve(arguments)
@@ -52,6 +52,6 @@ def run_service(arguments: argparse.Namespace, serve: Callable[[argparse.Namespa
         print(printable(f"{error.reason}: {error}"), file=sys.stderr)
         return error.failure().exit_code
     except Exception:
-        logging.getLogger("slipway").exception("ended by a fault of its own")
+        logging.getLogger("slipway").exception("ended by an unexpected error")
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Sizes in bytes: read from texts, and written for people."""
+"""Parse and format sizes in bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Read bytes from a text such as ``8589934592``, ``8GiB`` or ``8G``.
+    """Parse a size in bytes, such as ``8589934592``, ``8GiB`` or ``8G``.
 
     Raises:
-        MalformedText: Not a size.
+        MalformedText: The text is not a size.
     """
     match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgt]i?)?b?\s*", text.lower())
     if match is None:
@@ -32,7 +32,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(count: float) -> str:
-    """Write bytes for people: ``1.4 GB`` (powers of 1000, as disks and downloads are labelled)."""
+    """Format bytes for people: ``1.4 GB`` (powers of 1000, as on disks and downloads)."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,7 +1,7 @@
 """The contract between Slipway and a stage: a plain function from input folders to output folders.
 
-A stage package has one module, ``stage.py``, with its parameters, its ``run`` function and a :class:`Stage` value named
-``STAGE``. It knows nothing of stores, services or tracing; the executor runs it in a child process of its own.
+A stage package has one module, ``stage.py``, with its ``run`` function and a :class:`Stage` value named ``STAGE``; its parameters
+are there or in ``params.py``. It knows nothing about stores, services or tracing. The executor runs it in its own child process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slipway.errors import StageError
 from slipway.estimates import ModelSize
 
 MOST_FACTS_BYTES = 256 << 10
-"""Size of the facts of one result as they travel; lists in them are cut before (:func:`cut_lists`)."""
+"""Largest size of a result's facts when they are sent; long lists are cut before (:func:`cut_lists`)."""
 
 _MOST_ENTRIES = 300
 
 
 class StageParams(BaseModel):
-    """Base of every stage's parameters: frozen, strict, unknown fields refused, defaults checked."""
+    """Base of every stage's parameters: frozen and strict; unknown fields are refused and defaults checked."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
 
@@ -37,7 +37,7 @@ P = TypeVar("P", bound=StageParams)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is. ``total`` is 0 while unknown; ``unit`` is ``bytes``, ``tensors``, ``layers`` or the like."""
+    """The progress of a stage. ``total`` is 0 while unknown; ``unit`` is ``bytes``, ``tensors``, ``layers`` or the like."""
 
     phase: str
     done: int
@@ -47,17 +47,18 @@ class Progress:
 
 @dataclass
 class Context:
-    """What a running stage may use beside its inputs and parameters.
+    """The means of a running stage beside its inputs and parameters.
 
     Attributes:
-        workdir: Empty folder of this attempt, and its process's current folder; outputs are written below it. Removed with the attempt.
+        workdir: Empty folder of this attempt, and its process's current folder; outputs are written below it. It is removed at the
+            end of the attempt.
         log: Logger of this attempt.
-        max_memory_bytes: Anonymous memory the stage should stay below.
-        threads: Threads that numeric libraries may use.
-        kept: For a stage that is resumable: folder that survives between attempts of the same action (same inputs, parameters
-            and versions) on this machine, on the file system of ``workdir``; None where there is none. An attempt leaves
-            finished pieces there, best as hard links, and one after an interruption takes those it can verify. It goes with
-            the action's result, or with a failure that repeating the attempt cannot help.
+        max_memory_bytes: Anonymous memory that the stage should stay below.
+        threads: Number of threads that numeric libraries may use.
+        kept: For a resumable stage: folder that survives between attempts of the same action (same inputs, parameters and
+            versions) on this machine, on the file system of ``workdir``; otherwise None. An attempt leaves finished pieces there,
+            best as hard links, and the next attempt after an interruption reuses the pieces that it can verify. The folder is
+            removed when the action has its result, or after a failure that a retry cannot fix.
     """
 
     workdir: Path
@@ -73,10 +74,10 @@ class Context:
     def progress(self, phase: str, *, done: int, total: int = 0, unit: str = "bytes") -> None:
         """Report progress, and stop here if the attempt was cancelled.
 
-        Cheap enough to call once per tensor or sample; call it at least once a second where that is possible.
+        It is cheap enough to call once per tensor or sample; call it at least once a second if possible.
 
         Raises:
-            StageError: reason ``CANCELLED``.
+            StageError: ``CANCELLED``.
         """
         self.check_cancelled()
         self.on_progress(Progress(phase=phase, done=done, total=total, unit=unit))
@@ -85,23 +86,23 @@ class Context:
         """Stop here if the attempt was cancelled.
 
         Raises:
-            StageError: reason ``CANCELLED``.
+            StageError: ``CANCELLED``.
         """
         if self.cancelled.is_set():
             raise StageError("the stage was cancelled", reason="CANCELLED")
 
     def record(self, **facts: Any) -> None:
-        """Add JSON-ready facts about the result (sizes, norms, chosen engine); they travel with it into the report.
+        """Add JSON-ready facts about the result (sizes, norms, chosen engine); they appear in the report.
 
-        Together they take :data:`MOST_FACTS_BYTES` at most. A long list is cut; what names every tensor of a model belongs into
+        Together they may have at most :data:`MOST_FACTS_BYTES`. Long lists are cut, so write a list of all tensors of a model to
         a file of the output.
         """
         self.facts.update(cut_lists(facts))
 
     def digest(self, path: Path, sha256: str) -> None:
-        """Tell the SHA-256 (64 hexadecimal digits) of a finished output file, computed while it was written.
+        """Report the SHA-256 (64 hexadecimal digits) of a finished output file, computed while it was written.
 
-        The store then takes the file without reading it again; whoever reads it from there first finds out if it is wrong.
+        The store then takes the file without reading it again. A wrong digest is found when the file is first read from the store.
         """
         self.digests[path] = f"sha256:{sha256}"
 
@@ -113,13 +114,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A library or device a stage can work with, as ``slipway doctor`` shows it.
+    """A library or device that a stage can use, as ``slipway doctor`` shows it.
 
     Attributes:
-        name: For example ``onnx``, ``tensorrt-rtx``.
+        name: Name, for example ``onnx`` or ``tensorrt-rtx``.
         available: Whether it can be used on this machine now.
-        version: Its version, empty when not installed.
-        detail: What it gives when available, otherwise what is missing and how to get it.
+        version: Its version; empty if not installed.
+        detail: What it provides if available, otherwise what is missing and how to get it.
     """
 
     name: str
@@ -129,28 +130,28 @@ class Provider:
 
 
 class Role(Enum):
-    """A part that one stage plays in every export, beside what formats plan; the plan finds each by its role."""
+    """A part that one stage plays in every export; the plan finds the stage by its role. Formats plan all other tasks."""
 
     COMBINATION = auto()
-    """Several adapters as one: from ``adapter`` and further inputs."""
+    """Combine several adapters into one; inputs: ``adapter`` and further ones."""
     PREPARATION = auto()
-    """A base model that is stored otherwise as plain safetensors: from ``base``."""
+    """Convert a base model from another storage format to plain safetensors; input: ``base``."""
     MERGE = auto()
-    """The merged model, which every format begins with: from ``base`` and ``adapter``."""
+    """Make the merged model, from which every format starts; inputs: ``base`` and ``adapter``."""
     QUANTIZATION = auto()
-    """A format's output at a level: from ``model``, the unquantized one."""
+    """Make a format's output at a level; input: ``model``, the unquantized output."""
     VALIDATION = auto()
-    """The judgement of every output: from ``base``, ``adapter``, perhaps ``heldout``, and the outputs by their names."""
+    """Judge every output; inputs: ``base``, ``adapter``, optionally ``heldout``, and the outputs by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """About how long a stage takes beside others, and how far it is in each phase: what progress is shown by.
+    """The approximate duration of a stage relative to others, and of its phases; the progress display uses it.
 
     Attributes:
-        seconds: For any model. Only its ratio to other stages' counts.
-        seconds_per_gb: More for each GB that it makes (or validates).
-        phases: Where each phase lies within the stage, from 0 to 1, by the phase's first word.
+        seconds: Time for any model. Only the ratio to other stages matters.
+        seconds_per_gb: Additional time for each GB that it makes (or validates).
+        phases: Beginning and end of each phase within the stage, from 0 to 1, by the phase's first word.
     """
 
     seconds: float = 4.0
@@ -176,25 +177,25 @@ class Stage(Generic[P]):
 
     Attributes:
         name: Name on the command line, in plans and in reports.
-        version: Raised whenever the same inputs and parameters give other output; part of the action key.
+        version: Raised whenever the same inputs and parameters give another output; part of the action key.
         inputs: Names of the input folders, all required.
         outputs: Names of the output folders, the main one first.
         params: The stage's parameters.
         run: ``run(inputs, params, ctx) -> {output name: folder below ctx.workdir}``. It may raise any
-            :class:`~slipway.errors.ModelExportError`; whatever else it raises is reported as ``STAGE_ERROR``.
-        libraries: Distributions whose versions shape the output; part of the action key.
-        more_inputs: Whether inputs with other names are taken too (validate takes every output by its format's name).
-        device_bound: Whether the output depends on the GPU's architecture; it is then part of the action key.
-        resumable: Whether an attempt goes on with what an interrupted one left in :attr:`Context.kept`.
-        probe: What this machine offers the stage. Looks at installed metadata only; imports nothing heavy.
-        alternatives: Whether any one of its providers will do; otherwise it needs them all.
-        role: The part it plays in every export; None for one that only formats plan.
-        effort: How long it takes beside others.
-        output_bytes: Size of the output for these parameters and a model of this size, estimated from above.
-        advice: What is known of these parameters before anything runs: a check's name, what will come, and a remedy; None for nothing.
-        refuses: Says why no model with this ``config.json`` is taken; empty for one that is.
-        model_memory: Memory a worker should have, as a multiple of the merged model's size; 0 for a stage that streams.
-        model_gpu_memory: The same of the GPU's memory, where the task needs a GPU.
+            :class:`~slipway.errors.ModelExportError`; any other exception is reported as ``STAGE_ERROR``.
+        libraries: Distributions whose versions affect the output; part of the action key.
+        more_inputs: Whether it accepts inputs with other names too (validate accepts every output by its format's name).
+        device_bound: Whether the output depends on the GPU's architecture, which is then part of the action key.
+        resumable: Whether an attempt continues from the pieces that an interrupted one left in :attr:`Context.kept`.
+        probe: Function that returns the stage's providers on this machine. It reads only installed metadata and imports nothing heavy.
+        alternatives: Whether any one of its providers is enough; otherwise it needs them all.
+        role: The part it plays in every export; None for a stage that only formats plan.
+        effort: Approximate duration relative to other stages.
+        output_bytes: Function that returns an upper estimate of the output's size for these parameters and a model of this size.
+        advice: Function that returns a warning about these parameters before anything runs (name of the check, message, remedy), or None.
+        refuses: Function that says why the stage does not support a model with this ``config.json``; empty if it does.
+        model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
+        model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
     """
 
@@ -221,24 +222,24 @@ class Stage(Generic[P]):
 
     @property
     def main_output(self) -> str:
-        """Name of the output that later tasks take."""
+        """Return the name of the output that later tasks use."""
         return self.outputs[0]
 
     def library_versions(self) -> dict[str, str]:
-        """Installed versions of :attr:`libraries`; empty for one that is not installed."""
+        """Return the installed versions of :attr:`libraries`; empty for one that is not installed."""
         return {name: installed_version(name) for name in self.libraries}
 
     def providers(self) -> tuple[Provider, ...]:
-        """What this machine offers the stage; by default, its libraries."""
+        """Return the stage's providers on this machine; by default, its libraries."""
         if self.probe is not None:
             return self.probe()
         return tuple(library_provider(name) for name in self.libraries)
 
 
 def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts with at most 300 entries of each list, and beside one that was longer ``NAME_left_out``, how many are missing.
+    """Cut each list in the facts to 300 entries; add the number of missing ones as ``NAME_left_out``.
 
-    Models of many experts have tens of thousands of tensors.
+    Models with many experts have tens of thousands of tensors.
     """
     cut: dict[str, Any] = {}
     for name, value in facts.items():
@@ -253,7 +254,7 @@ def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def installed_version(distribution: str) -> str:
-    """Version of an installed distribution, or an empty string."""
+    """Return the version of an installed distribution, or an empty string."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -261,7 +262,7 @@ def installed_version(distribution: str) -> str:
 
 
 def library_provider(distribution: str) -> Provider:
-    """A distribution as a provider that is available when installed."""
+    """Return a distribution as a provider that is available if installed."""
     found = installed_version(distribution)
     detail = "" if found else f"pip install {distribution}"
     return Provider(name=distribution, available=bool(found), version=found, detail=detail)

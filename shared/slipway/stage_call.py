@@ -1,4 +1,4 @@
-"""A call of a stage: the one value that goes from the plan over an offer, a lease and a worker to the process that runs it."""
+"""A call of a stage: one value, passed from the plan through an offer, a lease and a worker to the process that runs it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MOST_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one attempt of a call may use; 0 leaves it to the machine that runs it.
+    """The resources that one attempt of a call may use; 0 leaves the choice to the machine that runs it.
 
     Attributes:
-        timeout_seconds: Longest run; 0 for any time, there too.
+        timeout_seconds: Longest run; 0 for no limit, on that machine too.
         max_memory_bytes: Anonymous memory that it should stay below.
-        threads: Threads of numeric libraries.
+        threads: Number of threads of numeric libraries.
     """
 
     timeout_seconds: float = 0.0
@@ -32,21 +32,21 @@ class Limits:
     threads: int = 0
 
     def filled(self, *, max_memory_bytes: int, threads: int) -> Limits:
-        """Return the same limits with these in place of what is left open."""
+        """Return the same limits, with these values for those left open."""
         memory = self.max_memory_bytes or max_memory_bytes
         return replace(self, max_memory_bytes=memory, threads=self.threads or threads)
 
 
 @dataclass(frozen=True, slots=True)
 class StageCall:
-    """What a stage is to do.
+    """A stage with its parameters, inputs and limits.
 
     Attributes:
         stage: Installed name, or ``module:ATTRIBUTE``.
-        params: JSON-ready parameters for the stage's model; what is not named takes its default there.
-        inputs: Where each input comes from, by its name: a reference in a plan (:mod:`slipway.planning.references`), an artifact's
-            digest in an offer and a lease, a folder where it runs.
-        limits: What it may use.
+        params: JSON-ready parameters for the stage's model; the others take their defaults there.
+        inputs: Source of each input by name: a reference in a plan (:mod:`slipway.planning.references`), an artifact's digest in an
+            offer or lease, a folder on the machine that runs it.
+        limits: Limits of one attempt.
     """
 
     stage: str
@@ -55,7 +55,7 @@ class StageCall:
     limits: Limits = Limits()
 
     def filled(self, *, max_memory_bytes: int, threads: int) -> StageCall:
-        """Return the same call with these in place of the limits that it leaves open."""
+        """Return the same call, with these values for the limits that it leaves open."""
         return replace(self, limits=self.limits.filled(max_memory_bytes=max_memory_bytes, threads=threads))
 
     def on_folders(self, inputs: Mapping[str, Path]) -> StageCall:
@@ -63,7 +63,7 @@ class StageCall:
         return replace(self, inputs={name: str(path.absolute()) for name, path in sorted(inputs.items())})
 
     def check(self, stage: Stage[Any]) -> StageParams:
-        """Check inputs and parameters against the stage before any work; returns the parameters as the stage takes them.
+        """Check inputs and parameters against the stage before any work; return the parameters as the stage's own type.
 
         Raises:
             ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.
@@ -81,7 +81,7 @@ class StageCall:
         return self.params_of(stage)
 
     def params_of(self, stage: Stage[Any]) -> StageParams:
-        """Return the parameters as the stage takes them.
+        """Return the parameters as the stage's own type.
 
         Raises:
             ConfigurationError: ``PARAMS_INVALID``.

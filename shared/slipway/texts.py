@@ -1,8 +1,8 @@
-"""Texts from elsewhere: clean enough for a terminal or a page, and short enough for a message.
+"""Make texts from outside safe to show on a terminal or page, and short enough for a message.
 
-Names of models, labels, paths and messages come from other people's files and requests. Some characters in them would be obeyed
-by a terminal, turn the direction of what follows, or make two different names look alike. They are refused where a text enters
-(:func:`hidden_character`), and replaced where one is shown (:func:`printable`, :func:`one_line`, :func:`escaped_json`).
+Names of models, labels, paths and messages come from other people's files and requests. Some characters in them are commands to a
+terminal, reverse the direction of the text after them, or make two different names look alike. Such characters are refused when a
+text is read (:func:`hidden_character`), and replaced when it is shown (:func:`printable`, :func:`one_line`, :func:`escaped_json`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import reprlib
 
-# Control characters but tabs and line ends; what turns the direction of text; what takes no room, and letters that are blank;
-# other line ends; halves of characters.
+# Control characters except tabs and line ends; marks that change the direction of text; invisible characters and blank letters;
+# other line ends; halves of surrogate pairs.
 _UNSEEN = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     r"\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"
 )
-# Joiners belong between the letters of some scripts, and between the parts of an emoji.
+# Joiners are legal between the letters of some scripts, and between the parts of an emoji.
 _JOINED = r"[^\x00-\x7f\u200c\u200d]"
 _LONE_JOINER = rf"(?<!{_JOINED})[\u200c\u200d]|[\u200c\u200d](?!{_JOINED})"
 _HIDDEN = re.compile(rf"[{_UNSEEN}]|{_LONE_JOINER}")
@@ -24,11 +24,11 @@ _NOT_IN_A_LINE = re.compile(rf"[{_UNSEEN}\t\n]|{_LONE_JOINER}")
 _SPACE = re.compile(r"\s+")
 
 QUOTED_LENGTH = 200
-"""Characters of a value that a message repeats."""
+"""Most characters of a value quoted in a message."""
 
 
-class MalformedText(ValueError):  # noqa: N818 - where it is caught it becomes an error that says which setting it is
-    """A text stands for no value of the kind that is wanted; ``remedy`` says what does."""
+class MalformedText(ValueError):  # noqa: N818 - its catcher turns it into an error that names the setting
+    """A text does not express a value of the expected kind; ``remedy`` says how to write one."""
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class MalformedText(ValueError):  # noqa: N818 - where it is caught it becomes a
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would obey and what hides from a reader; tabs and line ends stay."""
+    """Replace terminal commands and invisible characters; keep tabs and line ends."""
     return _HIDDEN.sub("\ufffd", text)
 
 
@@ -46,21 +46,21 @@ def one_line(text: str) -> str:
 
 
 def escaped_json(document: str) -> str:
-    r"""Write the same characters in a JSON document as ``\u`` escapes, so that it means the same and is safe to show.
+    r"""Replace the same characters in a JSON document by ``\u`` escapes, so that it is safe to show and keeps its meaning.
 
-    They can only be within strings: elsewhere, JSON has no such characters.
+    They can only be within strings, because JSON has no such characters elsewhere.
     """
     return _HIDDEN.sub(lambda found: _escape(found.group()), document)
 
 
 def hidden_character(text: str) -> str:
-    """Return the first character that a text of one line must not hold, such as ``U+202E``; empty when there is none."""
+    """Return the first character that a text of one line must not contain, such as ``U+202E``; empty if there is none."""
     found = _NOT_IN_A_LINE.search(text)
     return f"U+{ord(found.group()):04X}" if found else ""
 
 
 def shortened(text: str, most: int = QUOTED_LENGTH) -> str:
-    """Return a text of at most ``most`` characters: of a longer one, the beginning and the end."""
+    """Shorten a text to at most ``most`` characters: keep its beginning and end."""
     if len(text) <= most:
         return text
     left_out = f" … {len(text) - most} characters … "
@@ -69,14 +69,14 @@ def shortened(text: str, most: int = QUOTED_LENGTH) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value as a message repeats it: on one line, and of bounded length however large it is."""
+    """Quote a value for a message: on one line, and of limited length."""
     return shortened(printable(_QUOTING.repr(value)))
 
 
 def number_of(text: str, *, most: int) -> int | None:
-    """Return the whole number that digits stand for; None for any other text, and for more than ``most``.
+    """Parse a whole number written in digits; return None for any other text, and for a number above ``most``.
 
-    Python counts ``²`` among the digits, which it does not read as a number, and reads no number of many thousand digits.
+    Unlike ``str.isdigit`` and ``int``, this refuses ``²``, and never fails on thousands of digits.
     """
     digits = text.lstrip("0")
     if not text or not set(text) <= set("0123456789") or len(digits) > len(str(most)):
@@ -86,7 +86,7 @@ def number_of(text: str, *, most: int) -> int | None:
 
 
 class _Quoting(reprlib.Repr):
-    """Looks at the beginning of a large value alone."""
+    """Represents a large value by its beginning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Quoting(reprlib.Repr):
         self.maxdict = self.maxlist = self.maxtuple = 10
 
     def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002 - the library's signature
-        """The digits; how many there are of a number that has more than fit."""
+        """Write the digits of a number; for one that is too long, their count."""
         digits = int(x.bit_length() * 0.30103)
         return f"a number of {digits} digits" if digits > QUOTED_LENGTH else repr(x)
 

@@ -1,4 +1,4 @@
-"""The ``slipway`` command: which subcommands there are, and in which order ``--help`` shows them."""
+"""The ``slipway`` command: its subcommands, in the order of ``--help``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import typer
 
 from slipway.cli import services, tokens
 from slipway.cli.artifacts import commands as artifacts
-from slipway.cli.asked import Commands
 from slipway.cli.connection import ConnectedCommand
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
 from slipway.cli.options import examples
+from slipway.cli.output_options import Commands
 from slipway.cli.remote import commands as remote
 from slipway.cli.stages import commands as stages
 from slipway.cli.stages.help import StageCommand
@@ -60,9 +60,9 @@ def slipway(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """From a finished LoRA training run to merged, quantized, exported and proven models.
+    """Turn a finished LoRA training run into merged, quantized, exported and proven models.
 
     Exit codes: 0 done · 2 usage · 3 invalid input · 4 validation failed ·
     5 out of a resource · 6 unsupported · 7 unavailable, try again · 130 interrupted ·
-    141 whoever read the output has closed it · 1 a fault of Slipway itself: please report it
+    141 the reader of the output has closed it · 1 a fault of Slipway itself: please report it
     """

@@ -1,4 +1,4 @@
-"""The one place where errors become messages and exit codes."""
+"""Turn every error of a command into a message and an exit code; no other module does this."""
 
 from __future__ import annotations
 
@@ -14,111 +14,111 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slipway.cli.asked import Asked
+from slipway.cli.output_options import OutputOptions
 
 EXIT_USAGE, EXIT_RESOURCE, EXIT_INTERRUPTED = 2, 5, 130
 IMPATIENT_SECONDS = 1.0
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit with its code; the only caller of :func:`sys.exit`."""
+    """Run a command and exit with its code; only this function calls :func:`sys.exit`."""
     from slipway.cli.completion import join_words
-    from slipway.cli.terminal.encoding import forget_odd_sizes, write_any_encoding
+    from slipway.cli.terminal.encoding import drop_invalid_sizes, write_any_encoding
     from slipway.cli.terminal.unread import flush
 
     join_words(os.environ)
-    forget_odd_sizes(os.environ)
+    drop_invalid_sizes(os.environ)
     write_any_encoding()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
 
-    def call(asked: Asked) -> None:
+    def call(options: OutputOptions) -> None:
         from slipway.cli.app import app
 
-        app(args=arguments, prog_name="slipway", obj=asked)
+        app(args=arguments, prog_name="slipway", obj=options)
 
     sys.exit(flush(outcome(call)))
 
 
-def outcome(call: Callable[[Asked], Any]) -> int:
-    """The exit code of a call, which fills in how it is to be answered.
+def outcome(call: Callable[[OutputOptions], Any]) -> int:
+    """Run a call and return its exit code; report an error on standard error, and as JSON on standard output if requested.
 
-    What went wrong is said on standard error, and in JSON on standard output if asked for.
+    The call fills in the form of the output in the :class:`OutputOptions` that it is given.
     """
     from slipway.errors import ModelExportError
 
-    asked = Asked()
+    options = OutputOptions()
     try:
-        call(asked)
+        call(options)
     except SystemExit as error:
-        return _left(error, asked)
+        return _exit_code_of_exit(error, options)
     except KeyboardInterrupt:
-        return _say_failure(_interrupted(asked), asked)
+        return _report_failure(_interrupted(options), options)
     except ModelExportError as error:
-        return _say_failure(error, asked)
+        return _report_failure(error, options)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
-        if asked.debug:
+        if options.debug:
             sys.stderr.write(_traceback(error))
-        return _say_unexpected(error, asked)
+        return _report_unexpected(error, options)
     return 0
 
 
-def _say_unexpected(error: Exception, asked: Asked) -> int:
+def _report_unexpected(error: Exception, options: OutputOptions) -> int:
     try:
-        return _say_failure(_unexpected(error), asked)
-    except (MemoryError, ImportError, OSError) as unsaid:  # there is not even enough to say so nicely
+        return _report_failure(_unexpected(error), options)
+    except (MemoryError, ImportError, OSError) as unsaid:  # too little memory even for the usual message
         if isinstance(unsaid, OSError) and unsaid.errno != errno.ENOMEM:
             raise
         os.write(2, b"error [OUT_OF_MEMORY] out of memory\n")
         return EXIT_RESOURCE
 
 
-def _left(error: SystemExit, asked: Asked) -> int:
-    """The exit code of a command that typer, or the command itself, has ended."""
-    from slipway.cli.terminal.unread import EXIT_UNREAD, left_unread
+def _exit_code_of_exit(error: SystemExit, options: OutputOptions) -> int:
+    """Return the exit code of a command that typer, or the command itself, has ended."""
+    from slipway.cli.terminal.unread import EXIT_UNREAD, reader_is_gone
 
-    if left_unread(error):
+    if reader_is_gone(error):
         return EXIT_UNREAD
-    if isinstance(error.__context__, BrokenPipeError):  # of some connection; typer takes it for the output's
-        return _say_failure(_unexpected(error.__context__), asked)
+    if isinstance(error.__context__, BrokenPipeError):  # of another connection; typer mistakes it for the output's
+        return _report_failure(_unexpected(error.__context__), options)
     code = error.code if isinstance(error.code, int) else int(bool(error.code))
-    # typer's answer to KeyboardInterrupt; a command that ends with the code of a cancelled export has said so itself
+    # typer's handling of KeyboardInterrupt; a command with the exit code of a cancelled export has reported it itself
     if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
-        return _say_failure(_interrupted(asked), asked)
-    if code == EXIT_USAGE and asked.as_json:
+        return _report_failure(_interrupted(options), options)
+    if code == EXIT_USAGE and options.as_json:
         message = f"{_misused(error)}; see slipway --help"
         _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
     return code
 
 
 def _misused(error: SystemExit) -> str:
-    """What typer said of a command before it exited."""
-    said = getattr(error.__context__, "format_message", None)  # of click's exceptions; typer brings a click of its own
+    """Return typer's message about a misused command."""
+    said = getattr(error.__context__, "format_message", None)  # of click's exceptions; typer includes its own click
     return str(said()) if said else "this is not a valid command"
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handler's signature
-    """The first signal unwinds, which stops what runs; a later one ends at once, should the unwinding hang."""
+    """Unwind at the first signal, which stops the running work; exit at once at a later one, in case the unwinding hangs."""
     first = time.monotonic()
 
     def again(number: int, frame: object) -> None:  # noqa: ARG001 - as above
         if time.monotonic() - first > IMPATIENT_SECONDS:
-            os._exit(EXIT_INTERRUPTED)  # running stages see their lifeline end; the next command cleans up
+            os._exit(EXIT_INTERRUPTED)  # running stages end with their standard input; the next command cleans up
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, again)
     raise KeyboardInterrupt
 
 
-def _interrupted(asked: Asked) -> Any:
+def _interrupted(options: OutputOptions) -> Any:
     from slipway.errors import StageError
 
-    remedy = "the same command again goes on from here" if asked.command == "export" else ""
+    remedy = "run the same command again to continue" if options.command == "export" else ""
     return StageError("interrupted", reason="CANCELLED", remedy=remedy)
 
 
 def _unexpected(error: Exception) -> Any:
-    """A fault of Slipway's own, or one of the surroundings that has a reason."""
+    """Translate an unexpected exception: a known fault of the machine gets its reason, any other is ``INTERNAL``."""
     from slipway.errors import ArtifactError, ModelExportError, StageError
     from slipway.extras import not_installed
     from slipway.folders.disk_full import is_disk_full
@@ -134,10 +134,10 @@ def _unexpected(error: Exception) -> Any:
         what = f"{name}{error.strerror or error}"
         if is_disk_full(error):
             return ArtifactError(
-                what, reason="DISK_FULL", remedy="free space there; slipway cache gc frees the store's"
+                what, reason="DISK_FULL", remedy="free space there; slipway cache gc frees space in the store"
             )
         return ArtifactError(
-            what, reason="FILE_ERROR", remedy="check that it exists and that you may read and write it"
+            what, reason="FILE_ERROR", remedy="check that it exists, and that you may read and write it"
         )
     left = _surroundings()
     where = _write_log(error, left)
@@ -146,7 +146,7 @@ def _unexpected(error: Exception) -> Any:
 
 
 def _surroundings() -> dict[str, int]:
-    """What this machine has left, as failures of stages note it."""
+    """Return this machine's free resources, as failures of stages record them."""
     from slipway.errors import ConfigurationError
     from slipway.execution.surroundings import PREFIX, surroundings
     from slipway.settings import Settings
@@ -181,18 +181,18 @@ def _traceback(error: Exception) -> str:
     return printable(redact("".join(traceback.format_exception(error))))
 
 
-def _say_failure(error: Any, asked: Asked) -> int:
+def _report_failure(error: Any, options: OutputOptions) -> int:
     from slipway.cli.progress.forms import ProgressForm, error_line
 
     failure = error.failure()
-    with contextlib.suppress(BrokenPipeError, SystemExit):  # that nobody hears of it makes it no other failure
-        if asked.progress == ProgressForm.JSON:
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # a missing reader does not change the failure
+        if options.progress == ProgressForm.JSON:
             sys.stderr.write(error_line(failure) + "\n")
         else:
             _show_failure(failure)
-    if asked.as_json:
+    if options.as_json:
         with contextlib.suppress(BrokenPipeError):
-            _print_json(_document(failure))
+            _print_json(_failure_document(failure))
     return int(failure.exit_code)
 
 
@@ -209,8 +209,8 @@ def _show_failure(failure: Any) -> None:
     errors.print(lines, soft_wrap=True, highlight=False)
 
 
-def _document(failure: Any) -> dict[str, Any]:
-    """A failure as JSON, with the names that an ``ExportResult`` uses too."""
+def _failure_document(failure: Any) -> dict[str, Any]:
+    """Return a failure as JSON-ready data, with the names of an ``ExportResult``."""
     from slipway.files.json_documents import parse_json
 
     about = dict(failure.about)
@@ -222,7 +222,7 @@ def _document(failure: Any) -> dict[str, Any]:
         "retryable": failure.retryable,
         "exit_code": failure.exit_code,
     }
-    with contextlib.suppress(ValueError):  # a coordinator's error may say anything
+    with contextlib.suppress(ValueError):  # a coordinator's error may hold any text
         document["problems"] = parse_json(about.get("problems", "").encode())
         del about["problems"]
     return {**document, "about": about}

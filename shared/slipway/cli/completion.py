@@ -1,4 +1,4 @@
-"""Shell completion of ``KEY=VALUE`` words: settings of an export, and parameters of a stage."""
+"""Complete ``KEY=VALUE`` words in a shell: settings of an export, and parameters of a stage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 _KEY = "_SLIPWAY_COMPLETED_KEY"
-"""The key whose value is completed, where the shell takes key and value apart."""
+"""Variable with the key whose value is completed, if the shell splits key and value."""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Tell bash's words as the command line has them: bash takes ``KEY=VALUE`` apart, and completes the value alone.
+    """Join the words of ``KEY=VALUE`` again, which bash splits to complete the value alone.
 
     Args:
-        environment: That of the process; changed where bash asks for the completion of such a value.
+        environment: Environment of the process; changed if bash asks for the completion of such a value.
     """
     if environment.get("_SLIPWAY_COMPLETE") != "complete_bash":
         return
@@ -26,7 +26,7 @@ def join_words(environment: MutableMapping[str, str]) -> None:
     before, current = words[:at], words[at] if at < len(words) else ""
     if current == "=":
         before, current = [*before, "="], ""
-    # An option's value is a word of its own, whether a space or an equals sign stands before it.
+    # An option's value is a separate word, after a space or an equals sign.
     before = [word for number, word in enumerate(before) if not (word == "=" and before[number - 1].startswith("-"))]
     if before[-1] == "=":
         environment[_KEY] = before[-2]
@@ -38,13 +38,13 @@ def join_words(environment: MutableMapping[str, str]) -> None:
 def assignments(
     incomplete: str, keys: Sequence[str], values: Callable[[str], Sequence[str]], environment: Mapping[str, str]
 ) -> list[str]:
-    """Return what a ``KEY=VALUE`` word can become.
+    """Return the completions of a ``KEY=VALUE`` word.
 
     Args:
-        incomplete: What is there of it; of the value alone where the shell takes it apart.
+        incomplete: Beginning of the word; only that of the value if the shell splits the word.
         keys: All keys.
-        values: Values of a key, if it has only so many.
-        environment: As :func:`join_words` left it.
+        values: Function that returns the values of a key with a fixed set of them.
+        environment: Environment, after :func:`join_words`.
     """
     alone = environment.get(_KEY, "")
     key, equals, value = (alone, "=", incomplete) if alone else incomplete.partition("=")
@@ -64,7 +64,7 @@ def assignments(
 
 
 def settings(incomplete: str) -> list[str]:
-    """Settings for ``--set``, and the values of those that have only so many."""
+    """Complete settings for ``--set``, and the values of settings with a fixed set of them."""
     import os
 
     from slipway.configuration.schema import keys, usual_values
@@ -73,12 +73,12 @@ def settings(incomplete: str) -> list[str]:
 
 
 def arguments(parser: argparse.ArgumentParser, before: str, incomplete: str) -> list[tuple[str, str]]:
-    """Return the words that a service's parser takes at the cursor, each with its meaning.
+    """Return the words that a service's parser accepts at the cursor, each with its meaning.
 
     Args:
         parser: The parser.
         before: The word before the cursor.
-        incomplete: What is there of the word.
+        incomplete: Beginning of the word at the cursor.
     """
     actions = parser._actions
     valued = next((each for each in actions if before in each.option_strings and each.nargs != 0), None)

@@ -1,4 +1,4 @@
-"""The options of every command that can talk to a coordinator."""
+"""Options of all commands that can talk to a coordinator."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _META = "slipway.connection"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What the options of a command said.
+    """The values of a command's connection options.
 
     Attributes:
-        coordinator: ``HOST:PORT``, empty for none.
-        project: Empty for the default.
-        files: Files of token and certificates that were named.
+        coordinator: ``HOST:PORT``; empty for none.
+        project: Project; empty for the default.
+        files: Given files with the token and certificates.
     """
 
     coordinator: str = ""
@@ -36,7 +36,7 @@ class Connection:
     files: dict[str, Path | None] = field(default_factory=dict)
 
     def settings(self) -> Settings:
-        """Settings from the environment, with the options in their place."""
+        """Return the settings from the environment, overridden by the options."""
         from slipway.settings import Settings
 
         found = Settings.from_environment(os.environ)
@@ -48,17 +48,17 @@ class Connection:
         return found.model_copy(update=changes)
 
     def options(self) -> list[str]:
-        """The words of a command line that lead to the same coordinator."""
+        """Return the words of a command line for the same connection."""
         words = ["--coordinator", self.coordinator] if self.coordinator else []
         words += ["--project", self.project] if self.project else []
         files = {name: path for name, path in self.files.items() if path is not None}
         return [*words, *(word for name, path in files.items() for word in (f"--{name.replace('_', '-')}", str(path)))]
 
     def client(self) -> Client:
-        """A client of the coordinator.
+        """Return a client of the coordinator.
 
         Raises:
-            BadParameter: None is named.
+            BadParameter: No coordinator is named.
             ConfigurationError: A file cannot be used.
         """
         if not self.coordinator:
@@ -71,9 +71,9 @@ class Connection:
 
 @contextlib.contextmanager
 def artifacts_at(coordinator: str, settings: Settings) -> Iterator[Artifacts]:
-    """Artifacts through a coordinator, which needs no store; those of the store for who names one, or no coordinator.
+    """Use the coordinator's artifacts unless a store is configured; without a coordinator, use the store.
 
-    What is stored or fetched is not collected before the context ends.
+    Artifacts that are stored or fetched are not collected before the context ends.
     """
     if coordinator and not settings.store:
         from slipway.client.artifacts import ProjectArtifacts
@@ -117,7 +117,7 @@ def _connection(
     tls_cert_file: Annotated[Path | None, _file("tls-cert-file", "Certificate to show.")] = None,
     tls_key_file: Annotated[Path | None, _file("tls-key-file", "Key of that certificate.")] = None,
 ) -> Connection:
-    """The options of a connection; no command of its own."""
+    """Hold the options of a connection; this is not a command."""
     files = {
         "token_file": token_file,
         "tls_ca_file": tls_ca_file,
@@ -128,7 +128,7 @@ def _connection(
 
 
 class ConnectedCommand(TyperCommand):
-    """A command with the options of a connection below its own; :func:`connection_of` tells it what they said."""
+    """A command with connection options after its own; :func:`connection_of` returns their values."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -136,13 +136,13 @@ class ConnectedCommand(TyperCommand):
         self.params += self._connection.params
 
     def invoke(self, ctx: Any) -> Any:
-        """Take the connection's options out of the command's parameters, and run it."""
+        """Run the command without the connection's options, which go into a :class:`Connection`."""
         said = {option.name: ctx.params.pop(option.name) for option in self._connection.params}
         ctx.meta[_META] = ctx.invoke(self._connection.callback, **said)
         return super().invoke(ctx)
 
 
 def connection_of(ctx: typer.Context) -> Connection:
-    """Return what the options of a :class:`ConnectedCommand` said."""
+    """Return the connection options of a :class:`ConnectedCommand`."""
     found: Connection = ctx.meta[_META]
     return found

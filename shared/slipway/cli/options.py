@@ -40,7 +40,7 @@ BringSources = Annotated[
     bool,
     typer.Option(
         "--bring-sources",
-        help="With a coordinator: read s3://… and hf://… here and send them, instead of having a worker import them.",
+        help="With a coordinator: read s3://… and hf://… here and send them, instead of letting a worker import them.",
     ),
 ]
 RequestId = Annotated[
@@ -48,7 +48,7 @@ RequestId = Annotated[
     typer.Option(
         "--request-id",
         metavar="TEXT",
-        help="With a coordinator: name of this request; the same one again is the export it made before.",
+        help="With a coordinator: name of this request; repeating the name returns the export made before.",
     ),
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder that receives the export's own folder.")]
@@ -64,5 +64,5 @@ Assignments = Annotated[
 
 
 def examples(*lines: str) -> str:
-    """Examples below a command's help, one line each."""
+    """Format the examples below a command's help, one line each."""
     return "[bold]Examples[/bold]\n\n" + "\n\n".join(f"[dim]$[/dim] {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""``slipway coordinator`` and ``slipway worker``: the services, with the options of their own parsers."""
+"""``slipway coordinator`` and ``slipway worker``: start the services, whose own parsers read the options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typer.core import TyperCommand
 from slipway.cli import completion
 
 _OWN = {"ignore_unknown_options": True, "help_option_names": []}
-"""Everything goes to the service's parser, ``--help`` too."""
+"""Pass all words to the service's parser, even ``--help``."""
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """What the service's parser takes: its flags, or the values of the one before the cursor."""
+    """Complete the service's flags, or the values of the flag before the cursor."""
     before = (ctx.params.get("words") or [""])[-1]
     return completion.arguments(_parser(str(ctx.info_name)), before, incomplete)
 
@@ -25,15 +25,15 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS]", autocomp
 
 
 class ServiceCommand(TyperCommand):
-    """A command that takes the words of a service's parser, and completes those that look like options with it too."""
+    """A command whose words a service's parser reads and completes, even those that look like options."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """What the parser takes."""
+        """Complete a word with the service's parser."""
         return list(self.params[0].shell_complete(ctx, incomplete))
 
 
 def coordinator(words: Words = None) -> None:
-    """Start a coordinator: it carries out the exports of clients with the workers that join it."""
+    """Start a coordinator: it runs the exports of clients on the workers that join it."""
     arguments = _parser("coordinator").parse_args(words or [])
     from slipway.extras import require
 
@@ -59,7 +59,7 @@ SETTINGS: dict[str, Any] = {"cls": ServiceCommand, "context_settings": _OWN}
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    """The parser of a service; it needs none of the service's libraries."""
+    """Return the parser of a service, which needs none of the service's libraries."""
     prog = f"slipway {name}"
     if name == "coordinator":
         from slipway_coordinator.flags import coordinator_parser
@@ -71,7 +71,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 def _run(main: Any, arguments: argparse.Namespace) -> int:
-    """Run a service with the signals of a process of its own: what Ctrl-C means to other commands is not meant here."""
+    """Run a service with Python's default signal handlers, in place of those for interrupted commands."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return int(main(arguments))

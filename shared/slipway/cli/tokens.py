@@ -1,4 +1,4 @@
-"""``slipway token``: a new token, and its entry for the access file."""
+"""``slipway token``: make a token and its entry for the access file."""
 
 from __future__ import annotations
 

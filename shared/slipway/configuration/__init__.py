@@ -1,7 +1,7 @@
-"""What an export shall do: one frozen model, read from a YAML file, ``EXPORT_*`` variables and command-line flags.
+"""The configuration of an export: one frozen model, read from a YAML file, ``EXPORT_*`` variables and command-line flags.
 
-:func:`load` reads all three, later ones winning, and reports every problem at once; :func:`parse` is the same gate for
-plain data that arrives another way, for example over the network.
+:func:`load` reads all three (later ones win) and reports every problem at once. :func:`parse` checks plain data that arrives
+another way, for example over the network, by the same rules.
 """
 
 from slipway.configuration.environment import ENVIRONMENT

@@ -1,4 +1,4 @@
-"""Settings that are possible one by one, but not together; and those that are possible but worth a word."""
+"""Find settings that are valid alone but contradict each other, and valid settings that need a warning."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
-from slipway.formats.registry import asking, formats
+from slipway.formats.registry import formats, translate_format_errors
 from slipway.formats.settings import LevelSettings
 from slipway.settings.problems import Problem
 
 
 def conflicts(configuration: Sections) -> tuple[Problem, ...]:
-    """Settings that contradict each other, each with one that works."""
+    """Return the settings that contradict each other, each with a remedy."""
     return (
         *_no_format(configuration),
         *_nf4_without_4bit(configuration),
         *_refused_levels(configuration),
-        *_nothing_of_a_format(configuration),
+        *_formats_without_output(configuration),
         *_conflicts_of_formats(configuration),
-        *_weights_of_others(configuration),
+        *_wrong_number_of_weights(configuration),
     )
 
 
 def cautions(configuration: Sections) -> tuple[str, ...]:
-    """What the user should know about settings that are kept."""
+    """Return warnings about valid settings whose effect may surprise."""
     found = []
     if configuration.base_model.load_in_4bit and configuration.base_model.merge_onto == "original":
         found.append(
@@ -37,19 +37,19 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
     with_levels = [name for name, each in formats().items() if each.levels]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
-            f"optimization.quantization is not applied: of the formats, only {' and '.join(with_levels)} can be quantized, "
-            "and none of them is enabled"
+            f"optimization.quantization is not applied: only {' and '.join(with_levels)} can be quantized, "
+            "and none of these formats is enabled"
         )
     if configuration.validation.limits and not (
         configuration.validation.enabled and configuration.validation.compare_outputs
     ):
         found.append(
-            "validation.limits is not applied: outputs are compared only with validation.enabled and compare_outputs"
+            "validation.limits is not applied: outputs are compared only if validation.enabled and compare_outputs are true"
         )
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
     for each, section in configuration.formats.enabled():
-        with asking(each):
+        with translate_format_errors(each):
             found += each.cautions(section)
     return tuple(found)
 
@@ -61,8 +61,8 @@ def _nf4_without_4bit(configuration: Sections) -> list[Problem]:
     return [
         Problem(
             "base_model.merge_onto",
-            "nf4 is the base of adapters that were trained with load_in_4bit, which is false",
-            remedy="set base_model.load_in_4bit to true if it was, otherwise merge_onto to original",
+            "nf4 is for adapters that were trained with load_in_4bit, which is false",
+            remedy="set base_model.load_in_4bit to true if the adapter was trained on the 4-bit base; otherwise set merge_onto to original",
         )
     ]
 
@@ -77,7 +77,7 @@ def _no_format(configuration: Sections) -> list[Problem]:
 
 
 def _refused_levels(configuration: Sections) -> Iterable[Problem]:
-    """Levels that an enabled format does not have."""
+    """Yield one problem per requested level that an enabled format does not have."""
     for each, section in configuration.formats.enabled():
         asked = configuration.levels(each.name)
         kept = [level for level in asked if level in each.levels]
@@ -86,7 +86,7 @@ def _refused_levels(configuration: Sections) -> Iterable[Problem]:
         for level in asked:
             if level in each.levels:
                 continue
-            instead, why = _instead(each, level)
+            instead, why = _nearest_level(each, level)
             works = ", ".join(dict.fromkeys([instead, *kept]))
             remedy = f"set {key}: [{works}]" + ("" if own else f" and the others keep {level}")
             yield Problem(
@@ -94,33 +94,33 @@ def _refused_levels(configuration: Sections) -> Iterable[Problem]:
             )
 
 
-def _instead(each: Format[Any], level: str) -> tuple[str, str]:
-    """The level that comes nearest to one that a format does not have, and why it does not, as the end of a sentence."""
+def _nearest_level(each: Format[Any], level: str) -> tuple[str, str]:
+    """Return the format's nearest level to one it lacks, and the reason it lacks it, worded as the end of a sentence."""
     refused = each.refused_levels.get(level)
     return (
         (refused.instead, f": {refused.why}") if refused else (each.levels[0], f", which has {', '.join(each.levels)}")
     )
 
 
-def _nothing_of_a_format(configuration: Sections) -> Iterable[Problem]:
+def _formats_without_output(configuration: Sections) -> Iterable[Problem]:
     for each, section in configuration.formats.enabled():
         if isinstance(section, LevelSettings) and not section.unquantized and not configuration.levels(each.name):
             yield Problem(
                 f"formats.{each.name}.unquantized",
-                "is false, and no quantization level is asked for, so there is nothing to deliver",
+                "is false, and no quantization level is requested, so there is nothing to deliver",
                 f"name levels in formats.{each.name}.quantization, or set formats.{each.name}.enabled: false",
             )
 
 
 def _conflicts_of_formats(configuration: Sections) -> Iterable[Problem]:
     for each, section in configuration.formats.enabled():
-        with asking(each):
+        with translate_format_errors(each):
             found = tuple(each.conflicts(section))
         for problem in found:
             yield replace(problem, key=f"formats.{each.name}.{problem.key}")
 
 
-def _weights_of_others(configuration: Sections) -> list[Problem]:
+def _wrong_number_of_weights(configuration: Sections) -> list[Problem]:
     combination = configuration.combination
     count = len(combination.adapters) + 1 if combination.adapters else 0
     if not combination.weights or len(combination.weights) == count:
@@ -131,7 +131,7 @@ def _weights_of_others(configuration: Sections) -> list[Problem]:
             "combination.weights",
             f"there {'is' if given == 1 else 'are'} {counted(given, 'weight')} "
             f"for {counted(count, 'adapter') if count else 'no adapters'} to combine, "
-            "the checkpoint's included",
+            "including the checkpoint's",
             f"set combination.weights: [{ones}]" if count else "name the other adapters in combination.adapters",
         )
     ]

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from slipway.configuration.layers import Layer, Setting
-from slipway.configuration.schema import from_text, keys
+from slipway.configuration.schema import keys, parse_text
 from slipway.errors import ConfigurationError
 from slipway.formats.registry import formats
 from slipway.settings.problems import Problem
@@ -14,7 +14,7 @@ from slipway.texts import MalformedText
 
 PREFIX = "EXPORT_"
 
-_OWN: Mapping[str, str] = {
+_COMMON: Mapping[str, str] = {
     "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
     "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
     "EXPORT_CHECKPOINT_SELECT": "checkpoint.select",
@@ -54,15 +54,15 @@ _OF_FORMATS = {
     for name, each in formats().items()
     for setting in each.settings.model_fields
 }
-ENVIRONMENT: Mapping[str, str] = {**_OWN, **_OF_FORMATS}
-"""Variable to setting. Lists are separated by commas; an empty variable counts as not set."""
+ENVIRONMENT: Mapping[str, str] = {**_COMMON, **_OF_FORMATS}
+"""Setting of each variable. Commas separate the items of a list; an empty variable counts as not set."""
 
 
 def read_environment(environment: Mapping[str, str]) -> Layer:
-    """The settings in the ``EXPORT_*`` variables.
+    """Read the settings in the ``EXPORT_*`` variables.
 
-    A variable nobody knows is a problem when it resembles a known one (a misspelling would otherwise be ignored in
-    silence), and a warning otherwise: other programs use names of this kind too.
+    An unknown variable that resembles a known one is a problem, because it is probably a misspelling. Any other unknown
+    variable is only a warning, because other programs use this prefix too.
     """
     layer = Layer()
     for name in sorted(environment):
@@ -76,7 +76,7 @@ def read_environment(environment: Mapping[str, str]) -> Layer:
             continue
         key = ENVIRONMENT[name]
         try:
-            layer.settings[key] = Setting(from_text(key, text), name)
+            layer.settings[key] = Setting(parse_text(key, text), name)
         except MalformedText as error:
             layer.problems.append(Problem(key, error.message, error.remedy, name))
             layer.broken.add(key)
@@ -90,14 +90,14 @@ def _unknown(name: str, layer: Layer) -> None:
             Problem(name, "is not a variable of Slipway", f"did you mean {close[0]!r}?", "environment")
         )
     else:
-        layer.warnings.append(f"environment variable {name} is not one of Slipway's and was ignored")
+        layer.warnings.append(f"environment variable {name} is unknown to Slipway and was ignored")
 
 
-_shared = sorted(set(_OWN) & set(_OF_FORMATS))
+_shared = sorted(set(_COMMON) & set(_OF_FORMATS))
 if _shared:
     raise ConfigurationError(
-        f"the setting {_OF_FORMATS[_shared[0]]} of an installed format has the variable {_shared[0]}, which is that of {_OWN[_shared[0]]}",
+        f"the setting {_OF_FORMATS[_shared[0]]} of an installed format uses the variable {_shared[0]}, which belongs to {_COMMON[_shared[0]]}",
         reason="FORMAT_INVALID",
-        remedy="uninstall the format, or use a version of it with another variable",
+        remedy="uninstall the format, or install a version of it that uses another variable",
     )
 assert set(ENVIRONMENT.values()) == set(keys()), "every setting has one variable"

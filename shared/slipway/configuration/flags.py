@@ -1,11 +1,11 @@
-"""Command-line flags as settings."""
+"""Read settings from command-line flags."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slipway.configuration.layers import Layer, Setting, put
-from slipway.configuration.schema import from_text, is_table, keys
+from slipway.configuration.layers import Layer, Setting, put_setting
+from slipway.configuration.schema import is_table, keys, parse_text
 from slipway.settings.problems import Problem, did_you_mean
 from slipway.texts import MalformedText
 
@@ -17,11 +17,11 @@ FLAGS: Mapping[str, str] = {
 
 
 def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> Layer:
-    """The settings in flags of their own and in ``--set key.path=value``.
+    """Read the settings in the flags of :data:`FLAGS` and in ``--set key.path=value``.
 
     Args:
-        flags: Flag of :data:`FLAGS` to its text; None when not given.
-        assignments: ``key.path=value`` texts; a later one wins.
+        flags: Text of each flag of :data:`FLAGS`; None if not given.
+        assignments: ``key.path=value`` texts; later ones win.
     """
     layer = Layer()
     for assignment in assignments:
@@ -49,7 +49,7 @@ def _read(layer: Layer, key: str, text: str, source: str) -> None:
         layer.problems.append(Problem(key, "is not a setting", did_you_mean(key, keys()), source))
         return
     try:
-        put(layer.settings, key, Setting(from_text(key, text), source))
+        put_setting(layer.settings, key, Setting(parse_text(key, text), source))
     except MalformedText as error:
         layer.problems.append(Problem(key, error.message, error.remedy, source))
         layer.broken.add(key)

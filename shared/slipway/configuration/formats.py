@@ -1,4 +1,4 @@
-"""The section ``formats:``, put together from the sections of the installed formats."""
+"""Build the section ``formats:`` from the sections of the installed formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway.settings.sections import Section
 
 
 class FormatsSection(Section):
-    """What is delivered: one section per installed format."""
+    """The formats to deliver: one section per installed format."""
 
     def __getitem__(self, name: str) -> FormatSettings:
         """Return the section of a format."""
@@ -23,14 +23,14 @@ class FormatsSection(Section):
         return section
 
     def enabled(self) -> Iterator[tuple[Format[Any], FormatSettings]]:
-        """Yield the formats that are delivered, in their order, with their sections."""
+        """Yield the enabled formats with their sections, in the order of the formats."""
         for name, each in formats().items():
             if self[name].enabled:
                 yield each, self[name]
 
 
 def _section(each: Format[Any]) -> type[FormatSettings]:
-    """Return the format's section, with a check of its levels' names, which takes all formats."""
+    """Return the format's section, changed to check the names of levels, for which all formats must be known."""
     if not each.levels:
         return each.settings
     model: type[FormatSettings] = create_model(

@@ -1,4 +1,4 @@
-"""One source of settings: values by dotted key, each with where it came from, and what was wrong with the rest."""
+"""The settings of one source: values by dotted key with their origin, and the problems found in the source."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Setting:
     source: str
 
 
-def put(settings: dict[str, Setting], key: str, setting: Setting) -> None:
-    """Add a setting to others, replacing what is there; of a table, only the rows that it names."""
+def put_setting(settings: dict[str, Setting], key: str, setting: Setting) -> None:
+    """Add a setting, replacing an earlier value. A table replaces only the rows it names."""
     before = settings.get(key)
     if before is not None and isinstance(before.value, Mapping) and isinstance(setting.value, Mapping):
         sources = dict.fromkeys((before.source, setting.source))
-        setting = Setting(_joined(before.value, setting.value), ", ".join(sources))
+        setting = Setting(_merge_tables(before.value, setting.value), ", ".join(sources))
     settings[key] = setting
 
 
-def _joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the rows of another put in; of rows that both have, value by value where they are tables themselves."""
+def _merge_tables(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one table with the rows of both; where both have a row, ``after`` wins, and rows that are tables are merged."""
     both = {
-        name: _joined(before[name], row)
+        name: _merge_tables(before[name], row)
         for name, row in after.items()
         if isinstance(row, Mapping) and isinstance(before.get(name), Mapping)
     }
@@ -37,18 +37,18 @@ def _joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
 
 
 MOST_PROBLEMS = 100
-"""Problems after which nothing more is looked for in a source: it is no configuration."""
+"""Stop reading a source after this many problems: it is probably not a configuration."""
 
 
 @dataclass
 class Layer:
-    """What one source says.
+    """The settings of one source.
 
     Attributes:
         settings: Values by dotted key.
-        problems: What could not be read.
-        warnings: What was ignored.
-        broken: Keys whose value could not be read, so that nothing else is said about them.
+        problems: Faults of the source.
+        warnings: One text for each thing that was ignored.
+        broken: Keys whose value could not be read; no further problem is reported for them.
     """
 
     settings: dict[str, Setting] = field(default_factory=dict)
@@ -58,5 +58,5 @@ class Layer:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is wrong that the rest is not read."""
+        """Return whether there are so many problems that the rest is not read."""
         return len(self.problems) >= MOST_PROBLEMS

@@ -1,4 +1,4 @@
-"""Putting the sources together, and checking everything at once."""
+"""Combine the sources of a configuration, and check everything at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError as PydanticError
 from slipway.configuration.conflicts import cautions
 from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put
+from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, is_table, keys, sections
 from slipway.configuration.values import is_none
@@ -23,17 +23,17 @@ from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.texts import quoted
 
 PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
-"""Settings that are paths, or lists of them; a relative one starts at the YAML file's folder, or at the current one elsewhere."""
+"""Settings that are paths or lists of paths. A relative path in the YAML file starts at the file's folder, any other at the current one."""
 
 
 @dataclass(frozen=True)
 class LoadedConfiguration:
-    """A configuration that can be honoured.
+    """A valid configuration.
 
     Attributes:
-        configuration: The settings, paths absolute.
-        origins: Source of each setting by its dotted key; ``default`` where nothing was said.
-        warnings: What was ignored or is worth a word.
+        configuration: The settings, with absolute paths.
+        origins: Source of each setting by its dotted key; ``default`` if no source gives it.
+        warnings: Texts about ignored settings, and about settings whose effect may surprise.
     """
 
     configuration: ExportConfiguration
@@ -49,29 +49,29 @@ def load(
     assignments: Sequence[str] = (),
     folder: Path | None = None,
 ) -> LoadedConfiguration:
-    """Read the YAML file, then ``EXPORT_*``, then flags; later ones win, setting by setting.
+    """Read the YAML file, then ``EXPORT_*``, then flags; for each setting, the last source wins.
 
     Args:
         path: The YAML file; None reads none.
         environment: Usually ``os.environ``.
-        flags: Texts of ``--base-model``, ``--checkpoint`` and ``--out``; None where not given.
+        flags: Texts of ``--base-model``, ``--checkpoint`` and ``--out``; None if not given.
         assignments: Texts of ``--set``.
-        folder: Where relative paths of variables, flags and defaults start; the current folder by default.
+        folder: Start of relative paths in variables, flags and defaults; the current folder by default.
 
     Raises:
-        ConfigurationError: With every problem there is, or ``CONFIGURATION_NOT_FOUND``.
+        ConfigurationError: All problems at once, or ``CONFIGURATION_NOT_FOUND``.
     """
     here = (folder or Path.cwd()).resolve()
     from_file = read_yaml(path) if path is not None else Layer()
     layers = [from_file, read_environment(environment), read_flags(flags or {}, assignments)]
     if path is not None:
-        _anchor(from_file, path.resolve().parent)
+        _make_paths_absolute(from_file, path.resolve().parent)
     for layer in layers[1:]:
-        _anchor(layer, here)
+        _make_paths_absolute(layer, here)
     settings: dict[str, Setting] = {"output.directory": Setting(str(here / default("output.directory")), "default")}
     for layer in layers:
         for key, setting in layer.settings.items():
-            put(settings, key, setting)
+            put_setting(settings, key, setting)
     problems = [problem for layer in layers for problem in layer.problems]
     broken = {key for layer in layers for key in layer.broken}
     problems += _without_checkpoint(settings, broken)
@@ -85,10 +85,10 @@ def load(
 
 
 def parse(data: Mapping[str, Any], *, source: str = "") -> ExportConfiguration:
-    """A configuration from nested plain data, as it comes over the network.
+    """Make a configuration from nested plain data, such as a message from the network.
 
     Raises:
-        ConfigurationError: With every problem there is.
+        ConfigurationError: All problems at once.
     """
     settings: dict[str, Setting] = {}
     problems: list[Problem] = []
@@ -144,8 +144,8 @@ def _flatten(
             problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
 
 
-def _anchor(layer: Layer, folder: Path) -> None:
-    """Make a layer's relative paths absolute; a base model is one only when it looks like a path or exists as one."""
+def _make_paths_absolute(layer: Layer, folder: Path) -> None:
+    """Make a layer's relative paths absolute; a base model's name is a path only if it looks like one or such a folder exists."""
     for key in PATH_KEYS:
         setting = layer.settings.get(key)
         if setting is None:
@@ -157,9 +157,9 @@ def _anchor(layer: Layer, folder: Path) -> None:
             layer.broken.add(key)
             continue
         if isinstance(value, str):
-            layer.settings[key] = Setting(_anchored(value, folder), setting.source)
+            layer.settings[key] = Setting(_absolute_text(value, folder), setting.source)
         elif isinstance(value, list) and all(isinstance(path, str) for path in value):
-            layer.settings[key] = Setting([_anchored(path, folder) for path in value], setting.source)
+            layer.settings[key] = Setting([_absolute_text(path, folder) for path in value], setting.source)
     base = layer.settings.get("base_model.name")
     if base is None or not isinstance(base.value, str) or not base.value:
         return
@@ -174,7 +174,7 @@ def _anchor(layer: Layer, folder: Path) -> None:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that no file system takes
+    except OSError:  # an impossible name, for example one that is too long
         return False
 
 
@@ -185,11 +185,11 @@ def _is_homeless(value: Any) -> bool:
 def _no_home(key: str, value: str, source: str) -> Problem:
     user = value.partition("/")[0]
     return Problem(
-        key, f"{quoted(value)} begins with {quoted(user)}, who has no account here", "write the path", source
+        key, f"{quoted(value)} begins with {quoted(user)}, which is no account here", "write out the path", source
     )
 
 
-def _anchored(text: str, folder: Path) -> str:
+def _absolute_text(text: str, folder: Path) -> str:
     return (
         text
         if not text or is_none(text) or is_address(text) or text.startswith("sha256:")
@@ -198,14 +198,14 @@ def _anchored(text: str, folder: Path) -> str:
 
 
 def _absolute(text: str, folder: Path) -> Path:
-    # Without resolving symbolic links: the user's own names stay in messages and in the report.
+    # Symbolic links are not resolved, so that messages and the report show the user's own names.
     import os.path
 
     return Path(os.path.normpath(folder / user_path(text)))
 
 
 def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportConfiguration | None, list[Problem]]:
-    """Validate; settings found wrong are set aside and the rest checked again, so that conflicts are reported too."""
+    """Validate the settings; set wrong ones aside and check the rest again, so that conflicts are reported too."""
     kept = {key: setting for key, setting in settings.items() if key not in broken}
     problems: list[Problem] = []
     while True:
@@ -216,10 +216,12 @@ def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportCon
             for details in error.errors(include_url=False)[:MOST_PROBLEMS]:
                 if details["type"] == "conflict":
                     found = details["ctx"]["problems"]
-                    problems += [_sourced(problem, settings) for problem in found if not _depends(problem.key, broken)]
+                    problems += [
+                        _with_source(problem, settings) for problem in found if not _depends(problem.key, broken)
+                    ]
                     return None, problems
                 key = _key(details["loc"])
-                if key not in wrong or is_table(key):  # one problem says enough of a list
+                if key not in wrong or is_table(key):  # for a list, the first problem is enough
                     problems.append(_problem(key, details, settings))
                 wrong.add(key)
             broken = broken | wrong
@@ -238,7 +240,7 @@ def _nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def _key(location: tuple[int | str, ...]) -> str:
-    """The setting an error's location lies in; the rest of the location is a place inside its value."""
+    """Return the setting that an error's location lies in; the rest of the location is a place inside its value."""
     for length in range(len(location), 0, -1):
         key = ".".join(str(part) for part in location[:length])
         if key in keys():
@@ -247,11 +249,11 @@ def _key(location: tuple[int | str, ...]) -> str:
 
 
 def _depends(key: str, broken: set[str]) -> bool:
-    """Whether a conflict about a key may come from a value that was set aside."""
+    """Return whether a conflict about a key may come from a value that was set aside."""
     return any(other == key or other.startswith(f"{key}.") for other in broken)
 
 
-def _sourced(problem: Problem, settings: Mapping[str, Setting]) -> Problem:
+def _with_source(problem: Problem, settings: Mapping[str, Setting]) -> Problem:
     setting = settings.get(problem.key)
     return Problem(problem.key, problem.message, problem.remedy, setting.source if setting else "")
 
@@ -263,7 +265,7 @@ _EXPECTED = {
     "float_type": ("is not a number", "use digits and a point, without quotes"),
     "finite_number": ("is not a finite number", "use digits and a point"),
     "string_type": ("is not a text", "put it in quotes"),
-    "string_unicode": ("is not a text that can be sent", "rename what it names, in UTF-8"),
+    "string_unicode": ("is not valid Unicode", "rename the file or folder that it names, in UTF-8"),
     "tuple_type": ("is not a list", "write it like [a, b]"),
     "mapping_type": ("is not a table", "write it like {name: 60}"),
     "string_too_short": ("is empty", "give it a value"),
@@ -274,11 +276,11 @@ def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem
     setting = settings.get(key)
     if is_table(key):
         place = ".".join(str(part) for part in details["loc"])
-        return replace(_worded(key, details, setting), key=place)
-    return _worded(key, details, setting)
+        return replace(_describe(key, details, setting), key=place)
+    return _describe(key, details, setting)
 
 
-def _worded(key: str, details: Any, setting: Setting | None) -> Problem:
+def _describe(key: str, details: Any, setting: Setting | None) -> Problem:
     source = setting.source if setting else ""
     value = setting.value if setting and not is_table(key) else details["input"]
     context = details.get("ctx", {})
@@ -290,7 +292,7 @@ def _worded(key: str, details: Any, setting: Setting | None) -> Problem:
         word = "more" if "le" in context else "less"
         nearest = f"use more than {context['gt']:g}" if "gt" in context else "the nearest that works is {ge}{le}"
         remedy = nearest.format(ge=context.get("ge", ""), le=context.get("le", ""))
-        return Problem(key, f"{quoted(value)} is {word} than possible", remedy, source)
+        return Problem(key, f"{quoted(value)} is {word} than allowed", remedy, source)
     kind = "mapping_type" if details["type"] in _NO_TABLE and is_table(key) else details["type"]
     if kind in _EXPECTED:
         what, remedy = _EXPECTED[kind]

@@ -12,7 +12,7 @@ from slipway.configuration.sections import Sections
 
 
 class ExportConfiguration(Sections):
-    """What an export shall do: from which checkpoint and base model, to which formats, proven how, put where."""
+    """The configuration of an export: its checkpoint and base model, its formats, its validation and its output folder."""
 
     @model_validator(mode="after")
     def _no_conflicts(self) -> Self:

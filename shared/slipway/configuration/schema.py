@@ -1,4 +1,4 @@
-"""The configuration's keys, and how the text of a variable or flag becomes a value of one of them."""
+"""List the configuration's keys, and parse the text of a variable or flag as the value of a key."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @cache
 def keys() -> Mapping[str, Any]:
-    """Every setting by its dotted path, with its type; sections are not settings."""
+    """Return the type of every setting by its dotted path; sections are not settings."""
     return dict(_walk(ExportConfiguration, ""))
 
 
 @cache
 def sections() -> Mapping[str, tuple[str, ...]]:
-    """The names each section knows, by the section's dotted path; the whole configuration is ``""``."""
+    """Return the names in each section by the section's dotted path; the whole configuration is ``""``."""
     found: dict[str, tuple[str, ...]] = {}
     _walk_sections(ExportConfiguration, "", found)
     return found
 
 
 def default(key: str) -> Any:
-    """A setting's default."""
+    """Return a setting's default."""
     value: Any = ExportConfiguration()
     for part in key.split("."):
         value = getattr(value, part)
@@ -42,9 +42,9 @@ def default(key: str) -> Any:
 
 
 def values(key: str) -> tuple[str, ...]:
-    """The values of a setting that has only so many, as text; empty for any other.
+    """Return the values of a setting with a fixed set of them, as text; empty for any other setting.
 
-    ``none`` among levels means no level beside the unquantized format.
+    ``none`` as a level means that only the unquantized format is delivered.
     """
     kind = _plain(keys()[key])
     if get_origin(kind) is tuple and get_args(kind)[0] is Level:
@@ -56,20 +56,20 @@ def values(key: str) -> tuple[str, ...]:
 
 
 def usual_values(key: str) -> tuple[str, ...]:
-    """The values of a setting that has only so many, otherwise examples of them."""
+    """Return the values of a setting with a fixed set of them; for any other setting, examples."""
     return values(key) or tuple(map(str, _field(key).examples or ()))
 
 
 def is_table(key: str) -> bool:
-    """Whether this is a setting that holds values by name, or rows of them."""
+    """Return whether a key is a setting that holds values by name, or rows of named values."""
     return key in keys() and get_origin(_plain(keys()[key])) is Mapping
 
 
-def from_text(key: str, text: str) -> Any:
-    """The value that the text of a variable or flag stands for.
+def parse_text(key: str, text: str) -> Any:
+    """Parse the text of a variable or flag as a value of a setting.
 
     Raises:
-        MalformedText: The text is not of the setting's type.
+        MalformedText: The text does not fit the setting's type.
     """
     kind = _plain(keys()[key])
     if kind is int and key.endswith("_bytes"):
@@ -122,7 +122,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without its optionality and annotations."""
+    """Return a type without ``None`` and annotations."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:
@@ -135,7 +135,7 @@ def _list(text: str) -> list[str]:
 
 
 def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
-    """Values by name, ``merge=60``, or rows of named values, ``int4.mean_kl=0.03``."""
+    """Parse values by name (``merge=60``) or rows of named values (``int4.mean_kl=0.03``)."""
     columns = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else None
     found: dict[str, Any] = {}
     for entry in entries:
@@ -150,7 +150,7 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
         if not point:
             example = f"{shortened(name)}.{next(iter(columns))}=0.1"
             raise MalformedText(f"{quoted(name)} is a row, not a value", remedy=f"write it like {example}")
-        # An unknown name is refused where the whole setting is checked.
+        # The check of the whole setting refuses unknown names.
         known = _plain(columns[column].annotation) if column in columns else str
         found.setdefault(row, {})[column] = _scalar(known, value)
     return found

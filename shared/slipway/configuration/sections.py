@@ -10,7 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.naming import pattern_fault
-from slipway.configuration.values import GROUP_SIZES, Levels, by_level, by_stage, is_none
+from slipway.configuration.values import (
+    GROUP_SIZES,
+    Levels,
+    check_limit_names,
+    check_stage_names,
+    is_none,
+)
 from slipway.files.local_folders import is_address
 from slipway.formats.settings import LevelSettings
 from slipway.settings.sections import (
@@ -34,13 +40,13 @@ def without_none(path: str) -> str:
 
 
 class CheckpointConfiguration(Section):
-    """Where the fine-tuned adapter is.
+    """The place of the fine-tuned adapter.
 
     Attributes:
-        path: Folder of a training run or of one checkpoint, here or at ``s3://bucket/prefix``, or an artifact's digest. Empty or
+        path: Folder of a training run or of one checkpoint, local or at ``s3://bucket/prefix``, or an artifact's digest. Empty or
             ``none`` exports the model of ``base_model.name`` as it is, unless a request brings an adapter.
         auto_detect_latest: Take the newest healthy ``checkpoint-N`` of a training run.
-        select: Which one of a run: its ``latest``, or the ``best`` by its own record (``best_model_checkpoint``).
+        select: The checkpoint to take from a run: the ``latest``, or the ``best`` by the run's own record (``best_model_checkpoint``).
     """
 
     path: Annotated[Text, AfterValidator(without_none)] = ""
@@ -49,16 +55,16 @@ class CheckpointConfiguration(Section):
 
 
 class CombinationConfiguration(Section):
-    """Several adapters as one, as peft's ``add_weighted_adapter`` combines them.
+    """The combination of several adapters into one, as peft's ``add_weighted_adapter`` does it.
 
     Attributes:
-        adapters: Checkpoints or runs whose adapters join that of ``checkpoint.path``; empty combines nothing.
+        adapters: Checkpoints or runs whose adapters are combined with that of ``checkpoint.path``; empty combines nothing.
         weights: One factor per adapter, the checkpoint's first; empty gives each 1.
         type: ``cat`` is the exact sum; ``linear``, ``ties``, ``dare_linear``, ``dare_ties`` and ``magnitude_prune`` mix the
             factors of adapters of the same rank.
-        density: Share of the values that types with pruning keep, above 0 and at most 1.
-        majority_sign: How the types with ties elect a sign: ``total`` or ``frequency``.
-        seed: Of the types with dare, which prune at random.
+        density: Share of the values that the pruning types keep, above 0 and at most 1.
+        majority_sign: How the ``ties`` types elect a sign: ``total`` or ``frequency``.
+        seed: Seed of the ``dare`` types, which prune at random.
     """
 
     adapters: Texts = ()
@@ -73,12 +79,12 @@ class BaseModelConfiguration(Section):
     """The model the adapter was trained on.
 
     Attributes:
-        name: Folder, here or at ``s3://bucket/prefix``, repository id in the local Hugging Face cache,
-            ``hf://owner/name@revision``, or an artifact's digest; empty takes the one the adapter names.
+        name: Folder, local or at ``s3://bucket/prefix``, repository id in the local Hugging Face cache,
+            ``hf://owner/name@revision``, or an artifact's digest; empty takes the base that the adapter names.
         load_in_4bit: The adapter was trained on the 4-bit (NF4) base.
-        merge_onto: ``original``: the base's weights as they are; ``nf4``, with ``load_in_4bit``: what quantization to NF4 and back
-            leaves of them, which the adapter saw in training.
-        trust: Use the base even if files show that it is not the one the adapter was trained on; the verdict is amber then.
+        merge_onto: ``original`` merges onto the base's own weights; ``nf4``, with ``load_in_4bit``, merges onto the weights after
+            quantization to NF4 and back, as the adapter saw them in training.
+        trust: Use the base even if files show that the adapter was trained on another one; the verdict is then amber.
     """
 
     name: Text = ""
@@ -88,13 +94,13 @@ class BaseModelConfiguration(Section):
 
 
 class OptimizationConfiguration(Section):
-    """What is done to every format with quantization levels that does not say otherwise.
+    """Quantization of every format that has levels and no settings of its own for it.
 
     Attributes:
-        quantization: Levels delivered beside the unquantized format.
-        group_size: Weights that share one scale, counted along a row: a power of two from 16 to 256.
-        remove_artifacts: Leave training leftovers (optimizer, scheduler, RNG state) behind. They never travel: only true.
-        compress_weights: Store integer weights packed, where the format can; false keeps them dense, rounded to the same grid.
+        quantization: Levels to deliver beside the unquantized format.
+        group_size: Number of weights in a row that share one scale: a power of two from 16 to 256.
+        remove_artifacts: Leave out training state (optimizer, scheduler, RNG). It is never exported, so only true is possible.
+        compress_weights: Store integer weights packed if the format can; false stores them dense, rounded to the same grid.
     """
 
     quantization: Levels = ()
@@ -120,8 +126,8 @@ class OptimizationConfiguration(Section):
         if not value:
             raise PydanticCustomError(
                 "remove_artifacts",
-                "false is not possible: optimizer, scheduler and RNG state never travel with a model",
-                {"remedy": "set it to true and keep the checkpoint itself to resume training"},
+                "false is not possible: optimizer, scheduler and RNG state are never exported with a model",
+                {"remedy": "set it to true, and keep the checkpoint itself to resume training"},
             )
         return value
 
@@ -130,14 +136,14 @@ class ValidationConfiguration(Section):
     """How outputs are compared with base + adapter.
 
     Attributes:
-        enabled: Compare and report; without it nothing vouches for an output.
-        test_samples: Samples of held-out text, 1 to 10000.
+        enabled: Compare and report; without it, outputs are delivered without proof.
+        test_samples: Number of samples of held-out text, 1 to 10000.
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
-        heldout: Folder of .txt files with text the model was not trained on; empty uses the built-in text.
-        limits: Limits of the comparison that replace the table's (``services/validate/slipway_validate/judging/limits.py``), by the type that
-            weights are stored in (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or
-            ``int4.mean_kl=0.03,int8.top1_agreement=0.97`` as text. They are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
+        heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
+        limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
+            stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
+            ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
             ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance`` and ``relative_error``.
     """
 
@@ -146,11 +152,11 @@ class ValidationConfiguration(Section):
     compare_outputs: bool = True
     benchmark_performance: bool = True
     heldout: Text = ""
-    limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(by_level)] = Field(default_factory=dict)
+    limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
 
 
 class OutputConfiguration(Section):
-    """Where the result goes.
+    """The place of the result.
 
     Attributes:
         directory: Folder that holds the exports.
@@ -166,9 +172,9 @@ class OutputConfiguration(Section):
         if is_address(value):
             details = {
                 "found": quoted(value),
-                "remedy": "name a folder here, and copy what it holds then to where it is to be",
+                "remedy": "name a local folder, and copy its contents to the address after the export",
             }
-            raise PydanticCustomError("folder", "{found} is no folder of this machine", details)
+            raise PydanticCustomError("folder", "{found} is not a folder of this machine", details)
         return value
 
     @field_validator("naming_pattern")
@@ -182,12 +188,12 @@ class OutputConfiguration(Section):
 
 
 class RecoveryConfiguration(Section):
-    """What happens after a stage fails.
+    """The recovery of failed stages.
 
     Attributes:
-        profile: How cautious attempts are: ``conservative``, ``balanced`` or ``aggressive``; ``auto`` chooses from the model's
+        profile: Caution of the attempts: ``conservative``, ``balanced`` or ``aggressive``; ``auto`` chooses by the model's
             size and history.
-        max_attempts: Attempts of one task before its failure is final, 1 to 20.
+        max_attempts: Number of attempts of one task before its failure is final, 1 to 20.
     """
 
     profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
@@ -195,33 +201,33 @@ class RecoveryConfiguration(Section):
 
 
 class ResourcesConfiguration(Section):
-    """What one stage may use.
+    """The resources that one stage may use.
 
     Attributes:
-        max_memory_bytes: Anonymous memory a stage should stay below; 0 takes a share of what is free.
+        max_memory_bytes: Anonymous memory that a stage should stay below; 0 takes a share of the free memory.
         threads: Threads of a stage's numeric libraries; 0 takes all cores.
-        stage_timeout_seconds: Longest time one attempt of a stage may take.
-        stage_timeouts: The same for single stages, by name: ``{validate: 7200}``, or ``validate=7200,merge=3600`` as text.
+        stage_timeout_seconds: Longest time that one attempt of a stage may take.
+        stage_timeouts: The same for single stages, by name: ``{validate: 7200}``, or as text ``validate=7200,merge=3600``.
     """
 
     max_memory_bytes: int = Field(default=0, ge=0, le=LARGEST_BYTES)
     threads: int = Field(default=0, ge=0, le=1024)
     stage_timeout_seconds: Seconds = 86_400
-    stage_timeouts: Annotated[Mapping[str, Seconds], BeforeValidator(by_stage)] = Field(default_factory=dict)
+    stage_timeouts: Annotated[Mapping[str, Seconds], BeforeValidator(check_stage_names)] = Field(default_factory=dict)
 
 
 class LogConfiguration(Section):
-    """How much is logged.
+    """The amount of logging.
 
     Attributes:
-        level: Least severe messages that are logged: ``debug``, ``info``, ``warning`` or ``error``, in any case.
+        level: Least severe level that is logged: ``debug``, ``info``, ``warning`` or ``error``, in upper or lower case.
     """
 
     level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower_case)] = "info"
 
 
 class Sections(Section):
-    """All settings of an export, each of them checked on its own."""
+    """All settings of an export, each checked on its own."""
 
     checkpoint: CheckpointConfiguration = CheckpointConfiguration()
     combination: CombinationConfiguration = CombinationConfiguration()
@@ -235,7 +241,7 @@ class Sections(Section):
     log: LogConfiguration = LogConfiguration()
 
     def levels(self, format_name: str) -> tuple[Level, ...]:
-        """Quantization levels of a format: its own, otherwise the common ones; none for one that has none."""
+        """Return the quantization levels requested of a format: its own setting or the common one; empty if it has no levels."""
         section = self.formats[format_name]
         if not isinstance(section, LevelSettings):
             return ()

@@ -1,4 +1,4 @@
-"""Values that settings of an export take, checked as they come in."""
+"""Check values of an export's settings as they are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP_SIZES = (16, 32, 64, 128, 256)
 
 
 def _levels(value: Any) -> Any:
-    """One level or a list of them as a tuple without repetitions; ``none`` adds nothing."""
+    """Make one level or a list of levels a tuple without repetitions; ``none`` adds nothing."""
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, list | tuple):
@@ -34,15 +34,15 @@ def _levels(value: Any) -> Any:
     return tuple(dict.fromkeys(level for level in value if level != "none"))
 
 
-def by_stage(value: Any) -> Any:
-    """Values by stage, as they are; a name that is no stage's is refused."""
+def check_stage_names(value: Any) -> Any:
+    """Return a table unchanged; refuse a row that does not name a stage."""
     for name in value if isinstance(value, Mapping) else ():
         _refuse_unknown(name, stage_names(), kind="stage")
     return value
 
 
-def by_level(value: Any) -> Any:
-    """Limits by level, as they are; a name that is no level's or no limit's is refused."""
+def check_limit_names(value: Any) -> Any:
+    """Return a table of limits unchanged; refuse an unknown level or limit."""
     rows = value if isinstance(value, Mapping) else {}
     for level, row in rows.items():
         _refuse_unknown(level, LIMIT_LEVELS, kind="level")

@@ -1,4 +1,4 @@
-"""The YAML file as settings that know their line."""
+"""Read settings, with their lines, from the YAML file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TOP = "export"
 
 
 def read_yaml(path: Path) -> Layer:
-    """The settings below ``export:`` of a YAML file.
+    """Read the settings below ``export:`` in a YAML file.
 
     Raises:
-        ConfigurationError: ``CONFIGURATION_NOT_FOUND`` when there is no such readable file, ``CONFIGURATION_INVALID`` when
-            it is not YAML at all, or too much of it; anything else wrong with it is among the layer's problems.
+        ConfigurationError: ``CONFIGURATION_NOT_FOUND`` if the file does not exist or cannot be read, ``CONFIGURATION_INVALID`` if
+            it is not YAML or exceeds the limits. All other faults are in the layer's ``problems``.
     """
     try:
         root = read_document(path)
@@ -31,7 +31,7 @@ def read_yaml(path: Path) -> Layer:
         raise configuration_error([problem], reason="CONFIGURATION_NOT_FOUND") from error
     except YamlError as fault:
         source = f"{path.name}:{fault.line}" if fault.line else path.name
-        remedy = "check indentation and quotes, and write out what aliases name"
+        remedy = "check indentation and quotes, and write out the values instead of aliases"
         raise configuration_error([Problem(TOP, f"is not YAML: {fault.problem}", remedy, source)]) from fault
     layer = Layer()
     _read_root(root, _Reader(layer, path.name))
@@ -55,7 +55,7 @@ def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
         if key.value == TOP:
             reader.section(value, "")
         else:
-            remedy = "everything belongs below 'export:'"
+            remedy = "put it below 'export:'"
             layer.problems.append(Problem(_name(key), "is not known at the top of the file", remedy, reader.at(key)))
 
 
@@ -66,7 +66,7 @@ class _Reader:
         self.layer, self.file = layer, file
 
     def at(self, node: yaml.Node) -> str:
-        """File and line of a node."""
+        """Return the file and line of a node."""
         return f"{self.file}:{node.start_mark.line + 1}"
 
     def section(self, node: yaml.Node, path: str) -> None:
@@ -99,7 +99,7 @@ class _Reader:
             try:
                 value = value_of(value_node)
             except YamlError as fault:
-                remedy = "use plain values, without tags; a text in quotes"
+                remedy = "use plain values without tags, and put texts in quotes"
                 self._problem(key, f"is not plain YAML: {fault.problem}", remedy, value_node)
                 self.layer.broken.add(key)
                 return
@@ -131,5 +131,5 @@ class _Reader:
 
 
 def _name(node: yaml.Node) -> str:
-    """What stands before a colon, as a text; of a list or table, that it is one."""
+    """Return a key as text; for a list or table used as a key, say so."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or table as a name"

@@ -1,1 +1,1 @@
-"""Running one stage in a child process, so that nothing it does can end or corrupt the process that asked for it."""
+"""Run one stage in a child process, so that the stage cannot end or corrupt the process that started it."""

@@ -1,8 +1,8 @@
-"""The child process: ``python -P -m slipway.execution.child``. One stage, one attempt, one result.
+"""The child process, ``python -P -m slipway.execution.child``: run one attempt of one stage, and report one result.
 
-Standard input brings the execution as one line of JSON and then stays open: when it closes, the parent is gone, and the
-child and everything it started are ended too. Events go to the file descriptor named on the command line, one JSON object a line:
-``progress``, ``log``, ``span``, ``peak``, ``result`` or ``failure``. Standard output and error are free for libraries to write to.
+The child reads the execution from standard input as one line of JSON. Standard input then stays open: when it closes, the parent is
+gone, and the child and everything it started end too. The child writes events to the file descriptor named on the command line, one
+JSON object a line: ``progress``, ``log``, ``span``, ``peak``, ``result`` or ``failure``. Standard output and error are left to libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Events:
         self._last: tuple[str, float] = ("", 0.0)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Write one event; a parent that is gone is no reason to fail here, the lifeline takes care of that."""
+        """Write one event, whole even if several threads send at once."""
         line = json.dumps({"event": kind, **fields}, default=str).encode() + b"\n"
         with self._lock:
             view = memoryview(line)
@@ -49,7 +49,7 @@ class Events:
                 view = view[os.write(self._descriptor, view) :]
 
     def progress(self, progress: Progress) -> None:
-        """Send progress, but not more often than anybody can look at it; new phases and ends always."""
+        """Send progress at most ten times a second; always send a new phase and the end of a phase."""
         now = time.monotonic()
         phase, sent = self._last
         if phase == progress.phase and progress.done != progress.total and now - sent < _PROGRESS_INTERVAL_SECONDS:
@@ -71,11 +71,11 @@ class EventHandler(logging.Handler):
 
 
 def main() -> int:
-    """Run the execution that standard input brings."""
+    """Run the execution given on standard input."""
     events = Events(int(sys.argv[1]))
     cancelled = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     execution = Execution.parse(sys.stdin.buffer.readline())
     _guard()
     _yield_memory_first()
@@ -101,17 +101,17 @@ def main() -> int:
     spans.phase("prepare")
     failure = _run(execution.call, ctx, events)
     spans.end(failure)
-    events.send("peak", memory_bytes=own_peak())  # between two looks of the parent, there may have been more
+    events.send("peak", memory_bytes=own_peak())  # the parent only samples, so it may have missed the peak
     if failure is not None:
         events.send("failure", failure=failure.to_json())
-    # Native libraries may hang or crash in their destructors; everything that matters is written.
+    # Exit without destructors, because those of native libraries may hang or crash. All results are written.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
-    """Run the stage; the boundary where every exception becomes a failure."""
+    """Run the stage; turn every exception into a failure."""
     name = call.stage
     try:
         stage = load_stage(name)
@@ -125,7 +125,7 @@ def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
             facts=ctx.facts,
             digests={str(path): digest for path, digest in ctx.digests.items()},
         )
-    except BaseException as error:  # the boundary: whatever a stage raises is a value from here on
+    except BaseException as error:  # the boundary: a stage may raise anything
         if ctx.cancelled.is_set():
             return StageError(f"{name} was cancelled", reason="CANCELLED").failure()
         failure = with_surroundings(failure_of(error, stage=name), scratch=ctx.workdir)
@@ -135,27 +135,27 @@ def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
 
 
 def _check_outputs(stage: str, names: tuple[str, ...], outputs: dict[str, Path], workdir: Path) -> None:
-    """A stage gives exactly the folders it declares, below its work folder."""
+    """Check that the stage returned exactly the folders it declares, below its work folder."""
     if sorted(outputs) != sorted(names):
-        raise StageError(f"{stage} declares the outputs {sorted(names)} but gave {sorted(outputs)}")
+        raise StageError(f"{stage} declares the outputs {sorted(names)} but returned {sorted(outputs)}")
     for name, path in outputs.items():
         if not path.is_dir() or not path.resolve().is_relative_to(workdir.resolve()):
-            raise StageError(f"{stage} gave {path} as {name!r}, which is not a folder below its work folder")
+            raise StageError(f"{stage} returned {path} as {name!r}, which is not a folder below its work folder")
 
 
 def _guard() -> None:
-    """End this process and all it started when the parent closes standard input, by intent or by dying.
+    """End this process and all it started when the parent closes standard input, on purpose or by dying.
 
-    A process of its own does it, in the same group: a thread here could wait for ever for native code that holds the
-    interpreter, and a signal on the parent's death would reach this process alone.
+    A separate process in the same group does this. A thread could wait for ever while native code holds the interpreter, and a
+    signal on the parent's death would reach only this process.
     """
     script = "while read -r _; do :; done; kill -s KILL 0"
-    # Not with this process's output: who waits for this process waits until nobody holds its pipes any more.
+    # It must not inherit this process's output: the parent waits until every holder of those pipes is gone.
     subprocess.Popen(["/bin/sh", "-c", script], stdin=0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _yield_memory_first() -> None:
-    """Offer this process to the kernel when memory runs out, not the worker that started it (Linux)."""
+    """Make the kernel kill this process first if memory runs out, and not the worker that started it (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 

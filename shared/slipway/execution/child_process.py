@@ -1,4 +1,4 @@
-"""A Python module in a process of its own: how it is started, ended and explained, whoever watches it."""
+"""Start a Python module in its own process, end it, and explain its failure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GRACE_SECONDS = 3.0
 
 
 class ChildProcess:
-    """A process that runs a module and reads its standard input, whose end tells it that nobody waits for it any more.
+    """A process that runs a module and reads its standard input; the end of the input tells it to end.
 
-    It is ended when its context is left, whatever the way.
+    Leaving its context ends the process in any case.
 
     Args:
         command: The module and its arguments.
-        environment: All of the process's environment.
-        workdir: Its current folder; ours if None, although that may be a checkpoint, and libraries look for files where they are.
-        errors: File for its standard error, which otherwise goes where its output goes.
-        descriptors: Further file descriptors for it.
-        own_group: Whether it leads a group of its own. Ctrl-C is not for that, and ends with it what it has started.
+        environment: The whole environment of the process.
+        workdir: Its current folder; None inherits this process's, which may be a checkpoint whose files libraries would find.
+        errors: File for its standard error; None joins it to standard output.
+        descriptors: Further file descriptors to pass on.
+        own_group: Whether it leads its own process group. Then Ctrl-C does not reach it, and :meth:`kill` also ends all it has started.
     """
 
     def __init__(
@@ -69,32 +69,32 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process itself is there; what it has started may outlive it."""
+        """Return whether the process itself is running; processes that it started may outlive it."""
         return self._process.poll() is None
 
     def send(self, line: bytes) -> None:
-        """Write to its standard input, waiting while that is full; one that is gone says why by its end."""
+        """Write to its standard input, waiting while it is full. Ignore a closed input: :meth:`explain` says why the process ended."""
         with contextlib.suppress(OSError):
             self.input.write(line)
             self.input.flush()
 
     def end(self) -> None:
-        """End it, politely first, and wait until it is gone."""
+        """Ask the process to end, kill it after a grace period, and wait until it is gone."""
         self.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_SECONDS)
         self.kill()
         self._process.wait()
-        with contextlib.suppress(OSError):  # a line that it did not read any more
+        with contextlib.suppress(OSError):  # a buffered line that the process did not read
             self.input.close()
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         if self.alive:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it, and all of its group if it leads one: the leader may be gone, but what it started need not be."""
+        """Kill the process, and its whole group if it leads one, because processes that it started may outlive it."""
         if self._own_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -102,10 +102,10 @@ class ChildProcess:
             self._process.kill()
 
     def explain(self, *, name: str, said: str) -> Failure:
-        """Return the failure of one that ended without a result.
+        """Return the failure of a process that ended without a result.
 
         Args:
-            name: What it did.
+            name: Name of its work, such as the stage's.
             said: The last lines that it wrote.
         """
         killed = _oom_kills() > self._killed_before
@@ -113,7 +113,7 @@ class ChildProcess:
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """Return what a process with a stage's libraries gets of ours: threads limited and asleep while they wait, no model hub."""
+    """Return the environment of a process with a stage's libraries: limited threads that sleep while they wait, and no model hub."""
     environment = stage_environment(os.environ)
     return {
         **environment,
@@ -123,13 +123,13 @@ def child_environment(threads: int) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONUTF8": "1",  # libraries open files, and print, without saying in which encoding
+        "PYTHONUTF8": "1",  # libraries open files and print without naming an encoding
         "PYTHONIOENCODING": "utf-8:backslashreplace",
     }
 
 
 def _oom_kills() -> int:
-    """Processes the kernel has killed for memory, in this container or else since boot (Linux; 0 elsewhere)."""
+    """Count the processes that the kernel has killed for memory in this container, or else since boot (Linux; 0 elsewhere)."""
     kills = ControlGroup().memory_kills()
     if kills is not None:
         return kills

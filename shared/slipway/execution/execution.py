@@ -1,4 +1,4 @@
-"""What a child process is to run, as its parent hands it over."""
+"""The message with which a parent tells its child process what to run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Execution:
     """One attempt of one stage.
 
     Attributes:
-        call: What to run, on folders; limits that it leaves open are those of :meth:`limits`.
+        call: The stage with its parameters and input folders; :meth:`limits` fills the limits that it leaves open.
         workdir: Empty folder for the outputs; the child's current folder.
         kept: Folder that outlasts the attempt, or None.
-        traceparent: Span that the child's spans belong to; empty without a trace.
-        started: When the child was started, in seconds since the epoch.
-        environment: What the child gets instead of a stage's environment, which has neither secrets nor the network.
+        traceparent: Parent of the child's spans; empty without a trace.
+        started: Start time of the child, in seconds since the epoch.
+        environment: Environment of the child; None gives it a stage's environment, which has neither secrets nor the network.
     """
 
     call: StageCall
@@ -33,11 +33,11 @@ class Execution:
 
     @property
     def limits(self) -> Limits:
-        """What it may use: a single thread and 4 GiB where nobody says."""
+        """Return the limits of the call; one thread and 4 GiB where it leaves them open."""
         return self.call.limits.filled(max_memory_bytes=4 << 30, threads=1)
 
     def line(self) -> bytes:
-        """Return what the child needs to know, as one line of JSON."""
+        """Return the execution as one line of JSON for the child."""
         kept, call = self.kept and self.kept.absolute(), replace(self.call, limits=self.limits)
         known = replace(self, call=call, workdir=self.workdir.absolute(), kept=kept, environment=None)
         return _JSON.dump_json(known) + b"\n"

@@ -1,4 +1,4 @@
-"""Turning whatever ended a stage into a typed failure. The one place where every exception is caught is here's caller."""
+"""Turn an exception or exit code that ended a stage into a typed failure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal
 
 
 def failure_of(error: BaseException, *, stage: str) -> Failure:
-    """The failure that an exception inside a stage stands for.
+    """Return the failure for an exception inside a stage.
 
-    Libraries word the same condition in many ways (``MemoryError``, ``RuntimeError: DefaultCPUAllocator: can't allocate
-    memory``, ``SafetensorError: No space left on device``), so beside types their texts are looked at.
+    Libraries report the same condition in many ways (``MemoryError``, ``RuntimeError: DefaultCPUAllocator: can't allocate
+    memory``, ``SafetensorError: No space left on device``), so texts are examined beside types.
     """
     if isinstance(error, ModelExportError):
         return error.failure()
@@ -43,15 +43,15 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
 
 
 def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: str) -> Failure:
-    """The failure of a process that ended without saying why.
+    """Return the failure of a process that ended without reporting a result.
 
     Args:
-        returncode: As :mod:`subprocess` gives it, negative for a signal.
-        stage: The stage it ran.
+        returncode: As in :mod:`subprocess`, negative for a signal.
+        stage: The stage that it ran.
         oom_killed: Whether the kernel killed a process for memory meanwhile.
-        output: The last lines it wrote.
+        output: The last lines that it wrote.
     """
-    tail = f"; its last words: {output.strip()[-600:]}" if output.strip() else ""
+    tail = f"; its last output: {output.strip()[-600:]}" if output.strip() else ""
     if says_out_of_memory(output) and (returncode > 0 or signal.Signals(-returncode) in _CRASHES):
         return out_of_memory(stage, detail=output.strip()[-300:])
     if returncode >= 0:
@@ -61,7 +61,7 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
         return out_of_memory(stage, detail="the kernel killed its process")
     if ended_by in _CRASHES:
         limit = address_space_limit()
-        if limit is not None:  # libraries that get no memory crash; what else crashes, crashes without a limit too
+        if limit is not None:  # under a limit, the usual cause is a library that crashes because it gets no memory
             detail = f"{ended_by.name}, with its address space limited to {format_size(limit)} by ulimit -v{tail}"
             return out_of_memory(stage, detail=detail)
         message = f"native code ended the process of {stage} by {ended_by.name}{tail}"
@@ -71,18 +71,18 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
 
 
 def out_of_memory(stage: str, *, detail: str) -> Failure:
-    """The failure of a stage that needed more memory than there was."""
+    """Return the failure of a stage that needed more memory than was available."""
     return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=REMEDY).failure()
 
 
 def disk_full(stage: str, *, detail: str) -> Failure:
-    """The failure of a stage that could not write its output."""
-    remedy = "free space on the disk it works on, or work on a larger one"
+    """Return the failure of a stage that found no disk space for its output."""
+    remedy = "free space on the disk with the work folder (SLIPWAY_SCRATCH), or use a larger disk"
     return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An exception and what it was raised from, outermost first."""
+    """Return an exception and its causes, outermost first."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:

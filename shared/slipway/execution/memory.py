@@ -1,4 +1,4 @@
-"""Memory of a process and what it started."""
+"""Measure the memory of a process and its descendants."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import psutil
 
-# Below this, what two processes share is not worth asking the kernel to add up, which takes it some milliseconds.
+# Smaller processes share too little to justify reading their proportional set size, which takes the kernel some milliseconds.
 _SHARING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TreeMemory:
-    """What a process and its descendants hold, in bytes.
+    """Memory of a process and its descendants, in bytes.
 
     Attributes:
-        resident: All of it that is in memory, mapped files included; what processes share is counted once.
-        anonymous: What is no copy of a file, so that it stays until they let go of it.
-        peak: The most that was resident at any time, as far as the kernel remembers it.
+        resident: Resident memory, including mapped files; shared memory is counted once.
+        anonymous: Memory that is not a copy of a file, so that only the processes themselves can free it.
+        peak: Largest resident memory so far, as far as the kernel has recorded it.
     """
 
     resident: int = 0
@@ -28,13 +28,13 @@ class TreeMemory:
 
 
 def tree_memory(pid: int) -> TreeMemory:
-    """Look now; all zero when it is gone."""
+    """Measure a process and its descendants now; all zero if the process is gone."""
     try:
         root = psutil.Process(pid)
         processes = [root, *root.children(recursive=True)]
     except psutil.Error:
         return TreeMemory()
-    # A process that ends between two lines has nothing in either.
+    # A process that ends meanwhile counts as zero.
     statuses = [_kibibytes(Path(f"/proc/{process.pid}/status")) for process in processes]
     resident = sum(status.get("VmRSS", 0) for status in statuses)
     if sum(status.get("VmRSS", 0) >= _SHARING_BYTES for status in statuses) > 1:
@@ -45,17 +45,17 @@ def tree_memory(pid: int) -> TreeMemory:
 
 
 def own_peak() -> int:
-    """The most memory this process itself ever had resident, in bytes; 0 where the kernel does not say."""
+    """Return this process's peak resident memory in bytes, without its descendants; 0 if unknown."""
     return _kibibytes(Path("/proc/self/status")).get("VmHWM", 0)
 
 
 def _proportional(pid: int, status: dict[str, int]) -> int:
-    """Resident memory of a process, of what it shares only its part; all of it where the kernel does not tell."""
+    """Return a process's proportional set size, or its resident set size if that is unknown."""
     return _kibibytes(Path(f"/proc/{pid}/smaps_rollup")).get("Pss", status.get("VmRSS", 0))
 
 
 def _kibibytes(file: Path) -> dict[str, int]:
-    """The lines ``Name:  123 kB`` of a file, in bytes."""
+    """Read the lines ``Name:  123 kB`` of a file, as bytes by name; empty if it cannot be read."""
     found = {}
     with contextlib.suppress(OSError):
         for line in file.read_text().splitlines():

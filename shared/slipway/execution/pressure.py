@@ -1,4 +1,4 @@
-"""What a stage comes close to before it ends it: memory of its own, of its container or machine, and space to write to."""
+"""Warn when a stage comes close to a limit: its own memory, that of its container or machine, or disk space."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from slipway.observability import metrics
 from slipway.sizes import format_size
 
 MEMORY_SHARE = 0.9
-"""Of a limit. What is left is enough for a second or two of what stages usually add, so the warning arrives first."""
+"""Warn at this share of a memory limit. Stages usually need a second or two for the rest, so the warning comes first."""
 
 MACHINE_SHARE = 0.05
-"""Of a machine's memory that is left. There is no limit there, and others take from it as well."""
+"""Warn if only this share of the machine's memory is left. It has no limit per stage, and other programs use it too."""
 
 DISK_SHARE, DISK_BYTES = 0.05, 1 << 30
-"""Space that is left, whichever is less: a share for small volumes, and on large ones what a fast disk writes in a second."""
+"""Warn if less space is left than the smaller of these: a share, for small volumes, or the bytes a fast disk writes in a second."""
 
 Warn = Callable[[str], None]
 
 
 class Pressure:
-    """Warns once of each limit that one attempt comes close to.
+    """Warns once about each limit that one attempt comes close to.
 
     Args:
         stage: Name of the stage.
-        workdir: Where it writes.
-        max_memory_bytes: Anonymous memory it should stay below.
-        warn: Takes the text of a warning.
-        group: The control group it is in; this process's by default.
+        workdir: Its work folder.
+        max_memory_bytes: Anonymous memory that it should stay below.
+        warn: Function that takes the text of a warning.
+        group: Its control group; this process's by default.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Pressure:
         self._group = (group or ControlGroup()).memory()
         self._said: set[str] = set()
 
-    def look(self, memory: TreeMemory) -> None:
-        """Compare what there is now with the limits.
+    def check(self, memory: TreeMemory) -> None:
+        """Compare the present use with the limits.
 
         Args:
-            memory: Of the stage's processes.
+            memory: Memory of the stage's processes.
         """
         self._own_limit(memory)
         self._surroundings(memory)
@@ -58,7 +58,7 @@ class Pressure:
         limit = self._max_memory_bytes
         if memory.anonymous >= limit * MEMORY_SHARE:
             share = f"{100 * memory.anonymous // limit} % of the {format_size(limit)} it should stay below"
-            self._say("memory", f"holds {format_size(memory.anonymous)} of memory, {share}")
+            self._say("memory", f"uses {format_size(memory.anonymous)} of memory, {share}")
 
     def _surroundings(self, memory: TreeMemory) -> None:
         group = self._group
@@ -67,23 +67,26 @@ class Pressure:
             if used >= group.limit_bytes * MEMORY_SHARE:
                 what = f"{format_size(used)} of the {format_size(group.limit_bytes)} of its container are used"
                 self._say(
-                    "container_memory", f"may be ended for memory: {what}, {format_size(memory.anonymous)} by itself"
+                    "container_memory",
+                    f"may be killed for memory: {what}, {format_size(memory.anonymous)} by the stage itself",
                 )
         machine = machine_memory()
         if machine.available_bytes <= machine.total_bytes * MACHINE_SHARE:
             what = (
                 f"{format_size(machine.available_bytes)} of the machine's {format_size(machine.total_bytes)} are left"
             )
-            self._say("machine_memory", f"may be ended for memory: {what}, {format_size(memory.anonymous)} are its own")
+            self._say(
+                "machine_memory", f"may be killed for memory: {what}; it uses {format_size(memory.anonymous)} itself"
+            )
 
     def _disk(self) -> None:
         try:
             disk = shutil.disk_usage(self._workdir)
-        except OSError:  # the folder goes with the attempt
+        except OSError:  # the folder was removed at the end of the attempt
             return
         if nearly_full(disk.free, total=disk.total):
             what = f"{format_size(disk.free)} of {format_size(disk.total)} are left for its work folder"
-            self._say("disk", f"runs out of space: {what}; free some, or work on a larger disk")
+            self._say("disk", f"runs out of disk space: {what}; free some, or use a larger disk")
 
     def _say(self, kind: str, what: str) -> None:
         if kind in self._said:
@@ -94,5 +97,5 @@ class Pressure:
 
 
 def nearly_full(free: int, *, total: int) -> bool:
-    """Whether so little is left of a file system, in bytes, that a stage may find no space before anybody looks again."""
+    """Return whether a file system may be full before the next check; sizes in bytes."""
     return free <= min(total * DISK_SHARE, DISK_BYTES)

@@ -1,4 +1,4 @@
-"""Starting, watching and ending the child process of one attempt."""
+"""Start, watch and end the child process of one attempt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OnLog = Callable[[str, str], None]
 
 @dataclass
 class Outcome:
-    """How an attempt ended: output folders, facts and digests of output files known already, or a failure."""
+    """The end of an attempt: output folders, facts and the already known digests of output files, or a failure."""
 
     outputs: dict[str, Path] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -46,14 +46,14 @@ async def execute(
     on_progress: OnProgress = lambda progress, memory: None,  # noqa: ARG005
     on_log: OnLog = lambda level, message: None,  # noqa: ARG005
 ) -> Outcome:
-    """Run one stage in a child process and answer how it ended; never raises for what the stage does.
+    """Run one stage in a child process and return its outcome; never raise because of the stage.
 
-    Cancelling the awaiting task ends the child, politely first, and returns when it and all it started are gone.
+    Cancelling the awaiting task asks the child to end, kills it after a grace period, and returns when it and all it started are gone.
 
     Args:
-        execution: What to run.
+        execution: The attempt to run.
         on_progress: Called with the stage's progress and the resident memory of its processes, in bytes.
-        on_log: Called with level and text of each log record; what libraries print comes as ``debug``.
+        on_log: Called with level and text of each log record; lines that libraries print have the level ``debug``.
     """
     execution = replace(execution, started=time.time())
     if execution.environment is None:
@@ -79,7 +79,7 @@ async def execute(
 
 
 class _Child:
-    """One running child and what it has said so far."""
+    """One running child, and the events received from it."""
 
     def __init__(self, process: ChildProcess, execution: Execution, on_progress: OnProgress, on_log: OnLog) -> None:
         self._process = process
@@ -95,7 +95,7 @@ class _Child:
         self._output: deque[str] = deque(maxlen=40)
 
     async def outcome(self, descriptor: int) -> Outcome:
-        """Follow the child to its end."""
+        """Follow the child to its end and return its outcome."""
         tasks = [asyncio.create_task(work) for work in (self._events(descriptor), self._prints(), self._memory())]
         lifeline: asyncio.WriteTransport | None = None
         failure: Failure | None = None
@@ -122,7 +122,7 @@ class _Child:
         return outcome
 
     async def _end(self) -> None:
-        """End the child and its group without holding up the loop."""
+        """End the child and its group without blocking the event loop."""
         self._process.terminate()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exit(), GRACE_SECONDS)
@@ -130,12 +130,12 @@ class _Child:
         await self._exit()
 
     async def _exit(self) -> None:
-        """Return when the child itself has ended; what it started may hold its output open."""
+        """Wait for the child itself; processes that it started may hold its output open for longer."""
         while self._process.alive:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _events(self, descriptor: int) -> None:
-        """Read the child's events until it closes their pipe."""
+        """Read the child's events until it closes the pipe."""
         async with _reading(os.fdopen(descriptor, "rb", buffering=0), limit=64 << 20) as stream:
             while line := await stream.readline():
                 if line.endswith(b"\n"):  # a killed child may leave half a line
@@ -159,12 +159,12 @@ class _Child:
                 self._result = Outcome(failure=Failure.from_json(event["failure"]))
 
     async def _prints(self) -> None:
-        """Keep the last lines that libraries print, and pass all on as debug messages."""
+        """Keep the last lines of the child's output, and log every line as a debug message."""
         async with _reading(self._process.output, limit=64 << 10) as stream:
             while True:
                 try:
                     line = await stream.readline()
-                except ValueError:  # a line longer than the buffer: progress bars without an end
+                except ValueError:  # a line longer than the buffer, such as an endless progress bar
                     continue
                 if not line:
                     return
@@ -173,12 +173,12 @@ class _Child:
                 self._on_log("debug", text)
 
     async def _memory(self) -> None:
-        """Sample the memory of the child and what it started, and say what it comes close to."""
+        """Sample the memory of the child and its descendants, and warn when a limit is near."""
         while True:
             memory = tree_memory(self._process.pid)
             self._memory_bytes = memory.resident
             self._peak_bytes = max(self._peak_bytes, memory.peak)
-            self._pressure.look(memory)
+            self._pressure.check(memory)
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     def _warn(self, message: str) -> None:
@@ -187,7 +187,7 @@ class _Child:
 
 @contextlib.asynccontextmanager
 async def _reading(pipe: IO[bytes], *, limit: int) -> AsyncIterator[asyncio.StreamReader]:
-    """Read a pipe, which is closed with the context, in lines of at most ``limit`` bytes."""
+    """Read a pipe in lines of at most ``limit`` bytes; close it with the context."""
     stream = asyncio.StreamReader(limit=limit)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), pipe
@@ -202,5 +202,5 @@ def _timeout(execution: Execution) -> Failure:
     return StageError(
         f"{execution.call.stage} took longer than {execution.limits.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",
-        remedy="give it more time, or run nothing beside it",
+        remedy="allow more time (resources.stage_timeout_seconds), or run nothing else beside it",
     ).failure()

@@ -1,4 +1,4 @@
-"""One task from digests to digests: look the result up, or fetch the inputs, run the stage and store its outputs."""
+"""Run one task, from digests of inputs to digests of outputs: reuse a stored result, or fetch the inputs, run the stage, store its outputs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from slipway.stage import Progress
 from slipway.stage_call import StageCall
 
 _T = TypeVar("_T")
-_DOING = {"fetched": "fetching", "stored": "storing"}
+_PHASE_VERBS = {"fetched": "fetching", "stored": "storing"}
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How a task ended: the digest of each output by name and the facts, or a failure."""
+    """The result of a task: the digest of each output by name and the facts, or a failure."""
 
     outputs: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class TaskResult:
 
 
 class TaskRunner:
-    """Runs tasks against one store. Work folders live below ``scratch`` and go with the task.
+    """Runs tasks against one store. Each task has a work folder below ``scratch``, which is removed when the task ends.
 
     Args:
-        store: Where inputs come from and outputs go.
-        scratch: Folder for work folders; on the store's file system, so that storing an output does not copy it.
-        gpu_architecture: Of this machine, for stages whose output depends on it.
+        store: Store of inputs and outputs.
+        scratch: Folder for work folders; best on the store's file system, so that storing an output does not copy it.
+        gpu_architecture: GPU architecture of this machine, for stages whose output depends on it.
     """
 
     def __init__(self, store: ArtifactStore, scratch: Path, *, gpu_architecture: str = "") -> None:
@@ -63,7 +63,7 @@ class TaskRunner:
         remove_unused(self.scratch, seconds=UNUSED_SECONDS)
 
     def using_store(self) -> AbstractContextManager[None]:
-        """Mark that what a task uses and makes is about to be named, from before it runs until somebody has noted its result."""
+        """Protect a task's inputs and outputs in the store from removal, from before it runs until its result is recorded."""
         return self._store.using()
 
     async def run(
@@ -74,13 +74,13 @@ class TaskRunner:
         on_progress: OnProgress = lambda progress, memory: None,  # noqa: ARG005
         on_log: OnLog = lambda level, message: None,  # noqa: ARG005
     ) -> TaskResult:
-        """Run one task; never raises for what the task does. Cancelling ends its processes and removes its work folder.
+        """Run one task; never raise because of the task. Cancelling ends its processes and removes its work folder.
 
         Args:
-            call: What to run, on artifacts by their digests.
-            project: Of the export; sources are imported for it.
-            on_progress: As of :func:`~slipway.execution.process.execute`.
-            on_log: The same.
+            call: The stage with its parameters; inputs are artifacts by digest.
+            project: Project of the export, for which sources are imported.
+            on_progress: As for :func:`~slipway.execution.process.execute`.
+            on_log: As for :func:`~slipway.execution.process.execute`.
         """
         try:
             stage = load_stage(call.stage)
@@ -95,17 +95,17 @@ class TaskRunner:
             keeping = kept_folder(self.scratch, stage.name, key) if stage.resumable else nullcontext()
             with keeping as kept, unfinished(self.scratch / stage.name) as folder:
                 result = await self._execute(call, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
-                if kept is not None and not _may_go_on(result.failure):
+                if kept is not None and not _can_be_continued(result.failure):
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
         except (ModelExportError, OSError) as error:
             return TaskResult(failure=with_surroundings(failure_of(error, stage=call.stage), **self._folders()))
 
     async def _import(self, call: StageCall, project: str, *, on_progress: OnProgress, on_log: OnLog) -> TaskResult:
-        """Bring sources into the store. It knows itself what is there already: addresses do not tell of content."""
+        """Import sources into the store. No result is looked up, because an address does not identify content: the stage itself skips known files."""
         with unfinished(self.scratch / IMPORT) as folder:
             params = {**call.params, "brought": sorted(call.inputs.values()), "project": project}
-            environment = _own_environment()
+            environment = _environment_for_import()
             execution = Execution(
                 replace(call, params=params, inputs={}),
                 folder,
@@ -121,7 +121,7 @@ class TaskRunner:
         return TaskResult(outputs=digests, facts=outcome.facts, reused=reused, peak_memory_bytes=peak)
 
     def _folders(self) -> dict[str, Path]:
-        """Where a task takes space on this machine."""
+        """Return the folders in which a task uses disk space on this machine."""
         store = {"store": self._store.root} if isinstance(self._store, LocalStore) else {}
         return {"scratch": self.scratch, **store}
 
@@ -142,7 +142,7 @@ class TaskRunner:
         workdir = folder / "work"
         workdir.mkdir()
         execution = Execution(call.on_folders(inputs), workdir, kept=kept, traceparent=current_traceparent())
-        # Until the stage reports by itself, a while after its libraries are imported.
+        # Shown until the stage reports progress itself, some time after its libraries are imported.
         on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
         if outcome.failure is not None:
@@ -157,8 +157,8 @@ class TaskRunner:
         return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
 
 
-def _own_environment() -> dict[str, str]:
-    """This process's environment, for a child that is in another folder."""
+def _environment_for_import() -> dict[str, str]:
+    """Return this process's environment for a child in another folder, with absolute paths."""
     environment = without_current_folder(os.environ)
     for name in ("SLIPWAY_HOME", "SLIPWAY_STORE", "SLIPWAY_SCRATCH"):
         place = environment.get(name, "")
@@ -167,20 +167,20 @@ def _own_environment() -> dict[str, str]:
     return environment
 
 
-def _may_go_on(failure: Failure | None) -> bool:
-    """Whether an attempt was interrupted, so that another one of the same action may go on with what it kept."""
+def _can_be_continued(failure: Failure | None) -> bool:
+    """Return whether an attempt was interrupted, so that the next one of the same action may continue from its kept files."""
     return failure is not None and (failure.retryable or failure.reason == "CANCELLED")
 
 
 class _Transfer:
-    """A call of the store in a thread of its own. Cancelled, it stops at the next chunk and is waited for, so that it
-    writes nothing after the work folder is gone.
+    """A transfer from or to the store in a thread. Cancelling stops it at the next chunk and waits for it, so that it writes
+    nothing after the work folder is gone.
     """
 
     def __init__(self, direction: str, name: str, *, stage: str, on_progress: OnProgress) -> None:
         self._direction = direction
         self._stage = stage
-        self._phase = f"{_DOING[direction]} {name}"
+        self._phase = f"{_PHASE_VERBS[direction]} {name}"
         self._on_progress = on_progress
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -195,7 +195,7 @@ class _Transfer:
         self._cancelled.set()
 
     async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Make the call and answer what it answers."""
+        """Make the call and return its result."""
         began = time.monotonic()
         with span(self._phase) as recorded:
             result = await self._run(call, *arguments)

@@ -1,7 +1,7 @@
-"""Spans of a child process: one for the process and one for each phase its stage reports, without a tracing library.
+"""Record the spans of a child process without a tracing library: one for the process and one per phase that its stage reports.
 
-They are sent to the parent as events as soon as they are over, so what a crashed child went through is known up to its last
-phase. The parent hands them on under the ids they have here.
+Each span is sent to the parent as an event when it ends, so the phases of a crashed child are known up to its last one. The parent
+exports the spans under the ids given here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Send = Callable[..., None]
 
 
 class Spans:
-    """What a child does, as spans below the one that started it; nothing without a trace.
+    """Spans of a child below the span that started it; without a trace, nothing is recorded.
 
     Args:
-        send: Takes an event's kind and fields.
+        send: Function that takes an event's kind and fields.
         stage: Name of the stage.
         traceparent: Span of the worker; empty without a trace.
-        started: When the worker started this process, in seconds since the epoch.
+        started: Time at which the worker started this process, in seconds since the epoch.
     """
 
     def __init__(self, send: Send, stage: str, *, traceparent: str, started: float) -> None:
@@ -38,7 +38,7 @@ class Spans:
         self._lock = threading.Lock()
 
     def phase(self, name: str) -> None:
-        """Begin a phase, which ends the one before; nothing when it goes on."""
+        """End the previous phase and begin a new one; do nothing if the phase is the same."""
         with self._lock:
             if self._phase is None or self._phase[0] == name:
                 return

@@ -1,4 +1,4 @@
-"""What a machine had left when something failed there: the first question about many failures, and gone a moment later."""
+"""Record the free memory and disk space of a machine at the moment of a failure, because they often explain it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PREFIX = "machine_"
 
 
 def surroundings(**folders: Path) -> dict[str, int]:
-    """Return memory that is available and there is in all, within this container's limit, and free disk at each folder, in bytes.
+    """Return available and total memory, within this container's limit, and the free disk space at each folder, in bytes.
 
     Args:
-        folders: Folders by name; one that is not there yet stands for the one it would be in.
+        folders: Folders by name; if one does not exist yet, the nearest folder above it is measured.
     """
     group = ControlGroup().memory()
     total = machine_memory().total_bytes
@@ -30,18 +30,18 @@ def surroundings(**folders: Path) -> dict[str, int]:
         try:
             there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path(os.sep))
             found[f"{name}_free_bytes"] = shutil.disk_usage(there).free
-        except OSError:  # gone with the attempt
+        except OSError:  # removed at the end of the attempt
             continue
     return found
 
 
 def with_surroundings(failure: Failure, **folders: Path) -> Failure:
-    """Add what the machine has left to a failure; what was noted closer to it stays."""
+    """Add the machine's free resources to a failure; values that were recorded before stay."""
     now = {f"{PREFIX}{name}": str(value) for name, value in surroundings(**folders).items()}
     return replace(failure, about={**now, **failure.about})
 
 
 def surroundings_of(about: Mapping[str, str]) -> dict[str, int]:
-    """Read what :func:`with_surroundings` noted; empty when nothing was."""
+    """Read the values recorded by :func:`with_surroundings`; empty if there are none."""
     noted = {name.removeprefix(PREFIX): value for name, value in about.items() if name.startswith(PREFIX)}
     return {name: int(value) for name, value in noted.items() if len(value) < 20 and value.isdecimal()}

@@ -1,7 +1,7 @@
-"""The contract between Slipway and a format: one frozen value that says everything others have to know of it.
+"""The contract between Slipway and a format: one frozen value with everything that others have to know about it.
 
-A distribution brings a :class:`Format` under the entry point group ``slipway.formats``. The module that holds it imports nothing heavy:
-configurations, plans, reports and coordinators read it on machines where the format's libraries are not installed.
+A distribution provides a :class:`Format` under the entry point group ``slipway.formats``. Its module must import nothing heavy, because
+configurations, plans, reports and coordinators use it on machines without the format's libraries.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LEVEL = re.compile(r"[a-z0-9][a-z0-9_]{0,31}")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TAKEN = {"adapter", "base", "heldout", "validation", "enabled", *dir(BaseModel)}
-"""Names that an output cannot have: those of a validation's other inputs, and its own; and what a section of formats has besides."""
+"""Names that a format cannot have: the inputs and the output of a validation, and the attributes of the section ``formats:``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedLevel:
-    """A level of other formats that this one is known not to have.
+    """A level of other formats that this format lacks on purpose.
 
     Attributes:
-        why: What stands against it.
-        instead: The level of this format that comes nearest.
+        why: The reason.
+        instead: The nearest level of this format.
     """
 
     why: str
@@ -46,17 +46,17 @@ class RefusedLevel:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """How an output is recognised and run for validation.
+    """The way to recognise an output and to run it for validation.
 
     Attributes:
-        name: What runs it, for reports.
-        files: Patterns; a folder that has a file of any of them holds an output of this format.
+        name: Name of the runtime, for reports.
+        files: File patterns; a folder with a file that matches any of them holds an output of this format.
         load: ``module:attribute`` of a function ``load(folder, *, threads) -> LanguageModel`` (``slipway_validate.runner.model``). Only
-            the process that runs the output imports it; an ImportError there says that this machine cannot run it.
-        families: Names of the families of models that it runs (``slipway.models.families``), outputs of others are not run; None: all.
-        prefers: What a worker should have so that outputs can be run; None for nothing.
+            the process that runs the output imports it; an ImportError there means that this machine cannot run it.
+        families: Names of the model families that it runs (``slipway.models.families``); outputs of other families are not run. None: all.
+        prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
-        stored_dtype: Type of the weights where nothing names one; empty for not known.
+        stored_dtype: Type of the weights if no file names one; empty if unknown.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Usage:
     """The usage example of the model card.
 
     Attributes:
-        template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the code's first folder), ``others``
-            (further ones), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
+        template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the folder that the code names first),
+            ``others`` (further folders), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
         library: ``library_name`` of the card's front matter.
-        packages: What the code needs, for ``pip install``.
-        chat_packages: The same where it applies a chat template.
-        level_packages: What single levels need besides.
+        packages: Packages that the code needs, as arguments of ``pip install``.
+        chat_packages: The same for code that applies a chat template.
+        level_packages: Further packages by level.
     """
 
     template: tuple[str, str]
@@ -93,7 +93,7 @@ class Usage:
 
     @property
     def path(self) -> Traversable:
-        """The template's file."""
+        """Return the template's file."""
         package, name = self.template
         return files(package).joinpath(name)
 
@@ -113,23 +113,23 @@ class Format(Generic[S]):
     Attributes:
         name: Name in configurations, plans and reports; outputs lie in ``NAME/`` and ``NAME-LEVEL/``.
         title: The format in a few words.
-        settings: Model of its section under ``formats:``; a :class:`LevelSettings` where it has levels. A docstring with
-            ``Attributes:`` says what each setting means.
-        plan: Tasks for what is asked for. Pure. The task that delivers an output names it in ``format``.
-        levels: Quantization levels it can be delivered at.
-        refused_levels: Levels of other formats that it is known not to have, with why.
-        is_model: Whether its unquantized output is the merged model itself; ``plan`` then gives the tasks of its levels alone.
-        needs_tokenizer: Whether, with these settings, the merged model has to come with its tokenizer.
+        settings: Model of its section under ``formats:``; a :class:`LevelSettings` if the format has levels. Its docstring explains each
+            setting under ``Attributes:``.
+        plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
+        levels: Its quantization levels.
+        refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
+        is_model: Whether its unquantized output is the merged model itself; ``plan`` then returns only the tasks of its levels.
+        needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
         rank: Place among the formats in tables and plans, lowest first.
-        variables: ``EXPORT_*`` variables by setting, where another name than ``EXPORT_{NAME}_{SETTING}`` (or ``EXPORT_ENABLE_{NAME}``) is wanted.
-        conflicts: Settings of the enabled format that contradict each other; keys are those of the section.
-        cautions: What the user should know about settings that are kept.
-        output_bytes: Size of an output at a level (empty: unquantized), estimated from above; None takes the estimate of its stage.
-        runtime: How outputs are recognised and run for validation; None leaves them not validated, which the report says.
-        quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty where the quantize stage makes no levels of it.
+        variables: ``EXPORT_*`` variables by setting, if they are not ``EXPORT_{NAME}_{SETTING}`` (or ``EXPORT_ENABLE_{NAME}``).
+        conflicts: Function that returns the contradictions in the enabled format's settings; their keys are relative to the section.
+        cautions: Function that returns warnings about valid settings.
+        output_bytes: Upper estimate of an output's size at a level (empty: unquantized); None uses the estimate of its stage.
+        runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
+        quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
-        sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty leaves it out.
+        sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty omits the section.
     """
 
     name: str
@@ -152,10 +152,10 @@ class Format(Generic[S]):
     sample: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be used later.
+        """Refuse a value that could not be used later.
 
         Raises:
-            ValueError: with what is wrong.
+            ValueError: A field is wrong.
         """
         if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
             raise ValueError(f"{self.name!r} cannot be a format's name: use lower-case letters, digits and underscores")
@@ -164,16 +164,16 @@ class Format(Generic[S]):
             raise ValueError(f"{wrong[0]!r} cannot be a level's name: use lower-case letters, digits and underscores")
         base = LevelSettings if self.levels else FormatSettings
         if not issubclass(self.settings, base):
-            raise ValueError(f"{self.settings.__name__} is no {base.__name__}")  # noqa: TRY004 - as what else is wrong
+            raise ValueError(f"{self.settings.__name__} is not a {base.__name__}")  # noqa: TRY004 - like every other fault here
         unknown = sorted(set(self.variables) - set(self.settings.model_fields))
         if unknown:
-            raise ValueError(f"variables names {unknown[0]!r}, which is no setting")
+            raise ValueError(f"variables names {unknown[0]!r}, which is not a setting")
         for reference in filter(None, (self.quantizer, self.runtime.load if self.runtime else "")):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 
     def output_name(self, level: str = "") -> str:
-        """Return the name of an output at a level; empty: unquantized."""
+        """Return the name of the output at a level; empty: unquantized."""
         return f"{self.name}-{level}" if level else self.name
 
     def variable(self, setting: str) -> str:

@@ -1,4 +1,4 @@
-"""Formats by name. A distribution brings a format by an entry point in the group ``slipway.formats``."""
+"""Find the installed formats. A distribution provides a format by an entry point in the group ``slipway.formats``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ GROUP = "slipway.formats"
 
 @cache
 def formats() -> dict[str, Format[Any]]:
-    """Return all installed formats by name, in their order.
+    """Return all installed formats by name, in the order of their rank.
 
     Raises:
-        ConfigurationError: reason ``FORMAT_INVALID``: one of them cannot be used, or there is none.
+        ConfigurationError: ``FORMAT_INVALID``: a format cannot be used, or none is installed.
     """
     found: dict[str, Format[Any]] = {}
     for entry in entry_points(group=GROUP):
-        if entry.name not in found:  # of two distributions, the first on the path
+        if entry.name not in found:  # if two distributions have the name, the first on the path wins
             found[entry.name] = _loaded(entry)
     if not found:
         raise ConfigurationError(
-            "no format is installed: the installed slipway has none under slipway.formats",
+            "no format is installed: no distribution has an entry point in the group slipway.formats",
             reason="FORMAT_INVALID",
             remedy="install it again: pip install --force-reinstall slipway",
         )
@@ -37,10 +37,10 @@ def formats() -> dict[str, Format[Any]]:
 
 
 def load_format(name: str) -> Format[Any]:
-    """Return the installed format of a name.
+    """Return the installed format with this name.
 
     Raises:
-        ConfigurationError: reason ``FORMAT_UNKNOWN``, or ``FORMAT_INVALID`` as :func:`formats`.
+        ConfigurationError: ``FORMAT_UNKNOWN``, or ``FORMAT_INVALID`` as :func:`formats`.
     """
     if name not in formats():
         raise ConfigurationError(
@@ -58,37 +58,37 @@ def levels() -> tuple[str, ...]:
 
 
 def split_output(name: str) -> tuple[str, str]:
-    """Split an output's name into format and level: ``gguf-q8_0`` is ``("gguf", "q8_0")``; unquantized has no level."""
+    """Split an output's name into format and level: ``gguf-q8_0`` is ``("gguf", "q8_0")``; the level is empty if unquantized."""
     kind, _, level = name.partition("-")
     return kind, level
 
 
 def format_of_output(name: str) -> Format[Any] | None:
-    """Return the installed format of an output's name; None where it is not installed here."""
+    """Return the format of the output with this name; None if the format is not installed."""
     return formats().get(split_output(name)[0])
 
 
 def merged_output() -> str:
-    """Return the name of the output that is the merged model itself; empty where no format delivers it."""
+    """Return the name of the output that is the merged model itself; empty if no format delivers it."""
     return next((each.name for each in formats().values() if each.is_model), "")
 
 
 @contextmanager
-def asking(each: Format[Any]) -> Iterator[None]:
-    """Call a format's functions in a block: turn whatever they raise into an error with its name.
+def translate_format_errors(each: Format[Any]) -> Iterator[None]:
+    """Translate any exception of a format's functions into an error that names the format.
 
     Raises:
-        ConfigurationError: reason ``FORMAT_INVALID``.
+        ConfigurationError: ``FORMAT_INVALID``.
     """
     try:
         yield
     except ModelExportError:
         raise
-    except Exception as error:  # code of others may raise anything
+    except Exception as error:  # third-party code may raise anything
         raise ConfigurationError(
             f"the format {each.name} fails: {type(error).__name__}: {error}",
             reason="FORMAT_INVALID",
-            remedy="install a version of it that fits this one of slipway, or leave the format out",
+            remedy="install a version of the format that fits this version of slipway, or disable the format",
             about={"format": each.name},
         ) from error
 
@@ -97,24 +97,24 @@ def _loaded(entry: EntryPoint) -> Format[Any]:
     try:
         found = entry.load()
         if not isinstance(found, Format):
-            raise TypeError(f"{entry.value} is not a Format")  # noqa: TRY301 - one failure, however it shows
+            raise TypeError(f"{entry.value} is not a Format")  # noqa: TRY301 - all faults are reported in one way
         if found.name != entry.name:
             raise ValueError(f"its name is {found.name!r}")  # noqa: TRY301 - as above
         if found.usage is not None and not found.usage.path.is_file():
-            raise FileNotFoundError(f"there is no {'/'.join(found.usage.template)}")  # noqa: TRY301 - as above
-    except Exception as error:  # a module of others may raise anything
-        bringer = entry.dist.name if entry.dist is not None else entry.module
+            raise FileNotFoundError(f"{'/'.join(found.usage.template)} does not exist")  # noqa: TRY301 - as above
+    except Exception as error:  # a third-party module may raise anything
+        distribution = entry.dist.name if entry.dist is not None else entry.module
         raise ConfigurationError(
             f"the installed format {entry.name!r} cannot be loaded: {type(error).__name__}: {error}",
             reason="FORMAT_INVALID",
-            remedy=f"install {bringer} again in a version that fits, or uninstall it",
-            about={"format": entry.name, "distribution": bringer},
+            remedy=f"install a version of {distribution} that fits this version of slipway, or uninstall it",
+            about={"format": entry.name, "distribution": distribution},
         ) from error
     return found
 
 
 def _check_variables(found: Mapping[str, Format[Any]]) -> None:
-    """Refuse formats that would share a variable."""
+    """Refuse formats that share a variable."""
     owner: dict[str, str] = {}
     for each in found.values():
         for setting in each.settings.model_fields:

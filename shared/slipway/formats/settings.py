@@ -1,4 +1,4 @@
-"""What the settings of every format have in common."""
+"""Base classes for the settings of formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class FormatSettings(Section):
     """Base of a format's section under ``formats:``.
 
     Attributes:
-        enabled: Whether it is delivered.
+        enabled: Whether the format is delivered.
     """
 
     enabled: bool = False
@@ -19,9 +19,11 @@ class LevelSettings(FormatSettings):
     """Base of the section of a format that has quantization levels.
 
     Attributes:
-        unquantized: Deliver it unquantized too, beside its levels.
-        quantization: Levels of this format; when not set, those of ``optimization.quantization``.
+        unquantized: Deliver the format unquantized too, beside its levels.
+        quantization: Levels of this format; if not set, those of ``optimization.quantization``.
     """
 
     unquantized: bool = True
-    quantization: tuple[Level, ...] | None = None  # the configuration checks the names: only it knows all formats
+    quantization: tuple[Level, ...] | None = (
+        None  # the configuration checks the names, because only it knows all formats
+    )

@@ -1,4 +1,4 @@
-"""What a format is asked to plan, and the tasks it answers with. Pure."""
+"""The request that a format plans for, and the tasks that it returns. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PlannedTask:
     Attributes:
         id: Unique within the export.
         stage: Name of the stage.
-        params: Parameters for the stage's model; what is not named takes its default there.
-        inputs: Where each input comes from, by input name: ``source:NAME`` or ``task:ID/OUTPUT``.
-        format: Format the task delivers; empty for an intermediate result.
-        partial: Whether the task runs over those of its task inputs that succeeded, instead of needing them all.
-        requirements: Which workers it is for.
-        output: Name of the one output that it gives.
+        params: Parameters for the stage's model; the others take their defaults there.
+        inputs: Source of each input, by input name: ``source:NAME`` or ``task:ID/OUTPUT``.
+        format: Name of the output that the task delivers; empty for an intermediate result.
+        partial: Whether the task runs with the inputs whose tasks succeeded, instead of needing all of them.
+        requirements: Requirements for workers.
+        output: Name of the task's only output.
     """
 
     id: str
@@ -41,25 +41,25 @@ class PlannedTask:
 
     @property
     def call(self) -> StageCall:
-        """What it runs."""
+        """Return the call of the stage."""
         return StageCall(self.stage, self.params, self.inputs)
 
     @property
     def reference(self) -> str:
-        """The output, as an input of another task names it."""
+        """Return the reference by which another task's input names the output."""
         return f"task:{self.id}/{self.output}"
 
 
 @dataclass(frozen=True, slots=True)
 class FormatRequest(Generic[S]):
-    """What a format is asked for.
+    """A request to a format to plan its tasks.
 
     Attributes:
-        name: The format's name, which its outputs begin with: ``NAME`` unquantized, ``NAME-LEVEL`` at a level.
+        name: The format's name, with which the names of its outputs begin: ``NAME`` unquantized, ``NAME-LEVEL`` at a level.
         settings: Its section of the configuration.
-        levels: Quantization levels asked for, all of them the format's own.
+        levels: Requested quantization levels; the format has all of them.
         model: Reference to the merged model.
-        group_size: Weights that share one scale, counted along a row (``optimization.group_size``).
+        group_size: Number of weights in a row that share one scale (``optimization.group_size``).
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
     """
 
@@ -72,10 +72,10 @@ class FormatRequest(Generic[S]):
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:
-    """Plan every level that is asked for with the installed stage that quantizes.
+    """Plan a task of the quantization stage for every requested level.
 
     Args:
-        request: What the format was asked for; the stage writes what :attr:`~slipway.formats.Format.quantizer` names.
+        request: The request to the format; the stage uses the format's :attr:`~slipway.formats.Format.quantizer`.
         source: Reference to the format's unquantized output.
     """
     stage = stage_of(Role.QUANTIZATION)

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipway.errors import ModelExportError
 from slipway.extras import WORKER, stage_extra
-from slipway.formats.registry import asking, formats
+from slipway.formats.registry import formats, translate_format_errors
 from slipway.formats.tasks import FormatRequest
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
@@ -125,7 +125,7 @@ def _stages_of_formats() -> dict[str, tuple[str, ...]]:
         for output, asked in ((name, ()), (f"{name}-<level>", each.levels[:1])):
             if asked or output == name:
                 request = FormatRequest(name, each.settings(), asked, model="task:merged/model")
-                with asking(each):
+                with translate_format_errors(each):
                     found[output] = tuple(dict.fromkeys([merge, *(task.stage for task in each.plan(request))]))
     validation = stage_of(Role.VALIDATION)
     return {**found, validation.main_output: (validation.name,)}

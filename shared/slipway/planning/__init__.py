@@ -1,1 +1,1 @@
-"""From a configuration to tasks: the plan, which workers a task is for, and whether it fits this machine."""
+"""Plan the tasks of a configuration, match tasks with workers, and check that a plan fits this machine."""

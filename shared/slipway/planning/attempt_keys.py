@@ -1,4 +1,4 @@
-"""Names of attempts across exports, as leases, logs and messages have them."""
+"""Keys of attempts, unique across exports, as used in leases, logs and messages."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _KEY = re.compile(r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Z
 
 
 class AttemptKey(str):
-    """``{export}:{task}:{attempt}``, which is what it prints as; made by :meth:`of` and :meth:`parse` alone."""
+    """The text ``{export}:{task}:{attempt}``; make it only by :meth:`of` and :meth:`parse`."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, export: str, task: str, attempt: int) -> Self:
-        """Return the key of an attempt of a known export's task."""
+        """Return the key of an attempt; the parts must be valid."""
         return cls(f"{export}:{task}:{attempt}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a key that somebody else has written.
+        """Parse a key from outside.
 
         Raises:
-            ServiceError: reason ``REQUEST_INVALID``.
+            ServiceError: ``REQUEST_INVALID``.
         """
         found = _KEY.fullmatch(text)
         attempt = None if found is None else number_of(found[3], most=10**9)
@@ -34,27 +34,27 @@ class AttemptKey(str):
             raise ServiceError(
                 f"task is {quoted(text)}",
                 reason="REQUEST_INVALID",
-                remedy="it is like EXPORT:TASK:ATTEMPT",
+                remedy="write EXPORT:TASK:ATTEMPT",
                 about={"field": "task"},
             )
         return cls.of(found[1], found[2], attempt)
 
     @property
     def export(self) -> str:
-        """Name of the export."""
+        """Return the name of the export."""
         return self.partition(":")[0]
 
     @property
     def project(self) -> str:
-        """Project of the export."""
+        """Return the project of the export."""
         return self.split("/", 2)[1]
 
     @property
     def task(self) -> str:
-        """Id of the task."""
+        """Return the id of the task."""
         return self.split(":", 2)[1]
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt."""
+        """Return the number of the attempt."""
         return int(self.rpartition(":")[2])

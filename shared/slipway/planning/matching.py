@@ -1,4 +1,4 @@
-"""Which workers a task is for. Pure."""
+"""Decide which workers may take a task. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from slipway.sizes import format_size
 
 
 class Placement(NamedTuple):
-    """For whom an offer is: its stage, what it asks for, workers that take it only where there are no others, and the
-    parameters that a worker has to know.
+    """The workers that an offer is for.
+
+    Attributes:
+        stage: Stage of the task.
+        requirements: Requirements for workers.
+        avoid: Names of workers that take the task only if no other worker can.
+        parameters: Names of the parameters that a worker's version of the stage must know.
     """
 
     stage: str
@@ -20,7 +25,7 @@ class Placement(NamedTuple):
     parameters: frozenset[str] = frozenset()
 
     def can(self, worker: Abilities) -> bool:
-        """Whether a worker can take it at all."""
+        """Return whether a worker is able to run the task."""
         return (
             self.stage in worker.stages
             and self.requirements.met_by(worker)
@@ -28,7 +33,10 @@ class Placement(NamedTuple):
         )
 
     def candidates(self, known: Mapping[str, Abilities]) -> set[str]:
-        """Names of the workers it waits for: of those who can, the ones not to avoid, and of these the preferred ones."""
+        """Return the names of the workers that the offer waits for.
+
+        They are the workers that can run it, without those to avoid and reduced to the preferred ones, unless none would be left.
+        """
         names = {name for name, worker in known.items() if self.can(worker)}
         names = names - set(self.avoid) or names
         for needs in self.requirements.prefers:
@@ -36,13 +44,13 @@ class Placement(NamedTuple):
         return names
 
     def lacking(self, workers: Iterable[Abilities]) -> str:
-        """What is missing where no worker can take it, with what the workers have."""
+        """Say why no worker takes the task, with the needs of the task and the abilities of the workers."""
         serving = [worker for worker in workers if self.stage in worker.stages]
         if not serving:
             return f"no worker runs the stage {self.stage}"
         able = sum(self.can(worker) for worker in serving)
         if able:
-            return f"the workers that can run {self.stage} ({able}) take no new tasks: they are ending, or their disks are full"
+            return f"the workers that can run {self.stage} ({able}) take no new tasks: they are shutting down, or their disks are full"
         fitting = [worker for worker in serving if self.requirements.met_by(worker)]
         unknown = sorted(set[str]().union(*(worker.unknown(self.stage, self.parameters) for worker in fitting)))
         if fitting:

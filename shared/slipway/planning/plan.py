@@ -1,4 +1,4 @@
-"""From a configuration to the graph of tasks that carries it out. Pure: no store, no clock, no environment."""
+"""Plan the graph of tasks for a configuration. Pure: no store, no clock, no environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
-from slipway.formats.registry import asking, formats, split_output
+from slipway.formats.registry import formats, split_output, translate_format_errors
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
@@ -31,16 +31,16 @@ def plan(
     *,
     source_formats: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[PlannedTask, ...]:
-    """Tasks of an export, each after those whose outputs it takes.
+    """Plan the tasks of an export, each after the tasks whose outputs it uses.
 
     Args:
-        configuration: What the export shall do; only what it asks for is planned.
-        source_names: Names of the artifacts the export starts from: ``base``, ``adapter``, perhaps ``heldout``, and ``adapter-02``
-            and so on for each of ``combination.adapters``.
-        source_formats: How sources are stored that are not plain 16- or 32-bit safetensors, by name (``slipway.models.base_format``).
+        configuration: The configuration; only the tasks that it needs are planned.
+        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``, and
+            ``adapter-02`` and so on for each of ``combination.adapters``.
+        source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.models.base_format``).
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID`` when a source is missing, or one that no task takes is there.
+        ServiceError: ``REQUEST_INVALID``: a source is missing, or no task uses one.
     """
     more = more_adapters(configuration)
     _check_sources({*REQUIRED_SOURCES, *OPTIONAL_SOURCES, *more}, source_names)
@@ -51,7 +51,7 @@ def plan(
         raise ServiceError(
             f"sources lacks {', '.join(missing)}",
             reason="REQUEST_INVALID",
-            remedy="push the folder and name its digest",
+            remedy="push the folder, and name its digest in sources",
         )
     trunk: list[PlannedTask] = []
     if plain:
@@ -76,26 +76,30 @@ def is_plain(configuration: ExportConfiguration, source_names: Collection[str]) 
 
 
 def _check_sources(known: Collection[str], names: Collection[str]) -> None:
-    """Refuse sources that no task takes."""
+    """Refuse sources that no task uses."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise ServiceError(
-            f"sources has {quoted(unknown[0])}, which this configuration does not take",
+            f"sources has {quoted(unknown[0])}, which this configuration does not use",
             reason="REQUEST_INVALID",
-            remedy=f"it takes {', '.join(sorted(known))}",
+            remedy=f"it uses {', '.join(sorted(known))}",
             about={"field": "sources"},
         )
 
 
 def check_formats(names: Collection[str], formats: Mapping[str, str]) -> None:
-    """Refuse formats of no source, given its names, or of no kind.
+    """Refuse a storage format that is unknown, or that belongs to no source.
+
+    Args:
+        names: Names of the sources.
+        formats: Storage format by source.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID``.
+        ServiceError: ``REQUEST_INVALID``.
     """
     for name, stored_as in sorted(formats.items()):
         if name not in names:
-            what, remedy = f"source_formats has {quoted(name)}, which is no source", "name one of sources"
+            what, remedy = f"source_formats has {quoted(name)}, which is not a source", "use a name of sources"
         elif stored_as and not is_base_format(stored_as):
             what, remedy = f"source_formats[{name}] is {quoted(stored_as)}", f"use pickle, {', '.join(METHODS)}"
         else:
@@ -104,12 +108,12 @@ def check_formats(names: Collection[str], formats: Mapping[str, str]) -> None:
 
 
 def more_adapters(configuration: ExportConfiguration) -> tuple[str, ...]:
-    """Source names of the adapters that join the checkpoint's, in the order of the configuration."""
+    """Return the source names of the adapters that are combined with the checkpoint's, in the order of the configuration."""
     return tuple(f"adapter-{number:02}" for number, _ in enumerate(configuration.combination.adapters, 2))
 
 
 def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
-    """The one adapter that is merged and that outputs are compared with."""
+    """Return the reference to the adapter that merge and validation use; plan its combination if there are several."""
     if not more:
         return "source:adapter"
     stage, combination = stage_of(Role.COMBINATION), configuration.combination
@@ -131,7 +135,7 @@ def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more:
 
 
 def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_as: str) -> str:
-    """The base that the adapter is merged into and that outputs are compared with: prepared only where it has to be."""
+    """Return the reference to the base that merge and validation use; plan its preparation if it is needed."""
     merge_onto = configuration.base_model.merge_onto
     if not stored_as and merge_onto == "original":
         return "source:base"
@@ -177,8 +181,8 @@ def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> Pl
         stage.name,
         params={
             "save_tokenizer": _needs_tokenizer(configuration),
-            # Validation loads the merged model and compares it with base and adapter, on text instead of random tokens. The
-            # same without one: the merge is shared with exports that have it.
+            # A spot check is enough: validation compares the merged model with base and adapter on text. It stays the same
+            # without validation, so that exports with and without it share the merge.
             "verify": "spot",
         },
         inputs={"base": base, "adapter": adapter},
@@ -195,17 +199,17 @@ def format_tasks(
     model: str,
     taken: Collection[str] = (),
 ) -> Sequence[PlannedTask]:
-    """Plan one format, and check what it plans.
+    """Plan and check the tasks of one format.
 
     Args:
         each: The format.
         section: Its settings.
         configuration: The whole configuration.
         model: Reference to the merged model.
-        taken: Ids of the tasks before it.
+        taken: Ids of the tasks planned before.
 
     Raises:
-        ConfigurationError: ``FORMAT_INVALID``: the format plans what cannot run.
+        ConfigurationError: ``FORMAT_INVALID``: the format plans tasks that cannot run.
     """
     request = FormatRequest(
         name=each.name,
@@ -215,7 +219,7 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
     )
-    with asking(each):
+    with translate_format_errors(each):
         tasks = each.plan(request)
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model}, set(taken)
@@ -225,7 +229,7 @@ def format_tasks(
             raise ConfigurationError(
                 f"the format {each.name} plans a task {task.id!r} that {fault}",
                 reason="FORMAT_INVALID",
-                remedy="install a version of it that fits this one of slipway",
+                remedy="install a version of the format that fits this version of slipway",
                 about={"format": each.name, "task": task.id},
             )
         known.add(task.reference)
@@ -238,10 +242,10 @@ def format_tasks(
 def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:
     strangers = sorted(set(task.inputs.values()) - known)
     if strangers:
-        return f"takes {strangers[0]!r}, which no task before it gives"
+        return f"uses {strangers[0]!r}, which no earlier task makes"
     if task.id in ids:
-        return "has the name of another task"
-    return f"delivers {task.format!r}, which was not asked for" if task.format and task.format not in wanted else ""
+        return "has the id of another task"
+    return f"delivers {task.format!r}, which was not requested" if task.format and task.format not in wanted else ""
 
 
 def _unquantized(section: FormatSettings) -> bool:

@@ -1,6 +1,6 @@
-"""Before anything runs: will the disk, the memory and this machine's libraries do for a plan?
+"""Check before anything runs that disk, memory and this machine's libraries are sufficient for a plan.
 
-Sizes are estimated from the number of weights. They are upper bounds: what the store already holds is not made again.
+Sizes are estimated from the number of weights. They are upper bounds, because artifacts that the store already has are not made again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from slipway.errors import ModelExportError
 from slipway.estimates import FLOAT32_BYTES, ModelSize
-from slipway.formats.registry import asking, format_of_output, split_output
+from slipway.formats.registry import format_of_output, split_output, translate_format_errors
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
@@ -27,11 +27,11 @@ from slipway.stage import Role
 
 _WEIGHTS = {".safetensors", ".bin"}
 _LIBRARIES_BYTES = 700 << 20
-"""What torch and transformers take before any weight is loaded."""
+"""Memory of torch and transformers before any weight is loaded."""
 
 
 class Verdict(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -40,14 +40,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check.
+    """One check and its result.
 
     Attributes:
-        check: What was looked at, such as ``disk: SLIPWAY_HOME`` or ``stage: merge``.
-        verdict: Whether it will do.
-        message: What was found, with the figures.
-        remedy: What to do about it; empty when it will do.
-        reason: Of the error a command ends with, for an error.
+        check: Subject of the check, such as ``disk: SLIPWAY_HOME`` or ``stage: merge``.
+        verdict: Its result.
+        message: Details with the figures.
+        remedy: What to do; empty if the check passed.
+        reason: Reason of the command's error, if the verdict is an error.
     """
 
     check: str
@@ -62,13 +62,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Preflight:
-    """All checks, and the sizes behind them.
+    """All checks, and the estimated sizes behind them.
 
     Attributes:
         findings: The checks.
-        disk_needed_bytes: Of everything the plan makes.
+        disk_needed_bytes: Size of everything that the plan makes.
         task_bytes: The same by task.
-        memory_needed_bytes: Of the stage that needs most.
+        memory_needed_bytes: Memory of the stage that needs most.
     """
 
     findings: tuple[Finding, ...]
@@ -77,7 +77,7 @@ class Preflight:
     memory_needed_bytes: int = 0
 
     def error(self) -> ModelExportError | None:
-        """The error of the first check that rules the export out; None when none does."""
+        """Return the error of the first check that makes the export impossible; None if none does."""
         for finding in self.findings:
             if finding.verdict is Verdict.ERROR:
                 return ModelExportError(
@@ -86,7 +86,7 @@ class Preflight:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """These checks as JSON-ready data."""
+        """Return the checks as JSON-ready data."""
         return asdict(self)
 
 
@@ -97,7 +97,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
         tasks: The plan.
         base: Folder of the base model.
         home: Folder of the store.
-        output: Folder that receives the output directory.
+        output: Folder in which the output directory is made.
         here: Whether stages run on this machine; otherwise only the disk is checked.
     """
     size = model_size(base)
@@ -114,7 +114,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
 
 
 def model_size(folder: Path) -> ModelSize:
-    """Measure the model in a folder as it is once it is plain, by the headers of its weights."""
+    """Measure the model in a folder by the headers of its weights, as if it were stored in plain 16- or 32-bit weights."""
     tensors = prepared_sizes(folder)
     companions = [path for path in folder.iterdir() if path.suffix not in _WEIGHTS and path.is_file()]
     return ModelSize(
@@ -127,26 +127,26 @@ def model_size(folder: Path) -> ModelSize:
 
 
 def task_bytes(task: PlannedTask, size: ModelSize) -> int:
-    """Estimate the size of what a task makes, from above: by the format that it delivers, otherwise by its stage."""
+    """Return an upper estimate of the size of a task's output, by the format that it delivers or otherwise by its stage."""
     delivered = format_of_output(task.format)
     if delivered is not None and delivered.output_bytes is not None:
-        with asking(delivered):
+        with translate_format_errors(delivered):
             return delivered.output_bytes(split_output(task.format)[1], size)
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
 
 
 def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
-    """Memory of the task that needs most, estimated. Stages that stream hold a few copies of the largest tensor."""
+    """Estimate the memory of the task that needs most. Streaming stages hold a few copies of the largest tensor."""
     streaming = 4 * size.largest * FLOAT32_BYTES
-    whole = size.weights * FLOAT32_BYTES  # the reference, and the builder's copy, are loaded as a whole
+    whole = size.weights * FLOAT32_BYTES  # stages with model_memory or model_gpu_memory load the whole model
     stages = [stage for task in tasks if (stage := known_stage(task.stage)) is not None]
     heavy = any(stage.model_memory or stage.model_gpu_memory for stage in stages)
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
 
 
 def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
-    """What stages know of their parameters: settings that will come out otherwise."""
+    """Return the stages' warnings about parameters whose effect will differ from the setting."""
     said = [stage.advice(task.params) for task in tasks if (stage := known_stage(task.stage)) is not None]
     return [
         Finding(check, Verdict.WARNING, message, remedy) for check, message, remedy in dict.fromkeys(filter(None, said))
@@ -154,14 +154,14 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
 
 
 def _refusals(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
-    """Stages that do not take a model of this kind: the outputs that they and those after them would make."""
-    config = read_config(base) if (base / CONFIG).is_file() else {}  # weights alone are of no kind
+    """Return a warning for each stage that does not support this family of models and will not run."""
+    config = read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
     found = []
     for name in sorted({task.stage for task in tasks} if config else ()):
         stage = known_stage(name)
         why = stage.refuses(config) if stage else ""
         if why:
-            remedy = "leave its formats out to have an export that succeeds"
+            remedy = "disable its formats, so that the export succeeds"
             found.append(Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED"))
     return found
 
@@ -179,7 +179,7 @@ def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, hom
 
 
 def _writable(name: str, folder: Path) -> Finding:
-    """Whether a folder can be made and written; what is in the way is found now, not after hours of work."""
+    """Check that a folder can be created and written, now and not after hours of work."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         message = f"{folder} cannot be a folder: {existing} is a file"
@@ -214,7 +214,7 @@ def _stage(health: StageHealth) -> Finding:
     if health.available:
         return Finding(check, Verdict.OK, versions or "ready")
     message = "cannot run on this machine; other formats are still made"
-    if plays(health.name, Role.COMBINATION, Role.PREPARATION, Role.MERGE):  # everything else follows from it
+    if plays(health.name, Role.COMBINATION, Role.PREPARATION, Role.MERGE):  # all other tasks depend on these
         return Finding(check, Verdict.ERROR, "cannot run on this machine", health.missing, "UNSUPPORTED")
     return Finding(check, Verdict.WARNING, message, health.missing)
 

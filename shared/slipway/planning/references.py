@@ -1,4 +1,4 @@
-"""Where a planned task's inputs come from: sources of the export, and outputs of other tasks."""
+"""References to the inputs of planned tasks: sources of the export, and outputs of other tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An artifact that the export starts from: ``source:NAME``."""
+    """An artifact from which the export starts: ``source:NAME``."""
 
     name: str
 
@@ -26,7 +26,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What another task makes: ``task:ID/OUTPUT``."""
+    """An output of another task: ``task:ID/OUTPUT``."""
 
     task: str
     name: str
@@ -36,17 +36,17 @@ class Output:
 
 
 def parse_reference(text: str) -> Source | Output:
-    """Read a reference.
+    """Parse a reference.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID``.
+        ServiceError: ``REQUEST_INVALID``.
     """
     found = _REFERENCE.fullmatch(text)
     if found is None:
         raise ServiceError(
-            f"an input comes from {quoted(text)}",
+            f"an input refers to {quoted(text)}",
             reason="REQUEST_INVALID",
-            remedy="it is like source:NAME or task:ID/OUTPUT",
+            remedy="write source:NAME or task:ID/OUTPUT",
             about={"field": "inputs"},
         )
     return Source(found["source"]) if found["source"] else Output(found["task"], found["output"])
@@ -56,7 +56,7 @@ def producers(inputs: Mapping[str, str]) -> tuple[str, ...]:
     """Return the ids of the tasks that make a task's inputs, each once, in the order of the inputs.
 
     Raises:
-        ServiceError: reason ``REQUEST_INVALID``, as of :func:`parse_reference`.
+        ServiceError: ``REQUEST_INVALID``, as for :func:`parse_reference`.
     """
     found = (parse_reference(text) for text in inputs.values())
     return tuple(dict.fromkeys(each.task for each in found if isinstance(each, Output)))

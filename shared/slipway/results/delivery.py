@@ -1,7 +1,7 @@
-"""The output directory: a folder per format, the report, the lineage and a checksum of every file.
+"""Write the output directory: a folder per format, the report, the lineage and a checksum of every file.
 
-It is put together in a hidden sibling and renamed, so that the directory is there with everything in it or not at all. A
-sibling that a killed command left behind is removed by the next one.
+The directory is built in a hidden sibling folder and then renamed, so that it is either complete or absent. A sibling that a killed
+command left behind is removed by the next command.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Callable[[Path], None]) -> bool:
-    """Put an export's formats into a directory.
+    """Write an export's formats into a directory.
 
     Args:
         export: An ended export.
-        target: The directory; an earlier delivery of the same export is kept when whole and otherwise replaced.
-        store: Where the artifacts are.
+        target: The directory; an earlier delivery of the same export is kept if complete, and otherwise replaced.
+        store: Store of the artifacts.
         describe: Called with the unfinished directory, to write the report into it.
 
     Returns:
-        False when the directory was already there, whole.
+        False if the directory already existed and was complete.
 
     Raises:
-        ArtifactError: ``OUTPUT_EXISTS`` when something else is there; ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``,
+        ArtifactError: ``OUTPUT_EXISTS`` if the directory holds something else; ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``,
             ``DISK_FULL`` or ``FILE_ERROR``.
     """
     formats = delivered_formats(export)
     check_target(target, export_id(export))
     if _whole(target, lineage(export), formats, store=store):
         return False
-    with _told(target), unfinished(target) as folder:
+    with _translate_output_errors(target), unfinished(target) as folder:
         for name, digest in formats.items():
             store.fetch(digest, folder / name)
-            _own(folder / name)
+            _detach_from_store(folder / name)
         describe(folder)
         document = json.dumps(lineage(export), indent=2, sort_keys=True)
         (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
@@ -69,7 +69,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
 
 
 def check_target(target: Path, identity: str) -> None:
-    """Make sure that a directory may be delivered to, before any work.
+    """Check, before any work, that an export may be delivered to a directory.
 
     Args:
         target: The directory.
@@ -83,15 +83,15 @@ def check_target(target: Path, identity: str) -> None:
     if target.is_dir() and not target.is_symlink() and _lineage_of(target).get("export_id") == identity:
         return
     raise ArtifactError(
-        f"{target} holds something else already",
+        f"{target} already holds something else",
         reason="OUTPUT_EXISTS",
-        remedy="choose another output.directory or naming_pattern, or move it away",
+        remedy="choose another output.directory or naming_pattern, or move the folder away",
         about={"folder": target},
     )
 
 
 def lineage(export: pb.Export) -> dict[str, Any]:
-    """Where an export's outputs come from: sources, every task with its parameters, and the tools' versions."""
+    """Return the origin of an export's outputs: sources, every task with its parameters, and the tools' versions."""
     done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
     outputs = {str(Output(task.id, name)): digest for task in done for name, digest in task.outputs.items()}
     known = outputs | {str(Source(name)): digest for name, digest in export.sources.items()}
@@ -119,10 +119,10 @@ def lineage(export: pb.Export) -> dict[str, Any]:
 
 
 def tool_versions(stages: list[str]) -> dict[str, Any]:
-    """Versions of Slipway, Python and the libraries of some stages, as installed here."""
+    """Return the installed versions of Slipway, Python and the libraries of some stages."""
     found: dict[str, Any] = {"slipway": installed_version("slipway"), "python": platform.python_version()}
     for name in stages:
-        with contextlib.suppress(ConfigurationError):  # it ran on a worker elsewhere
+        with contextlib.suppress(ConfigurationError):  # it ran on another machine, and is not installed here
             stage = load_stage(name)
             found[name] = {"version": stage.version, **stage.library_versions()}
     return found
@@ -137,7 +137,7 @@ def _lineage_of(folder: Path) -> dict[str, Any]:
 
 
 def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: Artifacts) -> bool:
-    """Whether an earlier delivery is there with the same outputs and every file in its size."""
+    """Return whether an earlier delivery has the same outputs, and every file in its right size."""
     if _lineage_of(target).get("outputs") != expected["outputs"]:
         return False
     try:
@@ -154,9 +154,9 @@ def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str]
 
 
 @contextlib.contextmanager
-def _told(target: Path) -> Iterator[None]:
-    """Errors of the output's file system name the output, and say that nothing has to be made again."""
-    kept = "free space there or choose another output.directory; what was made is kept and only delivered again"
+def _translate_output_errors(target: Path) -> Iterator[None]:
+    """Translate errors of the output's file system: name the output, and say that finished results are kept."""
+    kept = "free space there or choose another output.directory; all results are kept, only the delivery is repeated"
     try:
         yield
     except ArtifactError as error:
@@ -170,16 +170,15 @@ def _told(target: Path) -> Iterator[None]:
         raise ArtifactError(
             f"cannot deliver to {target}: {error.strerror or error}",
             reason="DISK_FULL" if full else "FILE_ERROR",
-            remedy=kept if full else "make it writable or choose another output.directory; what was made is kept",
+            remedy=kept if full else "make it writable or choose another output.directory; all results are kept",
             about={"folder": target},
         ) from error
 
 
-def _own(folder: Path) -> None:
-    """Give the delivered files a life of their own, so that editing one changes neither the store nor the base model.
+def _detach_from_store(folder: Path) -> None:
+    """Replace hard links by clones or copies, so that editing a delivered file changes neither the store nor the base model.
 
-    Large files that are read-only stay hard links where the file system cannot clone them; a small or a writable one is
-    copied.
+    Large read-only files stay hard links if the file system cannot clone them; small or writable ones are copied.
     """
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.stat().st_nlink == 1:
@@ -199,7 +198,7 @@ def _own(folder: Path) -> None:
 
 
 def _known(formats: Mapping[str, str], store: Artifacts) -> dict[str, str]:
-    """Digests of the files of artifacts, which were verified when they were fetched."""
+    """Return the digests of the artifacts' files by path; the store verified them when it fetched the files."""
     return {
         f"{name}/{file.path}": file.digest for name, digest in formats.items() for file in store.manifest(digest).files
     }

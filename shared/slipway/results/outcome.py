@@ -1,4 +1,4 @@
-"""From what the coordinator says of an export, and what validation found, to the :class:`ExportResult`."""
+"""Make the :class:`ExportResult` from the coordinator's record of an export and the validation report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
 VALIDATION = "validation"
-"""Name of the validation artifact among an export's outputs; it is rendered, not delivered."""
+"""Name of the validation artifact among an export's outputs; it is rendered into the report, not delivered."""
 
 
 _NOT_MADE = {
@@ -33,14 +33,14 @@ _NOT_MADE = {
 
 
 def delivered_formats(export: pb.Export) -> dict[str, str]:
-    """Digest of each format that is delivered as a folder, in the plan's order."""
+    """Return the digest of each format that is delivered as a folder, in the plan's order."""
     order = {task.format: number for number, task in enumerate(export.tasks)}
     names = sorted(export.outputs, key=lambda name: (order.get(name, len(order)), name))
     return {name: export.outputs[name] for name in names if name != VALIDATION}
 
 
 def requested_formats(export: pb.Export) -> dict[str, pb.Task]:
-    """The task of each format that was asked for, in the plan's order."""
+    """Return the task of each requested format, in the plan's order."""
     return {task.format: task for task in export.tasks if task.format and task.format != VALIDATION}
 
 
@@ -50,7 +50,7 @@ def is_plain(export: pb.Export) -> bool:
 
 
 def export_id(export: pb.Export) -> str:
-    """Last part of an export's name."""
+    """Return the last part of an export's name."""
     return export.name.rpartition("/")[2]
 
 
@@ -63,15 +63,15 @@ def export_result(
     report: str = "report.html",
     warnings: Sequence[str] = (),
 ) -> ExportResult:
-    """The answer of an ended export.
+    """Return the result of an ended export.
 
     Args:
-        export: As the coordinator holds it.
-        store: Where its artifacts are, for their sizes.
-        validation: What validation found; None when nothing was validated.
-        output_directory: Where it is delivered; None when nothing was.
-        report: The report's main file in it.
-        warnings: Of the command itself, such as skipped checkpoints.
+        export: The coordinator's record.
+        store: Store of its artifacts, for their sizes.
+        validation: The validation report; None if nothing was validated.
+        output_directory: Folder of the delivery; None if nothing was delivered.
+        report: The report's main file in that folder.
+        warnings: Warnings of the command itself, such as skipped checkpoints.
     """
     failure = export_failure(export, validation)
     original = original_bytes(export, store)
@@ -111,12 +111,12 @@ def export_result(
 
 
 def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
-    """Why an ended export is no success; None when it is one. A failed validation is a failure too, and decides first."""
+    """Return the failure of an ended export; None if it succeeded. A failed validation is a failure too, and takes precedence."""
     return _deciding(export, _validation_failure(validation))
 
 
 def recorded_failure(export: pb.Export) -> Failure | None:
-    """The same by what the export itself records, for who sees no artifacts."""
+    """Return the failure of an ended export from its record alone, for callers without access to artifacts."""
     facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
     failed: dict[str, tuple[str, str]] = {}
     for recorded in facts:
@@ -135,7 +135,7 @@ def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
     beside = [other for other in found if other is not failure]
     if failure is None or not beside:
         return failure
-    return replace(failure, message=f"{failure.message}; beside it, {beside[0].reason}: {beside[0].message}")
+    return replace(failure, message=f"{failure.message}; in addition, {beside[0].reason}: {beside[0].message}")
 
 
 def _validation_failure(validation: ValidationReport | None) -> Failure | None:
@@ -146,7 +146,7 @@ def _validation_failure(validation: ValidationReport | None) -> Failure | None:
 
 
 def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
-    """One failure of all outputs that failed validation, by what is wrong with each and what helps."""
+    """Return one failure for all outputs that failed validation, given the fault and the remedy of each."""
     if not failed:
         return None
     remedies = "; ".join(dict.fromkeys(remedy for _, remedy in failed.values() if remedy))
@@ -158,7 +158,7 @@ def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
 
 
 def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
-    """Formats of an ended export that were not made, in the plan's order."""
+    """Return the formats of an ended export that were not made, in the plan's order."""
     found = {}
     for name, task in requested_formats(export).items():
         if task.state in _NOT_MADE:
@@ -180,7 +180,7 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
 
 
 def _failed_task(export: pb.Export, task: pb.Task) -> pb.Task:
-    """The task because of which this one made nothing: itself, or the first before it that failed."""
+    """Return the task that caused this one to make nothing: the task itself, or the first task before it that failed."""
     tasks = {each.id: each for each in export.tasks}
     seen: set[str] = set()
     while task.state == pb.TASK_STATE_SKIPPED and task.id not in seen:
@@ -196,7 +196,7 @@ def _task_failure(task: pb.Task) -> Failure | None:
 
 
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
-    """Size of the merged model, unquantized, or of the one that is exported as it is, in bytes; None when there is none."""
+    """Return the size of the unquantized merged model or of the one that is exported as it is, in bytes; None if there is none."""
     role = Role.PREPARATION if is_plain(export) else Role.MERGE
     made = (task for task in export.tasks if plays(task.stage, role))
     merged = next((digest for task in made for digest in task.outputs.values()), "")
@@ -217,13 +217,13 @@ def _validated(validation: ValidationReport | None, name: str) -> OutputValidati
 def format_result(
     digest: str = "", *, size_bytes: int, original: int | None = None, found: OutputValidation | None
 ) -> FormatResult:
-    """What is known of one output.
+    """Return the details of one output.
 
     Args:
-        digest: Of the artifact; empty for a folder that is none.
-        size_bytes: Of all its files.
-        original: Size of the unquantized merged model; None where there is none.
-        found: What validation found; None where it did not look.
+        digest: Digest of the artifact; empty for a folder that is not an artifact.
+        size_bytes: Size of all its files.
+        original: Size of the unquantized merged model; None if there is none.
+        found: Its validation; None if it was not validated.
     """
     entry = FormatResult(digest=digest, size_bytes=size_bytes, reduction_percent=_reduction(size_bytes, original))
     if found is None:
@@ -268,7 +268,7 @@ def _reduction(size: int | None, original: int | None) -> float | None:
 
 
 def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
-    """All warnings, each once; what validation says of a failed output is the export's error already."""
+    """Return all warnings, each once, without those about failed outputs that are already the export's error."""
     failed = validation.failed_outputs if validation and export.state == pb.EXPORT_STATE_SUCCEEDED else ()
     said = tuple(f"{name} failed validation: " for name in failed)
     found = (*warnings, *export.warnings, *_stage_warnings(export))
@@ -278,7 +278,7 @@ def _warnings(export: pb.Export, warnings: Sequence[str], validation: Validation
 
 
 def _stage_warnings(export: pb.Export) -> list[str]:
-    """Warnings that stages recorded with their results, with the task's name; the export has the same without it."""
+    """Return the warnings that stages recorded with their results, each with its task; the export has them without the task."""
     found = []
     for task in export.tasks:
         warnings = dict_of(task.facts).get("warnings", [])
@@ -287,7 +287,7 @@ def _stage_warnings(export: pb.Export) -> list[str]:
 
 
 def _folded(warnings: Sequence[str], tasks: Collection[str]) -> tuple[str, ...]:
-    """Each warning once, in the order of their first mention, with all tasks that gave it before it."""
+    """Return each warning once, in the order of first mention, preceded by all tasks that gave it."""
     by_message: dict[str, list[str]] = {}
     for warning in warnings:
         task, colon, message = warning.partition(": ")

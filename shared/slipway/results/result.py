@@ -1,4 +1,4 @@
-"""The answer of an export: what was made, where it is, how good it is, and how it came about."""
+"""The result of an export: its formats, their places and quality, and the attempts that made them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class _Value(BaseModel):
 
 
 class AttemptResult(_Value):
-    """One try of one stage.
+    """One attempt of one task.
 
     Attributes:
         task: Task within the export, such as ``quantize-onnx-int8``.
-        stage: Stage the task runs.
-        number: Counts from 1 within the task.
+        stage: Stage that the task runs.
+        number: Number of the attempt, from 1 within the task.
         outcome: ``succeeded``, ``failed``, ``cancelled`` …
         params: Parameters of this attempt.
         rule: Recovery rule that led to it; empty for the first.
-        reused: The result existed already and was taken from the store.
+        reused: Whether the result existed already and was taken from the store.
         worker: Worker that ran it.
         reason: Stable reason of a failure; empty otherwise.
-        error_message: What went wrong, with the remedy.
-        duration_seconds: From start to end; None while unknown.
-        peak_memory_bytes: Largest memory of the stage's process; 0 when not measured.
-        machine: What the machine had left when the attempt failed, in bytes: ``memory_available_bytes``,
+        error_message: The fault with its remedy; empty on success.
+        duration_seconds: Time from start to end; None while unknown.
+        peak_memory_bytes: Peak memory of the stage's process; 0 if not measured.
+        machine: Free resources of the machine when the attempt failed, in bytes: ``memory_available_bytes``,
             ``memory_total_bytes``, ``scratch_free_bytes``, ``store_free_bytes``; empty otherwise.
     """
 
@@ -51,7 +51,7 @@ class AttemptResult(_Value):
 
     @property
     def machine_left(self) -> str:
-        """What the machine had left when the attempt failed, for people; empty when that is not known."""
+        """Describe the machine's free resources at the failure, for people; empty if unknown."""
         free = [
             f"{format_size(count)} free for {name.removesuffix('_free_bytes')}"
             for name, count in sorted(self.machine.items())
@@ -66,20 +66,20 @@ class FormatResult(_Value):
     """One delivered format.
 
     Attributes:
-        digest: Artifact the folder was delivered from.
-        size_bytes: All files of the folder.
-        reduction_percent: Against the unquantized merged model; negative when larger.
+        digest: Artifact from which the folder was delivered.
+        size_bytes: Size of all files of the folder.
+        reduction_percent: Reduction of the size against the unquantized merged model; negative if larger.
         status: ``passed``, ``failed``, ``not_run`` (this machine cannot run it) or ``not_validated``.
-        mean_kl: Against the reference, nats per token.
-        top1_agreement: Share of positions where both rank the same token, class or place first, 0 to 1.
-        relative_error: Of embeddings and scores, which have no KL: difference to the reference as a share of its values.
-        cosine_distance: Of embeddings: mean of 1 - cos to the reference's.
+        mean_kl: Mean KL against the reference, nats per token.
+        top1_agreement: Share of positions where output and reference rank the same token, class or place first, 0 to 1.
+        relative_error: For embeddings and scores, which have no KL: difference from the reference as a share of its values.
+        cosine_distance: For embeddings: mean of 1 - cos between output and reference.
         decode_tokens_per_second: Speed of generation, median of several rounds.
-        decode_spread_percent: Width of the range that most rounds lie in (10th to 90th percentile), in percent of the median; None
-            of a single round.
-        decode_stable: Whether that is little enough to rely on (see ``slipway.validation.speed.Speed``).
-        decode_speedup: How many times as fast as the reference, timed in turn with it; None where it was not, or where that was
-            not stable.
+        decode_spread_percent: Width of the range of most rounds (10th to 90th percentile), in percent of the median; None
+            for a single round.
+        decode_stable: Whether the spread is small enough to rely on the figure (see ``slipway.validation.speed.Speed``).
+        decode_speedup: Speed as a multiple of the reference's, timed in turn with it; None if it was not timed in turn or is not
+            stable.
         inference_speed_ms: Time of one forward pass over a prompt (prefill), median of several rounds.
         inference_speed_spread_percent: As ``decode_spread_percent``.
         inference_speed_stable: As ``decode_stable``.
@@ -107,13 +107,13 @@ class FormatResult(_Value):
 
 
 class FailedFormat(_Value):
-    """One format that was asked for and not made.
+    """One format that was requested and not made.
 
     Attributes:
         task: Task that should have made it.
-        state: ``failed``, ``not_run`` (the format is not made of models of this kind), ``skipped`` (something it needs was not made) or ``cancelled``.
-        reason: Stable reason of the failure, its own or that of the task it waited for; empty when cancelled.
-        error_message: What went wrong, with the remedy.
+        state: ``failed``, ``not_run`` (the format does not support models of this kind), ``skipped`` (one of its inputs was not made) or ``cancelled``.
+        reason: Stable reason of the failure of this task or of the task it needs; empty if cancelled.
+        error_message: The fault with its remedy.
     """
 
     task: str
@@ -123,31 +123,31 @@ class FailedFormat(_Value):
 
 
 class ExportResult(_Value):
-    """The answer of an export.
+    """The result of an export.
 
     Attributes:
         export_id: Digest of configuration and sources.
-        timestamp: When the export was first created, UTC.
-        success: Whether everything asked for was made and nothing failed validation.
+        timestamp: Time at which the export was first created, UTC.
+        success: Whether every requested format was made and none failed validation.
         paths: Folder of each produced format, absolute.
-        output_directory: Folder that holds them; empty when nothing was delivered.
+        output_directory: Folder that holds them; empty if nothing was delivered.
         formats: Details of each produced format.
-        requested: Every format that was asked for, in the plan's order.
-        failed: Of those, the ones that were not made, and why.
-        original_size_bytes: The merged model, unquantized.
-        optimized_size_bytes: The smallest produced format.
-        size_reduction_percent: How much smaller that is.
-        inference_speed_ms: One forward pass over a prompt by the fastest produced format; None where no format's figure was stable.
-        memory_usage_mb: Peak memory of the produced format that needs least, while it was measured, 10^6 bytes.
-        validation_passed: None when nothing was validated.
+        requested: Every requested format, in the plan's order.
+        failed: The requested formats that were not made, with the cause.
+        original_size_bytes: Size of the unquantized merged model.
+        optimized_size_bytes: Size of the smallest produced format.
+        size_reduction_percent: Reduction from the merged model to the smallest format.
+        inference_speed_ms: Time of one forward pass over a prompt by the fastest produced format; None if no format's figure was stable.
+        memory_usage_mb: Peak memory during measurement of the produced format that needs least, 10^6 bytes.
+        validation_passed: Whether validation passed; None if nothing was validated.
         plain: Whether a model was exported as it is, without an adapter; checks of the adapter do not apply then.
-        base_match: Whether the base model is the one the adapter was trained on, and what speaks for it; its verdict is green or
-            amber, and amber is no failure.
-        validation_report_path: ``report.html``, or ``report.json`` where no page could be made; empty when nothing was delivered.
+        base_match: Whether the adapter was trained on this base model, with the evidence; the verdict is green or amber, and
+            amber is not a failure.
+        validation_report_path: ``report.html``, or ``report.json`` if no page could be made; empty if nothing was delivered.
         reason: Stable reason of a failure; empty on success.
         error_message: Why the export failed, with the remedy; empty on success.
-        warnings: What the user should know.
-        attempts: Every attempt of every stage.
+        warnings: Warnings for the user.
+        attempts: Every attempt of every task.
     """
 
     export_id: str

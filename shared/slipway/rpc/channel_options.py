@@ -1,11 +1,11 @@
-"""Options of every gRPC channel here."""
+"""Options of every gRPC channel that Slipway opens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Largest answer a client takes: a page of exports."""
+"""Largest response that a client accepts: a page of exports."""
 
 # A server that is pinged more often than its minimum (see slipway.rpc.serving) ends the connection: GOAWAY too_many_pings.
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
@@ -15,7 +15,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Channels of one process to the same address are kept apart: closing one must not end the others' calls.
+    # Without it, channels of one process to one address share a connection, and closing one channel ends the others' calls.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )

@@ -1,4 +1,4 @@
-"""Configurations as their message, and back."""
+"""Convert configurations to their message and back."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 
 
 def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
-    """Return a configuration as its message, every field set."""
+    """Return a configuration as its message, with every field set."""
     return recorded_configuration_message(configuration.model_dump(mode="json"))
 
 
 def recorded_configuration_message(recorded: Mapping[str, Any]) -> configuration_pb2.ExportConfiguration:
-    """Return a recorded configuration as its message, perhaps with a format that is not installed here any more."""
+    """Return a recorded configuration as its message, even if it has a format that is no longer installed."""
     message = configuration_pb2.ExportConfiguration()
     _fill(message, recorded)
     return message
 
 
 def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportConfiguration:
-    """The configuration of a message; fields that are not set take their defaults.
+    """Read the configuration in a message; fields that are not set take their defaults.
 
     Raises:
-        ConfigurationError: with every problem there is.
+        ConfigurationError: All problems at once.
     """
-    from slipway.configuration import parse  # most of who speaks this protocol reads no configuration
+    from slipway.configuration import parse  # imported late, because most users of this module read no configuration
 
     return parse(_data(message))
 
 
 def _fill(message: Message, data: Mapping[str, Any]) -> None:
-    """Set a message's fields; what it has no field for goes into its Struct ``settings``, as a format's own settings do."""
+    """Set a message's fields; values without a field, such as a format's own settings, go into its Struct ``settings``."""
     fields = message.DESCRIPTOR.fields_by_name
     own = {name for name, field in fields.items() if not _is_struct(field)}
     rest = {name: value for name, value in data.items() if name not in own}
-    if rest and "settings" in fields:  # otherwise of another version, which has no place for it
+    if rest and "settings" in fields:  # a message without it drops values that another version recorded
         cast("Any", message).settings.MergeFrom(struct_of(rest))
     for name, value in data.items():
         if name in rest or value is None:
@@ -58,7 +58,7 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
                 setattr(message, name, value)
         elif _type_name(field) == "QuantizationLevels":
             levels = getattr(message, name)
-            levels.SetInParent()  # an empty list of levels is not the same as none given
+            levels.SetInParent()  # an empty list of levels differs from an unset one
             levels.levels.extend(value)
         else:
             getattr(message, name).SetInParent()
@@ -68,7 +68,7 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
 def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
     for key, row in data.items():
         if isinstance(row, Mapping):
-            _fill(rows[key], row)  # looking a message up makes it
+            _fill(rows[key], row)  # reading a missing key of a message map creates the message
         else:
             rows[key] = row
 

@@ -20,7 +20,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """States of services by name; the empty name is the server as a whole."""
+    """Keeps the states of services by name; the empty name stands for the whole server."""
 
     def __init__(self) -> None:
         self._states: dict[str, State] = {"": health_pb2.HealthCheckResponse.SERVING}
@@ -59,7 +59,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
             self._set(("", *services), serving=serving)
 
     def end(self) -> None:
-        """Report from now on that nothing takes calls."""
+        """Report from now on that no service takes calls."""
         self._is_ending = True
         self._set(tuple(self._states), serving=False)
 

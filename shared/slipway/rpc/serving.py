@@ -21,7 +21,7 @@ from slipway.texts import number_of
 log = logging.getLogger("slipway.rpc")
 
 LONGEST_POLL_SECONDS = 50.0
-"""Proxies and load balancers end calls that are silent for a minute."""
+"""Longest time that a poll waits: proxies and load balancers end calls that are silent for a minute."""
 
 MAX_REQUEST_BYTES = 16 << 20
 """Largest request a server accepts: a worker's report."""
@@ -34,8 +34,8 @@ SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
-    # Else gRPC lets each stream of a fast client send megabytes that nobody has asked for yet. Of a message that is asked for, it
-    # always lets all come at once.
+    # Otherwise gRPC lets each stream of a fast client send megabytes ahead of what the server has asked for. A message that the
+    # server has asked for always arrives as a whole.
     ("grpc.http2.bdp_probe", 0),
 )
 

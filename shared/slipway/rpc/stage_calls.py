@@ -1,4 +1,4 @@
-"""Calls of stages as the messages that carry them, and back."""
+"""Convert calls of stages to their messages and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def put_call(lease: worker_pb2.TaskLease, call: StageCall) -> None:
 
 
 def call_of(message: worker_pb2.TaskLease | stage_pb2.RunRequest) -> StageCall:
-    """Read the call in a lease, or in a request, which leaves the limits to the worker."""
+    """Read the call in a lease, or in a request, whose limits the worker sets."""
     limits = Limits()
     if isinstance(message, worker_pb2.TaskLease):
         seconds = message.timeout.ToTimedelta().total_seconds()

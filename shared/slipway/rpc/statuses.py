@@ -1,4 +1,4 @@
-"""Failures as ``google.rpc.Status``, the ends of gRPC calls, and back."""
+"""Convert failures to ``google.rpc.Status`` and to the end of a gRPC call, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway.texts import shortened
 
 DOMAIN = "slipway"
 RETRY_AFTER = "retry_after_seconds"
-"""Entry of a failure's ``about`` that travels as ``RetryInfo`` too, which every gRPC client understands."""
+"""Entry of a failure's ``about`` that is also sent as ``RetryInfo``, which every gRPC client understands."""
 
 _LONGEST_RETRY_SECONDS = 86_400.0
 
@@ -25,23 +25,24 @@ STATUS_KEY = "grpc-status-details-bin"
 
 _NO_TLS = re.compile(r"CERTIFICATE_VERIFY_FAILED: [^:]+|WRONG_VERSION_NUMBER|Hostname Verification Check failed")
 _HUNG_UP = re.compile(r"Socket closed|Failed parsing HTTP/2")
-# TLS stood, and the server hung up before its first frame: what gRPC's servers do to a certificate they do not take.
+# The TLS handshake succeeded, and the server closed the connection before its first frame: gRPC servers do so if they refuse the
+# client's certificate.
 _REFUSED_CERTIFICATE = re.compile(r"failed to connect to all addresses; last error: [A-Z]+: \S+ Socket closed")
 
-# Names of the parts of a failure within ErrorInfo.metadata; everything else there is ``about``.
+# Names of the failure's own fields within ErrorInfo.metadata; all other entries are ``about``.
 _PARTS = ("error_type", "remedy", "retryable")
 
-# gRPC carries a status in HTTP/2 headers, 8 KiB in all by default: longer texts end the call with an unrelated error.
+# gRPC sends a status in HTTP/2 headers, by default at most 8 KiB in all; longer texts would end the call with an unrelated error.
 MAX_TEXT = 2000
 MAX_METADATA = 4000
 
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _MOST_ABOUT = 64
-"""Entries of what a failure is about."""
+"""Most entries of a received failure's ``about``."""
 
 
 def status_of(failure: Failure) -> status_pb2.Status:
-    """A failure as a status: code by category, reason and everything else in an ``ErrorInfo``."""
+    """Convert a failure to a status: the code follows from the category; the reason and the rest are in an ``ErrorInfo``."""
     category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
     info.metadata.update({sendable(key): sendable(value) for key, value in failure.about.items()})
@@ -60,7 +61,7 @@ def status_of(failure: Failure) -> status_pb2.Status:
 
 
 def _retry_seconds(failure: Failure) -> float | None:
-    """When to try again, if the failure says so; it may be of somebody else's making."""
+    """Return the seconds until a retry; None if the failure has none, or an impossible one from a peer."""
     try:
         seconds = float(failure.about[RETRY_AFTER])
     except (KeyError, ValueError):
@@ -69,8 +70,9 @@ def _retry_seconds(failure: Failure) -> float | None:
 
 
 def failure_of_status(status: status_pb2.Status) -> Failure:
-    """The failure that :func:`status_of` wrote, its texts no longer than they are made here; a status from elsewhere, or one whose
-    details cannot be read, becomes INTERNAL.
+    """Return the failure that :func:`status_of` wrote, with texts cut to the usual lengths.
+
+    A status from another program, or one with unreadable details, becomes ``INTERNAL``.
     """
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
@@ -88,11 +90,11 @@ def failure_of_status(status: status_pb2.Status) -> Failure:
 
 
 def failure_of_bytes(data: bytes) -> Failure:
-    """The failure of a serialized status; INTERNAL for what is none."""
+    """Return the failure of a serialized status; ``INTERNAL`` if the data is not a status."""
     try:
         return failure_of_status(status_pb2.Status.FromString(data))
     except DecodeError:
-        return ServiceError("the other side sent a status that cannot be read", reason="INTERNAL").failure()
+        return ServiceError("the peer sent an unreadable status", reason="INTERNAL").failure()
 
 
 def _unpack(detail: any_pb2.Any, into: Message) -> bool:
@@ -103,7 +105,7 @@ def _unpack(detail: any_pb2.Any, into: Message) -> bool:
 
 
 def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
-    """Code, text and serialized status with which a call fails; long parts are cut to what gRPC carries."""
+    """Return the code, text and serialized status that end a call; cut long parts to what gRPC can send."""
     room = MAX_METADATA
     about: dict[str, str] = {}
     for key, value in sorted(failure.about.items(), key=lambda item: len(item[1])):
@@ -124,7 +126,7 @@ def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
 
 
 def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = False) -> Failure:
-    """The failure that a gRPC call ended with; ``encrypted`` says whether the channel speaks TLS."""
+    """Return the failure that ended a gRPC call; ``encrypted`` says whether the channel uses TLS."""
     call = cast("grpc.Call", error)
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_KEY:
@@ -134,27 +136,27 @@ def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = Fal
     no_tls = _NO_TLS.search(details)
     if code is grpc.StatusCode.UNAVAILABLE and no_tls:
         return ServiceError(
-            f"there is no TLS connection to {address}: {no_tls[0]}",
+            f"the TLS connection to {address} failed: {no_tls[0]}",
             reason="TLS_INVALID",
-            remedy="check that it speaks TLS, and its certificate: the authority (--tls-ca-file), the dates, the names "
+            remedy="check that the server uses TLS, and check its certificate: the authority (--tls-ca-file), the dates, the names "
             "(SLIPWAY_TLS_SERVER_NAME)",
             about={"address": address},
         ).failure()
     if code is grpc.StatusCode.UNAVAILABLE and encrypted and _REFUSED_CERTIFICATE.search(details):
         return ServiceError(
-            f"{address} takes no connection without a certificate of its authority, and was shown none that it takes",
+            f"{address} requires a certificate of its authority, and did not accept this client's",
             reason="TLS_INVALID",
-            remedy="give one (--tls-cert-file, --tls-key-file) that has not expired, or call the port for those who have "
+            remedy="give one (--tls-cert-file, --tls-key-file) that has not expired, or call the port for clients with "
             "a token (the coordinator's --token-listen)",
             about={"address": address},
         ).failure()
     if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
-        # A server that wants TLS, or a certificate, hangs up on who has none.
-        wants = ", and whether it wants TLS (--tls-ca-file) and a certificate (--tls-cert-file)"
+        # A server that requires TLS or a certificate closes the connection of a client without it.
+        wants = ", and whether it requires TLS (--tls-ca-file) and a certificate (--tls-cert-file)"
         return ServiceError(
             f"the coordinator at {address} does not answer: {details or code.name}",
             reason="COORDINATOR_UNAVAILABLE",
-            remedy=f"check the address, and whether it runs{wants if _HUNG_UP.search(details) else ''}",
+            remedy=f"check the address, and whether the coordinator runs{wants if _HUNG_UP.search(details) else ''}",
             about={"address": address},
         ).failure()
     reason = "CANCELLED" if code is grpc.StatusCode.CANCELLED else "INTERNAL"

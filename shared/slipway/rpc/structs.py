@@ -1,4 +1,4 @@
-"""JSON data as ``Struct``, texts and times as messages take them, and back."""
+"""Convert JSON data, texts and times to the values of messages, and back."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from google.protobuf import struct_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 
 MAX_FILES = 10_000
-"""Files of an artifact that one message lists, and so of one that goes through the coordinator."""
+"""Most files that one message lists, and so most files of an artifact that goes through the coordinator."""
 
 
 def sendable(text: str) -> str:
-    """A text as a message takes it: halves of characters, from a file's name or somebody's JSON, become question marks."""
+    """Return a text that a message can hold: halves of surrogate pairs, from file names or JSON, become question marks."""
     return text.encode(errors="replace").decode()
 
 
 def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
-    """JSON-ready data as a Struct. Its numbers are doubles: whole ones come back as integers, and what is no number as null."""
+    """Convert JSON-ready data to a Struct. Its numbers are doubles: whole ones come back as integers, NaN and infinity as null."""
     struct = struct_pb2.Struct()
     struct.update(_plain(data))
     return struct
 
 
 def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The data of a Struct; whole numbers are integers."""
+    """Return the data of a Struct; whole numbers become integers."""
     return {key: _value(value) for key, value in struct.fields.items()}
 
 
 def _plain(data: Any) -> Any:
-    """Data a Struct takes: tuples become lists, texts what can be sent, and numbers that JSON has no word for null."""
+    """Return data that a Struct can hold: tuples become lists, texts sendable, and numbers that JSON cannot express null."""
     match data:
         case str():
             return sendable(data)
@@ -70,7 +70,7 @@ def _number(number: float) -> int | float | None:
 
 
 def timestamp(seconds: float | None) -> Timestamp | None:
-    """Seconds since the epoch as a Timestamp; None stays None (a field that is not set)."""
+    """Convert seconds since the epoch to a Timestamp; None stays None (an unset field)."""
     if seconds is None:
         return None
     result = Timestamp()
@@ -79,5 +79,5 @@ def timestamp(seconds: float | None) -> Timestamp | None:
 
 
 def seconds_of(moment: Timestamp) -> float:
-    """A Timestamp as seconds since the epoch."""
+    """Convert a Timestamp to seconds since the epoch."""
     return moment.seconds + moment.nanos / 1e9

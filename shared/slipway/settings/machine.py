@@ -1,4 +1,4 @@
-"""What the surroundings say: read once, at the edge, into one frozen value."""
+"""Settings of this machine and process, read from the environment once, at the edge, into one frozen value."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class Settings(BaseModel):
 
     Attributes:
         home: Folder of the artifact store and of embedded exports' state (``SLIPWAY_HOME``).
-        store: The artifact store: ``s3://bucket/prefix`` or a folder; empty is a folder in ``home``, and for clients of a
-            coordinator what it passes on (``SLIPWAY_STORE``).
+        store: The artifact store: ``s3://bucket/prefix`` or a folder. If empty, it is a folder in ``home``; clients of a
+            coordinator then use the coordinator's store through it (``SLIPWAY_STORE``).
         s3: The S3 service and its credentials, from the variables of AWS's and MinIO's own tools.
-        cache_bytes: What this machine keeps at most of an S3 store, by default ``50GB``; less where a task needs the room
+        cache_bytes: Largest size of this machine's cache of an S3 store, by default ``50GB``; less if a task needs the space
             (``SLIPWAY_CACHE_SIZE``).
-        upload_bytes: The largest file that a coordinator takes from a client, by default ``128GiB``; of one over 80 GiB it has more
-            in memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
-        open_uploads: How many files the clients of one project may send to a coordinator at a time, by default 64; clients wait
-            for their turn (``SLIPWAY_OPEN_UPLOADS``).
-        import_from: Addresses that clients may name for workers to import, with spaces or commas between: ``s3://bucket/prefix``,
-            ``hf://owner``, ``hf://owner/name``, each with all below it; ``{project}`` stands for the export's project. Empty is none.
-            Coordinator and workers need the same (``SLIPWAY_IMPORT_FROM``).
-        import_bytes: The most that one import may bring, by default ``2TB`` (``SLIPWAY_IMPORT_SIZE``).
-        hub_endpoint: Address of the Hugging Face hub; empty for its own (``HF_ENDPOINT``).
-        transfer_rate: Bytes a second that a client has to send to a coordinator, or read from it, on average of a minute; by default
-            ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
+        upload_bytes: Largest file that a coordinator accepts from a client, by default ``128GiB``; a file over 80 GiB needs more
+            of the coordinator's memory on the way to an S3 store (``SLIPWAY_UPLOAD_SIZE``).
+        open_uploads: Number of files that the clients of one project may send to a coordinator at a time, by default 64; further
+            uploads wait (``SLIPWAY_OPEN_UPLOADS``).
+        import_from: Addresses from which clients may let workers import, separated by spaces or commas: ``s3://bucket/prefix``,
+            ``hf://owner``, ``hf://owner/name``, each with everything below it; ``{project}`` stands for the export's project. Empty
+            allows none. Coordinator and workers need the same value (``SLIPWAY_IMPORT_FROM``).
+        import_bytes: Largest size of one import, by default ``2TB`` (``SLIPWAY_IMPORT_SIZE``).
+        hub_endpoint: Address of the Hugging Face hub; empty uses the public one (``HF_ENDPOINT``).
+        transfer_rate: Lowest average of bytes per second, over a minute, at which a client must send to a coordinator or read from
+            it; by default ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
-        stage_environment: Names of environment variables, separated by commas, that stages get beside
-            [those they need](../../docs/security.md#secrets), also where they look secret (``SLIPWAY_STAGE_ENVIRONMENT``).
+        stage_environment: Names of environment variables, separated by commas, that stages get in addition to
+            [those they need](../../docs/security.md#secrets), even if they look secret (``SLIPWAY_STAGE_ENVIRONMENT``).
         log_level: Level of Slipway's own log (``SLIPWAY_LOG_LEVEL``).
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
@@ -82,22 +82,22 @@ class Settings(BaseModel):
 
     @property
     def store_path(self) -> Path:
-        """Folder of the local artifact store."""
+        """Return the folder of the local artifact store."""
         return self.home / "store"
 
     @property
     def cache_path(self) -> Path:
-        """Folder of what this machine keeps of an S3 store."""
+        """Return the folder of this machine's cache of an S3 store."""
         return self.home / "cache"
 
     @property
     def exports_path(self) -> Path:
-        """Folder with one folder of state per embedded export."""
+        """Return the folder with one folder of state per embedded export."""
         return self.home / "exports"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """The settings in ``SLIPWAY_*``; this is the one place that reads them.
+        """Read the settings in ``SLIPWAY_*``; no other place reads them.
 
         Raises:
             ConfigurationError: A variable has an impossible value.
@@ -132,9 +132,9 @@ def _store(text: str) -> str:
     text = text.strip()
     if not text or text.startswith(SCHEME):
         return text
-    if _URL.match(text):  # as a path it would be a folder of this machine alone
+    if _URL.match(text):  # taken as a path, it would silently be a local folder
         raise ConfigurationError(
-            f"SLIPWAY_STORE is {text!r}", remedy="use s3://bucket/prefix, or a folder", about={"key": "SLIPWAY_STORE"}
+            f"SLIPWAY_STORE is {text!r}", remedy="use s3://bucket/prefix or a folder", about={"key": "SLIPWAY_STORE"}
         )
     return str(_folder("SLIPWAY_STORE", text))
 
@@ -142,8 +142,8 @@ def _store(text: str) -> str:
 def _folder(name: str, text: str) -> Path:
     if has_unknown_home(text):
         raise ConfigurationError(
-            f"{name} is {quoted(text)}, the home of somebody who has no account here",
-            remedy="write the path",
+            f"{name} is {quoted(text)}, the home of an account that does not exist here",
+            remedy="write out the path",
             about={"key": name},
         )
     return user_path(text).absolute()

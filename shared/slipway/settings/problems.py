@@ -1,4 +1,4 @@
-"""One thing wrong with a configuration, and the error that carries all of them."""
+"""A problem in a configuration, and the error that reports all problems."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slipway.texts import shortened
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration.
+    """A problem in a configuration.
 
     Attributes:
         key: Dotted path of the setting, such as ``formats.onnx.opset_version``.
-        message: What is wrong with it, naming the value.
+        message: The fault, with the value.
         remedy: A setting that works.
-        source: Where the value came from: ``export.yaml:12``, a variable's or a flag's name; empty for a default.
+        source: Source of the value: ``export.yaml:12``, or the name of a variable or flag; empty for a default.
     """
 
     key: str
@@ -33,16 +33,16 @@ class Problem:
         return f"{self.key}{origin}: {self.message}{remedy}"
 
     def shortened(self) -> Problem:
-        """The same with texts that fit a message."""
+        """Return the problem with its texts cut to the length of a message."""
         return Problem(
             shortened(self.key), shortened(self.message, 1000), shortened(self.remedy, 1000), shortened(self.source)
         )
 
 
 def configuration_error(problems: Iterable[Problem], *, reason: str = "CONFIGURATION_INVALID") -> ConfigurationError:
-    """The error that reports all of the problems; ``about`` holds their keys and, as JSON, the problems themselves.
+    """Return the error that reports all problems; its ``about`` holds their keys and, as JSON, the problems themselves.
 
-    Of more than a message takes, those that fit are reported, and how many more there are.
+    If not all fit into a message, it reports those that fit and the number of the others.
     """
     unique = list(dict.fromkeys(problems))
     found = _fitting([problem.shortened() for problem in unique])
@@ -60,7 +60,7 @@ def configuration_error(problems: Iterable[Problem], *, reason: str = "CONFIGURA
 
 
 def _fitting(problems: list[Problem]) -> list[Problem]:
-    """The first problems, as many as go into a message and, as JSON, into what it is about."""
+    """Return as many of the first problems as fit into an error's message and, as JSON, into its ``about``."""
     room, found = MOST_TEXT - 100, []
     for problem in problems:
         room -= max(len(str(problem)) + 3, len(json.dumps(asdict(problem))) + 2)
@@ -71,7 +71,7 @@ def _fitting(problems: list[Problem]) -> list[Problem]:
 
 
 def did_you_mean(name: str, known: Collection[str], *, all_when_none: bool = True) -> str:
-    """A remedy for an unknown name: the closest known one, otherwise the list of them."""
+    """Return a remedy for an unknown name: the closest known name, otherwise the list of known names."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     close = close or [other for other in sorted(known) if name and other.startswith(name)]
     if close:

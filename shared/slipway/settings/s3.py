@@ -1,4 +1,4 @@
-"""Where an S3 store is and who asks it, from the variables that AWS's and MinIO's own tools use."""
+"""Address and credentials of an S3 store, from the variables that AWS's and MinIO's own tools use."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _ECS_AGENT = "http://169.254.170.2"
 
 
 class S3Options(BaseModel):
-    """An S3 service and the credentials for it. Keys are secrets that no representation shows.
+    """An S3 service and the credentials for it. Keys are secrets: ``repr`` never shows them.
 
     Attributes:
         endpoint: ``http(s)://host[:port]`` (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` or ``MINIO_ENDPOINT``).
         region: ``AWS_REGION`` or ``AWS_DEFAULT_REGION``.
-        access_key: ``AWS_ACCESS_KEY_ID``, ``MINIO_ACCESS_KEY`` or ``MINIO_ROOT_USER``; empty looks elsewhere.
+        access_key: ``AWS_ACCESS_KEY_ID``, ``MINIO_ACCESS_KEY`` or ``MINIO_ROOT_USER``; if empty, the other sources below are used.
         secret_key: ``AWS_SECRET_ACCESS_KEY``, ``MINIO_SECRET_KEY`` or ``MINIO_ROOT_PASSWORD``.
         session_token: ``AWS_SESSION_TOKEN``.
         credentials_file: ``AWS_SHARED_CREDENTIALS_FILE``, read again for every request, so that keys can be exchanged.
-        profile: ``AWS_PROFILE`` in that file.
+        profile: Profile in that file (``AWS_PROFILE``).
         web_identity_token_file: Token of a service account (``AWS_WEB_IDENTITY_TOKEN_FILE``), read again whenever credentials are renewed.
-        role_arn: Role that the token is exchanged for (``AWS_ROLE_ARN``).
+        role_arn: Role for which the token is exchanged (``AWS_ROLE_ARN``).
         role_session_name: ``AWS_ROLE_SESSION_NAME``.
-        sts_endpoint: Service that does it (``AWS_ENDPOINT_URL_STS``, ``AWS_ENDPOINT_URL``, or AWS's of the region).
-        container_url: Agent that hands out a container's credentials (``AWS_CONTAINER_CREDENTIALS_FULL_URI``, or
-            ``AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`` of the agent of ECS).
+        sts_endpoint: Service that exchanges the token (``AWS_ENDPOINT_URL_STS``, ``AWS_ENDPOINT_URL``, or the endpoint of AWS in the region).
+        container_url: Agent that provides a container's credentials (``AWS_CONTAINER_CREDENTIALS_FULL_URI``, or
+            ``AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`` of the ECS agent).
         container_token: ``AWS_CONTAINER_AUTHORIZATION_TOKEN``.
-        container_token_file: ``AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE``, which goes before that, and is read again as well.
+        container_token_file: ``AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE``, read again for every use; it wins over ``container_token``.
         ca_file: Certificates to trust (``AWS_CA_BUNDLE`` or ``SSL_CERT_FILE``).
     """
 
@@ -64,7 +64,7 @@ class S3Options(BaseModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> S3Options:
-        """The options in standard variables."""
+        """Read the options from the standard variables."""
         region = _first(environment, ("AWS_REGION", "AWS_DEFAULT_REGION")) or "us-east-1"
         return cls(
             endpoint=_with_scheme(_first(environment, _ENDPOINTS) or _AWS),
@@ -86,7 +86,7 @@ class S3Options(BaseModel):
 
 
 def parse_s3_url(url: str) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``; the prefix has no slash at its ends.
+    """Split ``s3://bucket/prefix`` into bucket and prefix; the prefix has no slash at either end.
 
     Raises:
         ArtifactError: ``STORE_INVALID``.
@@ -97,7 +97,7 @@ def parse_s3_url(url: str) -> tuple[str, str]:
         raise ArtifactError(
             f"{url!r} is not an address in S3",
             reason="STORE_INVALID",
-            remedy="write s3://bucket/prefix, the bucket's name in 3 to 63 letters, digits, dots and dashes; the endpoint comes from AWS_ENDPOINT_URL, credentials from AWS_* variables",
+            remedy="write s3://bucket/prefix, where the bucket's name has 3 to 63 letters, digits, dots and dashes; set the endpoint in AWS_ENDPOINT_URL and credentials in AWS_* variables",
             about={"url": url},
         )
     return parts["bucket"], (parts["prefix"] or "").strip("/")

@@ -1,4 +1,4 @@
-"""What sections of settings are made of: their base, and the types of their values, checked as they come in."""
+"""The base of sections of settings, and the types of their values, which are checked as they are read."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pydantic_core import PydanticCustomError
 from slipway.texts import hidden_character, quoted
 
 TEXT_BYTES = 4096
-"""Length of a text, as of one in a request."""
+"""Longest text in bytes, as in a request."""
 
 LARGEST = 2**31 - 1
-"""Of a number that travels in 32 bits."""
+"""Largest number in a field of 32 bits."""
 LARGEST_BYTES = 2**62
 LARGEST_SEED = 2**53 - 1
-"""Parameters of a stage travel as doubles."""
+"""Largest seed: parameters of a stage are sent as doubles."""
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, strict, unknown settings refused, defaults checked."""
+    """Base of every section: frozen and strict; unknown settings are refused and defaults checked."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class Listed(Section):
-    """Base of a value of several named parts, which may be written as a list of them: ``[1, 1, 8]``.
+    """Base of a value with several named parts, which may be written as a list: ``[1, 1, 8]``.
 
     Attributes:
-        noun: What it is called where a value is none.
+        noun: Name of the kind of value in messages about a wrong one.
     """
 
     noun: ClassVar[str] = "list"
@@ -50,7 +50,7 @@ class Listed(Section):
 
 
 def as_tuple(value: Any) -> Any:
-    """Make a list, as YAML has them, a tuple."""
+    """Make a list from YAML a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -60,26 +60,30 @@ def lower_case(value: Any) -> Any:
 
 
 def _plain_text(value: str) -> str:
-    """A text as it is; one that a terminal would obey, that hides something, or that no request takes is refused."""
+    """Return a text unchanged; refuse control and invisible characters, and a text too long for a request."""
     hidden = hidden_character(value)
     if hidden:
         raise PydanticCustomError(
             "text",
-            "{found} has the character {hidden}, which is not shown as it is",
-            {"found": quoted(value), "hidden": hidden, "remedy": "rename what it names, without that character"},
+            "{found} contains the invisible character {hidden}",
+            {
+                "found": quoted(value),
+                "hidden": hidden,
+                "remedy": "remove that character, and rename the file or folder if it has it",
+            },
         )
     size = len(value.encode())
     if size > TEXT_BYTES:
         raise PydanticCustomError(
             "text",
             "{found} has {size} bytes",
-            {"found": quoted(value), "size": size, "remedy": f"use {TEXT_BYTES} at most"},
+            {"found": quoted(value), "size": size, "remedy": f"use at most {TEXT_BYTES}"},
         )
     return value
 
 
 Level = NewType("Level", str)
-"""Name of a quantization level; which there are follows from the installed formats."""
+"""Name of a quantization level; the installed formats define the levels."""
 
 Text = Annotated[str, AfterValidator(_plain_text)]
 Seconds = Annotated[int, Field(ge=1, le=LARGEST)]

@@ -1,7 +1,7 @@
-"""The environment of a stage's process: what the system and numeric libraries need, and nothing else.
+"""Select the environment of a stage's process: only variables that the system and numeric libraries need.
 
-A list of what is secret is never complete (a URL with a password, ``GH_PAT``, ``PRIVATE_KEY``), so this is a list of what is
-needed. An operator adds names with ``SLIPWAY_STAGE_ENVIRONMENT``.
+A list of secret variables would never be complete (a URL with a password, ``GH_PAT``, ``PRIVATE_KEY``), so this module lists the
+needed ones. An operator adds names with ``SLIPWAY_STAGE_ENVIRONMENT``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ VARIABLE = "SLIPWAY_STAGE_ENVIRONMENT"
 
 _NAMES = frozenset(
     {
-        VARIABLE,  # for what a stage starts in its turn
+        VARIABLE,  # for processes that a stage starts
         # The system
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TMP", "TEMP",
         "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "GLIBC_TUNABLES", "XDG_CACHE_HOME", "XDG_DATA_HOME",
-        # Python; none that runs code of its own
+        # Python, except variables that make it run other code
         "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONHASHSEED", "PYTHONUTF8",
         "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX",
         "PYTHONFAULTHANDLER", "PYTHONMALLOC", "VIRTUAL_ENV", "CONDA_PREFIX",
@@ -35,17 +35,17 @@ _PREFIXES = (
     "OMP_", "OPENBLAS_", "ORT_", "PYTORCH_", "RAYON_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_",
     "VECLIB_",
 )  # fmt: skip
-"""Of settings of the locale, of GPUs and of numeric libraries."""
+"""Prefixes of variables for the locale, GPUs and numeric libraries."""
 
 _SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a stage's process gets of this environment.
+    """Return the part of this environment that a stage's process gets.
 
-    Nothing in it names the current folder, which may be a checkpoint with code in it: an empty part of a search path means that
-    folder, as ``.`` does, and is left out.
+    No search path in it names the current folder, which may be a checkpoint that contains code: ``.`` and empty parts, which mean
+    the current folder too, are left out.
 
     Raises:
         ConfigurationError: ``SLIPWAY_STAGE_ENVIRONMENT`` is not a list of names.
@@ -56,7 +56,7 @@ def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for a process in another folder, in which no search path means the current one."""
+    """Return an environment for a process in another folder, without the current folder in any search path."""
     found = dict(environment)
     for name in _SEARCHED:
         folders = [_whole(part) for part in found.pop(name, "").split(os.pathsep) if os.path.normpath(part) != "."]
@@ -66,17 +66,17 @@ def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def added_names(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of variables that ``SLIPWAY_STAGE_ENVIRONMENT`` adds.
+    """Return the names of variables in ``SLIPWAY_STAGE_ENVIRONMENT``.
 
     Raises:
-        ConfigurationError: It is not a list of names.
+        ConfigurationError: The variable is not a list of names.
     """
     names = [name.strip() for name in environment.get(VARIABLE, "").split(",") if name.strip()]
     wrong = [name for name in names if not _NAME.fullmatch(name)]
-    if wrong:  # not repeated: it may be the variable's value
+    if wrong:  # the message does not show the part, because it may be a secret value
         raise ConfigurationError(
-            f"{VARIABLE} has {len(wrong)} of {len(names)} parts that are no name of a variable",
-            remedy="list names alone, such as HTTPS_PROXY,CC; their values are taken from the environment",
+            f"{VARIABLE}: {len(wrong)} of {len(names)} parts are not names of variables",
+            remedy="list only names, such as HTTPS_PROXY,CC; their values are taken from the environment",
             about={"key": VARIABLE},
         )
     return tuple(names)
@@ -87,5 +87,5 @@ def _is_needed(name: str) -> bool:
 
 
 def _whole(part: str) -> str:
-    """A folder of a search path for a process with another current folder."""
+    """Return a folder of a search path for a process in another current folder."""
     return part if part.startswith("$") else str(Path(part).absolute())  # $ORIGIN is the dynamic linker's

@@ -1,1 +1,1 @@
-"""What validation finds, as data."""
+"""The results of validation, as data."""

@@ -1,4 +1,4 @@
-"""How far an output's results are from another model's, and each figure against its limit."""
+"""Differences between an output's results and another model's, and checks of the figures against their limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Check(Value):
     """One measured value against one limit.
 
     Attributes:
-        name: What was measured, for example ``mean_kl`` or ``left_padded.max_abs_diff``.
-        value: The measurement; None when it is not a finite number (the check then fails).
-        limit: What it may be at most (``<=``) or has to be at least (``>=``).
-        comparison: Which of the two.
+        name: Name of the measurement, for example ``mean_kl`` or ``left_padded.max_abs_diff``.
+        value: The measurement; None if it is not a finite number (the check then fails).
+        limit: The limit: an upper one (``<=``) or a lower one (``>=``).
+        comparison: The kind of limit.
         passed: Whether the value keeps the limit.
-        against: What the output was compared with: ``reference``, ``merged``, or ``itself`` (the same tokens computed
+        against: The other side of the comparison: ``reference``, ``merged``, or ``itself`` (the same tokens computed
             another way, for example through the KV cache instead of in one pass).
         unit: Unit of value and limit: ``logits``, ``nats/token``, ``share`` (0 to 1), ``ratio`` or ``count``.
     """
@@ -37,24 +37,23 @@ class Check(Value):
 
 
 class LogitComparison(Value):
-    """Results of an output against those of another model, over all positions of all windows.
+    """Results of an output compared with those of another model, over all positions of all windows.
 
-    Results are logits, and the figures of distributions are taken; or they are values (an embedding, a score), and those of values
-    are. Figures that do not apply are None.
+    Results are either logits, compared as distributions, or values (an embedding, a score). Figures that do not apply are None.
 
     Attributes:
-        tokens: Positions compared.
+        tokens: Number of compared positions.
         max_abs_diff: Largest absolute difference of a logit or value.
         mean_abs_diff: Mean absolute difference over all of them.
-        mean_kl: Mean over positions of KL(other ‖ output) between the distributions that the logits are, nats per position.
+        mean_kl: Mean over positions of KL(other ‖ output) between the distributions given by the logits, nats per position.
         max_kl: Largest of them.
         kl_quantiles: Quantiles of the per-position KL by name: ``p50``, ``p90``, ``p99``.
         kl_per_window: Mean KL of each window, in window order (for plots).
         top1_agreement: Share of positions where both rank the same token, class or place first, 0 to 1.
-        choice_agreement: The same, with a choice counted as equal that the other model holds as likely as its own, to within 0.05.
+        choice_agreement: The same, but a choice also counts as equal if the other model finds it as likely as its own, to within 0.05.
         cosine_distance: Mean over positions of 1 - cos between the two embeddings, 0 (alike) to 2.
         max_cosine_distance: Largest of them.
-        relative_error: Root of the summed squared differences, as a share of that of the other's values.
+        relative_error: Root of the summed squared differences, divided by the same root of the other model's values.
     """
 
     tokens: int
@@ -77,17 +76,17 @@ class ShapeCase(Value):
     Attributes:
         name: ``left_padded``, ``right_padded``, ``batch`` (of inputs that have one length only), ``single_token``, ``decode`` (prefill,
             then one token at a time with the KV cache), ``decode_left_padded``, ``decode_right_padded``, ``decode_batch``, ``chunked``
-            (prefill, then several tokens at once), ``native_dtype`` (a padded batch in the data type it is served in, when logits
-            are otherwise compared in float32).
-        batch: Rows.
-        tokens: Positions compared (padding left out).
-        max_abs_diff: Against the reference's logits at the same positions.
-        mean_kl: Against the reference, nats per token.
-        self_max_abs_diff: Against the output's own logits of one plain pass over the window, or over each row alone.
-        self_mean_kl: Against the output's own, nats per token.
-        relative_error: Of values that are no logits, against the reference's.
-        self_relative_error: Against the output's own.
-        skipped: Why the case does not apply to this output; empty when it ran.
+            (prefill, then several tokens at once), ``native_dtype`` (a padded batch in the data type in which the output is served,
+            if logits are otherwise compared in float32).
+        batch: Number of rows.
+        tokens: Number of compared positions, without padding.
+        max_abs_diff: Largest difference from the reference's logits at the same positions.
+        mean_kl: Mean KL against the reference, nats per token.
+        self_max_abs_diff: Largest difference from the output's own logits in one plain pass over the window, or over each row alone.
+        self_mean_kl: Mean KL against the same logits of the output, nats per token.
+        relative_error: Relative error of values that are not logits, against the reference.
+        self_relative_error: The same against the output's own values.
+        skipped: Why the case does not apply to this output; empty if it ran.
     """
 
     name: str
@@ -106,9 +105,9 @@ class GreedyComparison(Value):
     """Greedy continuations (always the most likely token, with KV cache) against the reference's.
 
     Attributes:
-        prompts: Prompts continued.
-        new_tokens: Tokens generated for each.
-        exact_match_share: Share of prompts whose whole continuation is the reference's, 0 to 1.
+        prompts: Number of prompts.
+        new_tokens: Number of tokens generated for each.
+        exact_match_share: Share of prompts whose whole continuation equals the reference's, 0 to 1.
         mean_common_prefix: Mean number of tokens before the first difference.
         example_reference: Text of the first continuation by the reference.
         example_output: Text of the first continuation by this output.

@@ -1,13 +1,12 @@
-"""What the validate stage finds out, as plain data: one reference, and one result per output compared with it.
+"""The results of the validate stage, as plain data: one reference, and one result per output compared with it.
 
 ``validation.json`` holds a :class:`ValidationReport`; the export's report, its HTML page and its model card are rendered
-from it. Every figure says its unit in its name or docstring, a figure that was not taken is ``None``, and one that is not
-a finite number (NaN, infinity) is ``None`` too and fails the check it belongs to.
+from it. Each figure has its unit in its name or docstring. A figure that was not taken is ``None``. One that is not a finite number
+(NaN, infinity) is ``None`` too, and its check fails.
 
-Words used throughout: the *reference* is base + adapter, unmerged, in float32, or the base itself where an export starts from a plain
-model. The *merged* model is the output named ``pytorch``. A *window* is one sample of held-out text, ``sequence_length`` tokens long.
-What is compared depends on the model's *family*: logits at every position of every window for a decoder, the classes of each window for a
-classifier.
+The *reference* is base + adapter, unmerged, in float32, or the base itself if an export starts from a plain model. The *merged* model
+is the output named ``pytorch``. A *window* is one sample of held-out text, ``sequence_length`` tokens long. The model's *family*
+decides which results are compared: logits at every position of every window for a decoder, the classes of each window for a classifier.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FILE_NAME = "validation.json"
 
 
 class OutputStatus(StrEnum):
-    """How an output came out. ``NOT_RUN`` is neither passed nor failed: this machine cannot run it."""
+    """The verdict on an output. ``NOT_RUN`` is neither passed nor failed: this machine cannot run it."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -37,7 +36,7 @@ class OutputStatus(StrEnum):
 
 
 class OutputValidation(Value):
-    """How one output compares with the reference.
+    """The comparison of one output with the reference.
 
     Attributes:
         name: Name of the output: ``pytorch``, ``pytorch-int4``, ``onnx``, ``tensorrt`` …
@@ -45,26 +44,26 @@ class OutputValidation(Value):
         level: Quantization level, ``none`` for an unquantized output.
         status: Passed, failed, or not run on this machine.
         status_reason: Why it was not run; or the reason (a key of ``slipway.reasons.REASONS``) of a failure to load
-            or run it. Empty when it ran.
-        size_bytes: Bytes of all files of the output.
-        engine: What ran it; None when it could not be started.
-        to_reference: Results against the reference.
-        to_merged: Logits against the merged model; None for the merged model itself, or when it is no output.
-        to_base: Results against the base without adapter: an output close to this has lost the adapter. None without an adapter.
-        adapter_strength: Share of the adapter's effect on the logits that the output has: 1 is right, 0 is the base
-            model; a scale wrong by a tenth moves it by about 0.05, rounding to 4 bits by less than 0.01.
-        greedy: Greedy continuations against the reference's.
-        perplexity: Perplexity on the windows, exp of the mean negative log-likelihood per predicted token; None where none is
-            predicted.
-        reference_perplexity: The reference's, on the same tokens.
+            or run it. Empty if it ran.
+        size_bytes: Size of all files of the output.
+        engine: The runtime that ran it; None if it could not be started.
+        to_reference: Results compared with the reference.
+        to_merged: Logits compared with the merged model; None for the merged model itself, or if it is not an output.
+        to_base: Results compared with the base without adapter; an output close to the base has lost the adapter. None without an adapter.
+        adapter_strength: Share of the adapter's effect on the logits that the output shows: 1 is right, 0 is the base
+            model; a scale wrong by a tenth changes it by about 0.05, rounding to 4 bits by less than 0.01.
+        greedy: Greedy continuations compared with the reference's.
+        perplexity: Perplexity on the windows, exp of the mean negative log-likelihood per predicted token; None if the model predicts
+            no tokens.
+        reference_perplexity: Perplexity of the reference on the same tokens.
         cases: The same tokens in other shapes.
-        speed: None when not benchmarked.
-        memory: Of the output's own process.
+        speed: Measured speed; None if not benchmarked.
+        memory: Memory of the output's own process.
         load_seconds: Time to load the model, seconds.
-        limits: Limits against the reference.
-        checks: Every check made, passed or not.
-        explanation: Which checks failed, by how much, and the likely cause. Empty when passed.
-        remedy: What to change. Empty when passed.
+        limits: Limits of the comparison with the reference.
+        checks: All checks, passed or not.
+        explanation: The failed checks, by how much they failed, and the likely cause. Empty if passed.
+        remedy: What to change. Empty if passed.
         notes: Remarks that do not change the verdict.
     """
 
@@ -95,34 +94,34 @@ class OutputValidation(Value):
     @computed_field  # type: ignore[prop-decorator] # mypy has no rule for decorators above property
     @property
     def passed(self) -> bool:
-        """Whether it ran and kept every limit."""
+        """Return whether the output ran and kept every limit."""
         return self.status is OutputStatus.PASSED
 
     @property
     def failed_checks(self) -> tuple[Check, ...]:
-        """The checks that did not pass."""
+        """Return the checks that did not pass."""
         return tuple(check for check in self.checks if not check.passed)
 
 
 class ValidationInputs(Value):
-    """What every model was given.
+    """The inputs given to every model.
 
     Attributes:
-        samples: Windows of text.
+        samples: Number of windows of text.
         sequence_length: Tokens per window.
-        tokens: Positions compared, samples × sequence_length.
-        requested_samples: Windows asked for; fewer are used when the text is short or logits would not fit the disk.
-        vocabulary: Values of one result: the vocabulary's size, the number of classes.
+        tokens: Number of compared positions, samples × sequence_length.
+        requested_samples: Requested number of windows; fewer are used if the text is short or the logits would not fit on the disk.
+        vocabulary: Number of values in one result: the vocabulary's size, the number of classes.
         family: Kind of model: ``decoder``, ``encoder-decoder``, ``sequence classifier`` … (``slipway.models.families``).
-        comparison: How two models of it are compared: ``next token``, ``teacher forced``, ``classes`` …
+        comparison: How two models of the family are compared: ``next token``, ``teacher forced``, ``classes`` …
         seed: Seed that placed the windows in the text.
-        prompts: Prompts continued greedily.
-        new_tokens: Tokens generated for each.
-        text_source: In words, where the text comes from.
-        held_out: Whether the text was given as held-out text; otherwise it is the built-in one, which the model may
-            have seen in training, so that its perplexity is no measure of quality.
-        text_files: Files used, in order.
-        tokens_sha256: SHA-256 over the token ids (int64, little endian) of all windows.
+        prompts: Number of prompts that were continued greedily.
+        new_tokens: Number of tokens generated for each.
+        text_source: Origin of the text, in words.
+        held_out: Whether the text was given as held-out text; otherwise it is the built-in text, which the model may
+            have seen in training, so that its perplexity does not measure quality.
+        text_files: Used files, in order.
+        tokens_sha256: SHA-256 of the token ids (int64, little endian) of all windows.
     """
 
     samples: int
@@ -142,26 +141,26 @@ class ValidationInputs(Value):
 
 
 class Reference(Value):
-    """The reference: base + adapter through peft, unmerged, in float32; the base alone where there is no adapter.
+    """The reference: base + adapter through peft, unmerged, in float32; the base alone if there is no adapter.
 
     Attributes:
-        description: In words, what it is and how it was computed.
+        description: Description of the reference and its computation, in words.
         architecture: Class of the model.
-        adapter: In words, the adapter's type, rank and alpha; empty without one.
-        engine: What ran it.
-        perplexity: On the windows.
-        base_perplexity: The base model's without the adapter, on the same windows.
+        adapter: The adapter's type, rank and alpha, in words; empty without one.
+        engine: The runtime that ran it.
+        perplexity: Perplexity on the windows.
+        base_perplexity: Perplexity of the base model without the adapter, on the same windows.
         gain_per_window: Nats per token that the adapter saves in each window: the base's mean negative log-likelihood minus the
             reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.measurement``).
-        adapter_effect_error: Of values that are no logits, the base's relative error against the reference.
-        adapter_effect_kl: Mean KL(reference ‖ base), nats per token: how much the adapter matters on this text. An
-            output whose distance to the reference is not small against this has lost what was trained.
-        logit_scale: Root mean square of the reference's logits, at least 1: differences are limited relative to it.
+        adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
+        adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the
+            training if its distance to the reference is not small compared with this.
+        logit_scale: Root mean square of the reference's logits, at least 1; limits for differences are relative to it.
         arithmetic_noise: Largest difference between the reference's own logits for the same tokens through the KV
-            cache and in one pass: what float32 rounding alone does to this model.
-        memory: Of the reference's process.
+            cache and in one pass: the effect of float32 rounding alone on this model.
+        memory: Memory of the reference's process.
         load_seconds: Time to load base and adapter, seconds.
-        speed: None when not benchmarked.
+        speed: Measured speed; None if not benchmarked.
     """
 
     description: str
@@ -185,10 +184,10 @@ class ValidationReport(Value):
 
     Attributes:
         schema_version: Raised when a field changes its meaning.
-        reference: What everything was compared with.
-        inputs: What every model was given.
-        outputs: One result per output, in order of name.
-        warnings: What the user should know about the validation as a whole.
+        reference: The reference of all comparisons.
+        inputs: The inputs given to every model.
+        outputs: One result per output, sorted by name.
+        warnings: Warnings about the validation as a whole.
         seconds: Wall-clock time of the validation.
     """
 
@@ -202,22 +201,22 @@ class ValidationReport(Value):
     @computed_field  # type: ignore[prop-decorator] # as above
     @property
     def passed(self) -> bool:
-        """Whether at least one output passed and none failed; outputs that were not run prove nothing either way."""
+        """Return whether at least one output passed and none failed; outputs that were not run do not count."""
         statuses = [output.status for output in self.outputs]
         return OutputStatus.PASSED in statuses and OutputStatus.FAILED not in statuses
 
     @property
     def failed_outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that failed."""
+        """Return the names of the outputs that failed."""
         return self._named(OutputStatus.FAILED)
 
     @property
     def not_run_outputs(self) -> tuple[str, ...]:
-        """Names of the outputs this machine could not run."""
+        """Return the names of the outputs that this machine could not run."""
         return self._named(OutputStatus.NOT_RUN)
 
     def output(self, name: str) -> OutputValidation:
-        """The result of one output.
+        """Return the result of one output.
 
         Raises:
             KeyError: There is no output of this name.
@@ -235,11 +234,11 @@ class ValidationReport(Value):
 
     @classmethod
     def read(cls, folder: Path) -> ValidationReport:
-        """The report in a ``validation`` folder.
+        """Read the report in a ``validation`` folder.
 
         Raises:
-            OSError: The folder has no ``validation.json``, or it is no regular file of a sensible size.
-            pydantic.ValidationError: The file is no report of this schema.
+            OSError: The folder has no ``validation.json``, or it is not a regular file of a sensible size.
+            pydantic.ValidationError: The file is not a report of this schema.
         """
         return cls.model_validate_json(read_regular(folder / FILE_NAME, largest=LARGEST_LIST))
 

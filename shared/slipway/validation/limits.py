@@ -1,4 +1,4 @@
-"""What an output may differ by, and what replaces the table's limits."""
+"""Limits for the differences of an output, and overrides of the table of limits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from slipway.validation.values import Value
 
 
 class Limits(Value):
-    """What an output may differ by; see the table in ``slipway_validate.judging.limits`` for where the figures come from.
+    """Limits for the differences of an output; the table in ``slipway_validate.judging.limits`` explains the figures.
 
     Attributes:
-        level: Row of the table they come from: ``float32``, ``bfloat16``, ``float16``, ``int8``, ``int4``.
+        level: Row of the table: ``float32``, ``bfloat16``, ``float16``, ``int8``, ``int4``.
         max_abs_diff: Largest difference of a logit, as a share of the reference's logit scale; None: not limited.
-        mean_kl: Nats per token.
-        top1_agreement: Least share of positions with the same first token.
-        perplexity_ratio: Perplexity may be at most this multiple of the reference's.
-        case_mean_kl: Mean KL of a shape case (few positions, so it scatters more).
-        adapter_strength_error: How far the adapter's strength may be from 1.
-        cosine_distance: Mean distance of embeddings; None in reports of versions that compared none.
-        relative_error: Of values that are no logits; None as above.
+        mean_kl: Largest mean KL, nats per token.
+        top1_agreement: Smallest share of positions with the same first token.
+        perplexity_ratio: Largest perplexity, as a multiple of the reference's.
+        case_mean_kl: Largest mean KL of a shape case; it has few positions, so the figure scatters more.
+        adapter_strength_error: Largest difference between the adapter's strength and 1.
+        cosine_distance: Largest mean distance of embeddings; None in reports of versions that compared none.
+        relative_error: Largest relative error of values that are not logits; None as above.
     """
 
     level: str
@@ -38,7 +38,7 @@ LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
 class LimitOverrides(BaseModel):
-    """Limits that replace the table's for one level; None keeps the table's."""
+    """Limits that replace those of the table for one level; None keeps the table's."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 

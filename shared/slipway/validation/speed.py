@@ -1,4 +1,4 @@
-"""What a run costs: time and memory, and what ran it."""
+"""Time and memory of a run, and the runtime that ran it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MAX_STABLE_SPREAD = 0.3
 
 
 class Ratio(Value):
-    """How many times faster an output is than the reference: each of its rounds against the reference's beside it.
+    """Speed of an output as a multiple of the reference's, from rounds of both in turn.
 
     Attributes:
-        median: Over the rounds; above 1, the output is faster.
-        range: From the 10th to the 90th percentile of the rounds; None of a single one.
-        rounds: Pairs of rounds.
+        median: Median over the rounds; above 1, the output is faster.
+        range: 10th and 90th percentile of the rounds; None for a single round.
+        rounds: Number of pairs of rounds.
     """
 
     median: float
@@ -26,35 +26,35 @@ class Ratio(Value):
     @computed_field  # type: ignore[prop-decorator] # mypy has no rule for decorators above property
     @property
     def stable(self) -> bool:
-        """Whether it can be relied on, by the rule for :class:`Speed`."""
+        """Return whether the ratio is reliable, by the rule for :class:`Speed`."""
         return _stable(_spread(self.median, self.range), self.rounds)
 
 
 class Speed(Value):
-    """Speed of one output in its own process, batch 1, after a warm-up: medians over rounds, and how far the rounds scatter.
+    """Speed of one output in its own process, batch 1, after a warm-up: medians over rounds, and the scatter of the rounds.
 
-    A figure is *stable* when at least three rounds were taken and the range from the 10th to the 90th percentile of the rounds is at
-    most 30 % of their median. One that is not says little: what else the machine did is in it.
+    A figure is *stable* if at least three rounds were taken and the range from the 10th to the 90th percentile of the rounds is at
+    most 30 % of their median. An unstable figure says little, because it also measures other load on the machine.
 
     Attributes:
-        threads: Threads the runtime may use.
+        threads: Number of threads that the runtime may use.
         device: ``cpu``, or the GPU's name.
-        dtype: Data type of the computation that was timed.
+        dtype: Data type of the timed computation.
         prefill_tokens: Length of the prompt.
-        rounds: Rounds taken; 1 for reports of versions that took one.
+        rounds: Number of rounds; 1 in reports of versions that took one.
         interleaved: Whether the reference was timed in turn, round by round.
         prefill_ms: Time of one pass over the prompt, milliseconds (also the time to the first token); median of the rounds.
-        prefill_ms_range: From the 10th to the 90th percentile of the rounds, milliseconds; None of a single one.
-        prefill_speedup: Against the reference; None when it was not timed in turn.
+        prefill_ms_range: 10th and 90th percentile of the rounds, milliseconds; None for a single round.
+        prefill_speedup: Speed as a multiple of the reference's; None if it was not timed in turn.
         decode_tokens_per_second: Tokens per second, one at a time with the KV cache; median of the rounds.
-        decode_range: From the 10th to the 90th percentile of the rounds, tokens per second; None of a single one.
-        decode_speedup: Against the reference; None when it was not timed in turn.
-        decode_ms_median: Time of one decode step, milliseconds, over all steps.
-        decode_ms_p95: 95th percentile of it.
-        repeats: Timed prefills of all rounds.
-        decode_steps: Timed decode steps of all rounds.
-        other_cores: Cores that other processes of the machine kept busy meanwhile; None when not known.
-        note: Why there are fewer rounds than asked for, or why they were not interleaved; empty otherwise.
+        decode_range: 10th and 90th percentile of the rounds, tokens per second; None for a single round.
+        decode_speedup: Speed as a multiple of the reference's; None if it was not timed in turn.
+        decode_ms_median: Median time of one decode step, milliseconds, over all steps.
+        decode_ms_p95: 95th percentile of the time of one decode step.
+        repeats: Number of timed prefills in all rounds.
+        decode_steps: Number of timed decode steps in all rounds.
+        other_cores: Number of cores that other processes of the machine used meanwhile; None if unknown.
+        note: Why there are fewer rounds than requested, or why they were not interleaved; empty otherwise.
     """
 
     threads: int
@@ -79,28 +79,28 @@ class Speed(Value):
     @computed_field  # type: ignore[prop-decorator] # as above
     @property
     def prefill_stable(self) -> bool:
-        """Whether the prefill figure can be relied on."""
+        """Return whether the prefill figure is reliable."""
         return _stable(self.prefill_spread, self.rounds)
 
     @computed_field  # type: ignore[prop-decorator] # as above
     @property
     def decode_stable(self) -> bool:
-        """Whether the decode figure can be relied on; false when there is none."""
+        """Return whether the decode figure is reliable; false if there is none."""
         return _stable(self.decode_spread, self.rounds)
 
     @property
     def stable(self) -> bool:
-        """Whether every figure that was taken can be relied on."""
+        """Return whether every measured figure is reliable."""
         return self.prefill_stable and (self.decode_stable or self.decode_tokens_per_second is None)
 
     @property
     def prefill_spread(self) -> float | None:
-        """Width of the range of prefill times, as a share of the median; None of a single round."""
+        """Return the width of the range of prefill times, as a share of the median; None for a single round."""
         return _spread(self.prefill_ms, self.prefill_ms_range)
 
     @property
     def decode_spread(self) -> float | None:
-        """Width of the range of decode speeds, as a share of the median; None of a single round."""
+        """Return the width of the range of decode speeds, as a share of the median; None for a single round."""
         return _spread(self.decode_tokens_per_second, self.decode_range)
 
 
@@ -116,9 +116,9 @@ class Memory(Value):
     """Memory of the output's own process, bytes.
 
     Attributes:
-        peak_rss_bytes: Most resident memory it ever had, libraries and mapped weight files included.
+        peak_rss_bytes: Peak resident memory, including libraries and mapped weight files.
         baseline_rss_bytes: Resident memory after the libraries were imported, before the model was loaded.
-        peak_device_bytes: Most GPU memory, None without one.
+        peak_device_bytes: Peak GPU memory; None without a GPU.
     """
 
     peak_rss_bytes: int
@@ -127,15 +127,15 @@ class Memory(Value):
 
 
 class Engine(Value):
-    """What ran a model.
+    """The runtime that ran a model, and its data types.
 
     Attributes:
         runtime: ``transformers``, ``onnxruntime`` or ``tensorrt``.
         version: Its version.
         provider: Execution provider or device.
-        stored_dtype: Data type of the stored weights, the one that most bytes have (``bfloat16``, ``int4`` …).
-        compute_dtype: Data type of the arithmetic behind the compared logits.
-        native_dtype: Data type it computes in as it is served; speed and memory are measured in it.
+        stored_dtype: Data type of most bytes of the stored weights (``bfloat16``, ``int4`` …).
+        compute_dtype: Data type in which the compared logits were computed.
+        native_dtype: Data type in which the output computes when it is served; speed and memory are measured in it.
     """
 
     runtime: str

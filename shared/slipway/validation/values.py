@@ -1,4 +1,4 @@
-"""Plain data that reports are made of."""
+"""Base of the plain data in reports."""
 
 from __future__ import annotations
 

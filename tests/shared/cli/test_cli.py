@@ -308,24 +308,24 @@ def test_what_is_not_there_is_told_with_who_named_it(
 
 
 def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pytest.CaptureFixture[str]) -> None:
-    from slipway.cli.asked import Asked
     from slipway.cli.boundary import outcome
+    from slipway.cli.output_options import OutputOptions
 
     for command, goes_on in (("export", True), ("stage", False), ("push", False)):
 
-        def interrupted(asked: Asked, command: str = command) -> None:
+        def interrupted(asked: OutputOptions, command: str = command) -> None:
             asked.command = command
             raise KeyboardInterrupt
 
         assert outcome(interrupted) == 130
-        assert ("goes on from here" in capfd.readouterr().err) is goes_on
+        assert ("to continue" in capfd.readouterr().err) is goes_on
 
 
 def test_a_command_that_ends_as_a_cancelled_export_was_not_interrupted(capfd: pytest.CaptureFixture[str]) -> None:
-    from slipway.cli.asked import Asked
     from slipway.cli.boundary import outcome
+    from slipway.cli.output_options import OutputOptions
 
-    def cancelled(asked: Asked) -> None:
+    def cancelled(asked: OutputOptions) -> None:
         asked.command, asked.as_json = "watch", True
         raise SystemExit(130)
 

@@ -10,7 +10,7 @@ import pytest
 
 from slipway.cli.completion import assignments, settings
 from slipway.configuration.loading import load
-from slipway.configuration.schema import from_text, keys, usual_values, values
+from slipway.configuration.schema import keys, parse_text, usual_values, values
 from support.commands.cli import SLIPWAY, environment
 
 ASK = """
@@ -80,7 +80,7 @@ def test_every_value_that_is_offered_is_taken(key: str, tmp_path: Path) -> None:
     beside = ["base_model.load_in_4bit=true"] if key == "base_model.merge_onto" else []
     beside += ["optimization.quantization=int8"] if key.endswith(".unquantized") else []
     for value in usual_values(key):
-        from_text(key, value)
+        parse_text(key, value)
         if (key, value) in {("optimization.remove_artifacts", "false")}:  # refused with what to do instead
             continue
         more = ["formats.onnx.enabled=false"] if value == "bf16" else []

@@ -17,7 +17,7 @@ from slipway.cli.progress.lines import JsonLines, PlainLines
 from slipway.cli.progress.overall import Overall
 from slipway.cli.progress.rows import Rows
 from slipway.cli.progress.table import progress_table
-from slipway.cli.remote.view import answer_export
+from slipway.cli.remote.view import print_export
 from slipway.errors import Failure
 from slipway.observability.logs import command_logs, json_handler, terminal_handler
 from slipway.rpc.statuses import status_of
@@ -115,7 +115,7 @@ def test_what_an_earlier_run_of_the_command_finished_counts_as_reused(resuming: 
 
 def test_an_export_that_is_looked_at_later_was_not_reused(capsys: pytest.CaptureFixture[str]) -> None:
     made, found = attempt(1, pb.TASK_STATE_SUCCEEDED), attempt(1, pb.TASK_STATE_SUCCEEDED, reused=True)
-    answer_export(state(merge=made, onnx=found).export, as_json=False)
+    print_export(state(merge=made, onnx=found).export, as_json=False)
     merge, onnx = capsys.readouterr().out.splitlines()[-2:]
     assert "succeeded" in merge
     assert "reused" not in merge
@@ -223,7 +223,7 @@ def test_the_whole_only_moves_forward_and_tells_the_time_left_when_it_can() -> N
 
     def look() -> None:
         rows.take(event)
-        overall.look(rows)
+        overall.update(rows)
         seen.append(overall.done)
         left.append(overall.remaining_seconds())
 
@@ -262,7 +262,7 @@ def test_a_validation_fills_the_bar_output_by_output() -> None:
     seen = []
     for output in range(1, 6):
         rows.take(progress("validate", 5, total=10, phase=f"output {output} of 5: onnx-int8"))
-        overall.look(rows)
+        overall.update(rows)
         seen.append(overall.done)
     steps = [after - before for before, after in itertools.pairwise(seen)]
     assert min(steps) > 0.05

@@ -15,7 +15,7 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.cli.export.summary import summary
 from slipway.cli.progress.display import LineDisplay, LiveDisplay
 from slipway.cli.progress.lines import JsonLines, PlainLines
-from slipway.cli.remote.view import answer_export, answer_exports
+from slipway.cli.remote.view import print_export, print_exports
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import CleanConsole, errors, print_json, show, unbroken
 from slipway.errors import ServiceError
@@ -66,12 +66,12 @@ def clean(text: str) -> bool:
 
 
 def test_exports_that_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    answer_exports([hostile_export(), hostile_export("\n".join(DECEPTIVE[:1]))], as_json=False)
-    answer_export(hostile_export(), as_json=False, state=SENT, commands={SENT: SENT})
+    print_exports([hostile_export(), hostile_export("\n".join(DECEPTIVE[:1]))], as_json=False)
+    print_export(hostile_export(), as_json=False, state=SENT, commands={SENT: SENT})
     out, err = capsys.readouterr()
     assert clean(out)
     assert clean(err)
-    answer_exports([hostile_export()], as_json=True)
+    print_exports([hostile_export()], as_json=True)
     said = capsys.readouterr().out
     assert clean(said)
     assert json.loads(said)["exports"][0]["labels"]["model_name"] == SENT, "a program gets what is there"
@@ -79,7 +79,7 @@ def test_exports_that_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_name_with_a_line_end_makes_no_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     labels = {"model_name": "a\nforged  succeeded", "base_model": "b\r\nc"}
-    answer_exports([pb.Export(name="projects/default/exports/x", labels=labels)], as_json=False)
+    print_exports([pb.Export(name="projects/default/exports/x", labels=labels)], as_json=False)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["export", "x"]
     assert title(labels) == "a forged succeeded onto b c"
 
@@ -151,13 +151,13 @@ WATCHED = """
 from test_shown_texts import HOSTILE, hostile_events, hostile_export
 from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.remote.view import answer_export, answer_exports
-answer_exports([hostile_export()], as_json=False)
+from slipway.cli.remote.view import print_export, print_exports
+print_exports([hostile_export()], as_json=False)
 with showing(ProgressForm.AUTO, level="debug") as display:
     display.title(HOSTILE)
     for event in hostile_events():
         display.event(event)
-answer_export(hostile_export(), as_json=False)
+print_export(hostile_export(), as_json=False)
 """
 OWN = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[12]?[AK]|\r")
 

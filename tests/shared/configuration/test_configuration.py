@@ -158,7 +158,7 @@ def test_timeouts_of_stages_are_joined_row_by_row(canonical: Path) -> None:
         ("resources.stage_timeouts.mergee=60", "'mergee' is not a stage", "'merge'"),
         ("resources.stage_timeouts.onnx=60", "'onnx' is not a stage", "onnx_export"),
         ("resources.stage_timeouts.merge=soon", "'soon' is not a whole number", "digits"),
-        ("resources.stage_timeouts.merge=0", "0 is less than possible", "1"),
+        ("resources.stage_timeouts.merge=0", "0 is less than allowed", "1"),
         ("resources.stage_timeouts=merge", "'merge' has no value", "name=60"),
         ("resources.stage_timeoutss.merge=1", "is not a setting", "resources.stage_timeouts"),
     ],
@@ -203,14 +203,14 @@ def test_limits_come_from_every_source_and_are_joined_value_by_value(canonical: 
         (
             "validation.limits.int8.mean_kl=0",
             "validation.limits.int8.mean_kl",
-            "0.0 is less than possible",
+            "0.0 is less than allowed",
             "more than 0",
         ),
         ("validation.limits.int8.mean_kl=nan", "validation.limits.int8.mean_kl", "not a finite number", "digits"),
         (
             "validation.limits.int8.top1_agreement=95",
             "validation.limits.int8.top1_agreement",
-            "more than possible",
+            "more than allowed",
             "1",
         ),
         ("validation.limits.int8.perplexity_ratio=0.9", "validation.limits.int8.perplexity_ratio", "less than", "1"),
@@ -333,7 +333,7 @@ other: 3
         assert remedy in by_key[key]["message"] + by_key[key]["remedy"], key
     assert {problem["message"] for problem in found if problem["key"] == "validation.test_samples"} == {
         "is given twice",
-        "0 is less than possible",
+        "0 is less than allowed",
     }
 
 

@@ -60,7 +60,7 @@ def test_memory_close_to_the_limit_is_said_once_with_its_figures(tmp_path: Path)
         counted = page(port)["slipway_stage_pressure_total", (("kind", "memory"), ("stage", STAGE))]
     assert outcome.failure is None
     (warning,) = [one for one in warnings if "should stay below" in one]
-    found = re.search(r"holds ([0-9.]+) MB of memory, ([0-9]+) % of the 209.7 MB", warning)
+    found = re.search(r"uses ([0-9.]+) MB of memory, ([0-9]+) % of the 209.7 MB", warning)
     assert found is not None, warning
     assert 188 <= float(found[1]) < 273
     assert 90 <= int(found[2]) < 130
@@ -84,10 +84,10 @@ def test_a_peak_between_two_looks_is_known(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_is_said_before_it_is_full(small_disk: Path, tmp_path: Path) -> None:
-    outcome, warnings = run(small_disk / "w", "slow-disk", seen=tmp_path / "seen", until="runs out of space")
+    outcome, warnings = run(small_disk / "w", "slow-disk", seen=tmp_path / "seen", until="runs out of disk space")
     assert outcome.failure is not None
     assert outcome.failure.reason == "DISK_FULL"
-    (warning,) = [one for one in warnings if "runs out of space" in one]
+    (warning,) = [one for one in warnings if "runs out of disk space" in one]
     found = re.search(r": ([0-9.]+) kB of 8.4 MB are left", warning)
     assert found is not None, warning
     assert 0 < float(found[1]) <= 420
@@ -104,9 +104,9 @@ def test_a_container_that_is_nearly_full_is_said_once(tmp_path: Path) -> None:
     memory = TreeMemory(resident=500 * MIB, anonymous=300 * MIB, peak=500 * MIB)
     for used in (980, 1000, 1000):  # 880 of them are no copies of files
         current.write_text(f"{used * MIB}\n")
-        pressure.look(memory)
+        pressure.check(memory)
         if used == 980:
             assert [one for one in said if "container" in one] == []
     (warning,) = [one for one in said if "container" in one]
     assert "943.7 MB of the 1.0 GB" in warning
-    assert "314.6 MB by itself" in warning
+    assert "314.6 MB by the stage itself" in warning

@@ -65,9 +65,9 @@ def test_what_a_format_names_is_there(each: Format[Any]) -> None:
         ({"name": "heldout"}, "cannot be a format's name"),
         ({"name": "model_dump"}, "cannot be a format's name"),
         ({"name": "Onnx"}, "cannot be a format's name"),
-        ({"levels": ("int8",)}, "is no LevelSettings"),
+        ({"levels": ("int8",)}, "is not a LevelSettings"),
         ({"levels": ("none",), "settings": LevelSettings}, "cannot be a level's name"),
-        ({"variables": {"nonesuch": "EXPORT_X"}}, "which is no setting"),
+        ({"variables": {"nonesuch": "EXPORT_X"}}, "which is not a setting"),
         ({"quantizer": "module.without.attribute"}, "is not module:attribute"),
     ],
 )
@@ -128,8 +128,8 @@ def test_without_any_format_it_is_said_how_to_get_some(installed: Callable[..., 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (PlannedTask("x", "s", {}, {"model": "task:other/model"}, output="o"), "takes 'task:other/model'"),
-        (PlannedTask("merge", "s", {}, {"model": "source:m"}, output="o"), "has the name of another task"),
+        (PlannedTask("x", "s", {}, {"model": "task:other/model"}, output="o"), "uses 'task:other/model'"),
+        (PlannedTask("merge", "s", {}, {"model": "source:m"}, output="o"), "has the id of another task"),
         (PlannedTask("x", "s", {}, {"model": "source:m"}, format="onnx", output="o"), "delivers 'onnx'"),
         (PlannedTask("x", "s", {}, {"model": "source:m"}, format="plain-int8", output="o"), "delivers 'plain-int8'"),
     ],

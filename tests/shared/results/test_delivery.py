@@ -295,7 +295,7 @@ def test_a_failed_validation_decides_over_a_format_that_cannot_be_made(export: p
     result = export_result(export, store=store, validation=report(wrong))
     assert (result.success, result.reason) == (False, "VALIDATION_FAILED")
     assert result.error_message == (
-        "pytorch-int4 failed validation: mean KL is 0.4; beside it, UNSUPPORTED: no TensorRT; use int8"
+        "pytorch-int4 failed validation: mean KL is 0.4; in addition, UNSUPPORTED: no TensorRT; use int8"
     )
 
 

@@ -1,1 +1,1 @@
-"""Commands for artifacts and the cache they lie in."""
+"""Commands for artifacts and the artifact store."""

@@ -1,4 +1,4 @@
-"""The artifact store, shown."""
+"""Show the artifact store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORT = len("sha256:") + 12
 
 
 def cache_table(listing: dict[str, Any]) -> Group:
-    """Artifacts with their size and last use, and what they take together."""
+    """Show artifacts with their size and last use, and their total size."""
     short = short_digests([entry["digest"] for entry in listing["artifacts"]])
     table = FittedTable(
         Column("artifact", wrap=True),
@@ -36,7 +36,7 @@ def cache_table(listing: dict[str, Any]) -> Group:
 
 
 def short_digests(digests: Sequence[str]) -> dict[str, str]:
-    """Each digest's first 12 digits, or as many as tell all apart; ``slipway pull`` and ``verify`` take them."""
+    """Shorten each digest to 12 digits, or more if needed to keep all distinct; ``slipway pull`` and ``verify`` accept them."""
     length = _SHORT
     while len({digest[:length] for digest in digests}) < len(set(digests)):
         length += 4
@@ -44,7 +44,7 @@ def short_digests(digests: Sequence[str]) -> dict[str, str]:
 
 
 def gc_line(done: dict[str, Any]) -> str:
-    """What a collection did, in a sentence."""
+    """Say what a collection removed."""
     verb = "would remove" if done["dry_run"] else "removed"
     line = f"{verb} {counted(len(done['artifacts']), 'artifact')} and {counted(done['blobs'], 'blob')}, {format_size(done['freed_bytes'])}"
     return "\n".join([line, *(f"  left by an interrupted stage: {name}" for name in done["kept"])])

@@ -1,4 +1,4 @@
-"""What the artifact commands do."""
+"""The work of the artifact commands, apart from their options and output."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def push_folder(folder: Path, store: Artifacts) -> dict[str, Any]:
-    """Store a folder's files, which stay where they are; answers digest, files and size.
+    """Store a copy of a folder's files; return digest, number of files and size.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` when it is no folder or has no files; what the store refuses.
+        ArtifactError: ``FILE_ERROR`` if it is not a folder or has no files; errors of the store.
     """
     files = without_checksums(folder_files(folder))
     digest = store.put_files(files)
@@ -42,7 +42,7 @@ def push_folder(folder: Path, store: Artifacts) -> dict[str, Any]:
 
 
 def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]:
-    """Write an artifact's files into a new folder, all or none.
+    """Write an artifact's files into a new folder, either all or none.
 
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
@@ -58,9 +58,9 @@ def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str
     """Compare the files of an artifact with their digests.
 
     Args:
-        digest: The artifact.
-        store: Where it is.
-        scratch: Best on the store's file system, or the cache's, where fetching makes no second copy.
+        digest: Digest of the artifact.
+        store: Store of the artifact.
+        scratch: Work folder, best on the file system of the store or its cache, where fetching makes no second copy.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT``, ``ARTIFACT_NOT_FOUND``.
@@ -78,8 +78,7 @@ def verify_folder(path: str) -> dict[str, Any]:
     """Compare the files of an output directory, or of a pulled artifact, with their checksums.
 
     Raises:
-        ArtifactError: ``ARTIFACT_CORRUPT`` naming every file that differs; ``ARTIFACT_INVALID`` when there is nothing to
-            compare with.
+        ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs; ``ARTIFACT_INVALID`` if there are no checksums.
     """
     count, faults = verify_directory(Path(path))
     if faults:
@@ -100,7 +99,7 @@ def verify_folder(path: str) -> dict[str, Any]:
 
 
 def list_cache() -> dict[str, Any]:
-    """Artifacts, most recently used first, with the stages whose results they are and what they are for people."""
+    """List artifacts, most recently used first, with a readable name and the outputs of stages that they are."""
     settings = Settings.from_environment(os.environ)
     store = open_store(settings)
     makers, names = _makers(store), _names_by_local_exports(settings)
@@ -127,14 +126,14 @@ def list_cache() -> dict[str, Any]:
 
 
 def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
-    """Return the digest that begins as ``sha256:0123456789ab`` does; anything else as it is.
+    """Complete a shortened digest such as ``sha256:0123456789ab``; return any other text unchanged.
 
     Args:
-        text: At least 12 of the 64 digits.
-        digests: All there are; only asked for a short one.
+        text: A digest with at least 12 of its 64 digits.
+        digests: Function that returns all digests; only called for a shortened one.
 
     Raises:
-        ArtifactError: ``ARTIFACT_NOT_FOUND`` when none, or more than one, begins so.
+        ArtifactError: ``ARTIFACT_NOT_FOUND`` if no digest, or more than one, begins with the text.
     """
     if re.fullmatch(r"sha256:[0-9a-f]{12,63}", text) is None:
         return text
@@ -144,7 +143,7 @@ def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
     raise ArtifactError(
         f"{len(found)} artifacts begin with {text}" if found else f"no artifact begins with {text}",
         reason="ARTIFACT_NOT_FOUND",
-        remedy="give more of its digits: slipway get EXPORT --json has all 64, slipway cache ls --json those of a store",
+        remedy="give more of its digits: slipway get EXPORT --json shows all 64 for an export, slipway cache ls --json for the store",
         about={"digest": text},
     )
 
@@ -152,13 +151,14 @@ def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
 def collect_cache(
     connection: Connection, *, older_than: str | None, max_size: str | None, dry_run: bool
 ) -> dict[str, Any]:
-    """Remove what the limits ask for, no unfinished export uses, and no project of the coordinator has; and what
-    interrupted stages kept on this machine for another attempt.
+    """Remove artifacts beyond the limits, and old files that interrupted stages kept on this machine for another attempt.
+
+    Artifacts that an unfinished export uses, or that a project of the named coordinator has, are never removed.
 
     Raises:
         ConfigurationError: A limit is not an age or a size.
-        ModelExportError: The state of an export cannot be read, or the coordinator that is named does not say what to keep;
-            nothing was removed then.
+        ModelExportError: The state of an export cannot be read, or the named coordinator does not say what to keep.
+            Nothing was removed in this case.
     """
     settings = connection.settings()
     store = open_store(settings)
@@ -192,10 +192,10 @@ def collect_cache(
 
 
 def age(text: str) -> float:
-    """Seconds from ``90s``, ``15m``, ``12h``, ``30d`` or ``2w``.
+    """Parse an age such as ``90s``, ``15m``, ``12h``, ``30d`` or ``2w``; return seconds.
 
     Raises:
-        ConfigurationError: Not an age.
+        ConfigurationError: The text is not an age.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text.lower())
     if match is None:
@@ -220,10 +220,10 @@ def _used_by_local_exports(settings: Settings) -> frozenset[str]:
 
 
 def _exports_ran_here(settings: Settings) -> bool:
-    """Return whether exports ran on this machine without a coordinator, and their states can be read.
+    """Return whether exports ran on this machine without a coordinator.
 
     Raises:
-        ServiceError: ``UNSUPPORTED`` when there are states, and what reads them is not installed.
+        ServiceError: ``UNSUPPORTED`` if they did, but the libraries that read their states are not installed.
     """
     try:
         if not any(settings.exports_path.iterdir()):
@@ -242,7 +242,7 @@ def _bytes(text: str) -> int:
 
 
 def _makers(store: ArtifactStore) -> dict[str, list[str]]:
-    """Output names of recorded results, by digest."""
+    """Return the output names in recorded results, by digest."""
     found: dict[str, set[str]] = {}
     for result in store.results():
         for name, digest in result.outputs.items():

@@ -1,4 +1,4 @@
-"""Artifacts: push, pull, verify, and the cache they lie in."""
+"""Commands for artifacts: push, pull, verify and cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.asked import Commands
 from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
 from slipway.cli.options import Debug, Json, examples
+from slipway.cli.output_options import Commands
 from slipway.counts import counted
 
 PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
@@ -24,7 +24,7 @@ cache = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Look at the artifact store, and clean it up.",
+    help="List the artifact store, and clean it up.",
     epilog=examples("slipway cache ls", "slipway cache gc --older-than 30d"),
 )
 
@@ -35,7 +35,7 @@ def push(
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Put a folder into the artifact store, or bring it to a coordinator, and print its digest."""
+    """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
     from slipway.cli.terminal.console import answers, print_json
 
@@ -74,7 +74,7 @@ def verify(
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Compare every file with its checksum: of an output directory, a pulled artifact, or an artifact in the store."""
+    """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum."""
     from slipway.cli.artifacts.cache_work import verify_artifact, verify_folder
     from slipway.cli.terminal.console import answers, print_json
 
@@ -113,19 +113,21 @@ def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG0
 def cache_gc(  # noqa: PLR0917 - typer calls it by name
     ctx: typer.Context,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="Remove what was not used for so long: 12h, 30d.")
+        str | None, typer.Option("--older-than", metavar="AGE", help="Remove artifacts unused for this long: 12h, 30d.")
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option("--max-size", metavar="SIZE", help="Then the least recently used, down to this: 50GB.")
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="Then remove the least recently used, down to this: 50GB."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Remove artifacts that no running export uses, and the blobs that only they had.
+    """Remove artifacts that no running export uses, and the blobs that only they use.
 
-    Without a limit, only blobs that no artifact names go. What interrupted stages left for another attempt goes
-    when it is older than AGE, or than 3 days. Beside a coordinator, name it: what its projects have is kept.
+    Without a limit, only blobs that no artifact uses are removed. Files that interrupted stages left for another
+    attempt are removed when they are older than AGE, or than 3 days. If a coordinator uses the store, name it, so
+    that the artifacts of its projects are kept.
     """
     from slipway.cli.artifacts.cache_view import gc_line
     from slipway.cli.artifacts.cache_work import collect_cache

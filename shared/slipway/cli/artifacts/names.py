@@ -1,4 +1,4 @@
-"""What an artifact is, for people: from the exports that made or used it, or from the files in it."""
+"""Name artifacts for people, by the exports that made or used them, or by their files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from slipway.embedded.local_exports import LocalExport  # needs the coordinator's libraries
 
 _CONTENTS = (("adapter_config.json", "adapter"), ("validation.json", "validation"))
-"""By a file that tells; files of formats are looked at after these."""
+"""Name by a characteristic file; files of formats are checked after these."""
 
 
 def artifact_names(exports: Iterable[LocalExport]) -> dict[str, str]:
-    """Names by digest: ``h_half onnx-int8``, ``qwen3-base (base)``; the oldest export names what several have."""
+    """Return names by digest: ``h_half onnx-int8``, ``qwen3-base (base)``; the oldest export names a shared artifact."""
     found: dict[str, str] = {}
     for export in exports:
         if export.message is not None:
@@ -27,11 +27,11 @@ def artifact_names(exports: Iterable[LocalExport]) -> dict[str, str]:
 
 
 def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
-    """What an artifact seems to be that no export of this machine knows.
+    """Guess the name of an artifact that no export of this machine knows.
 
     Args:
         files: Paths in it.
-        made_by: Names of the stages' outputs that it is.
+        made_by: Names of the outputs under which stages recorded it.
     """
     if made_by:
         return ", ".join(made_by)
@@ -40,7 +40,7 @@ def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
 
 
 def _model(files: Sequence[str]) -> str:
-    """Which format's model the files are; empty where they are none's."""
+    """Return which format's model the files are; empty if they fit no format."""
     for each in reversed(formats().values()):
         if each.runtime is not None and any(fnmatch(file, pattern) for file in files for pattern in each.runtime.files):
             return "model" if each.is_model else f"{each.title} model"

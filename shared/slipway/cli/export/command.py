@@ -1,4 +1,4 @@
-"""``slipway export``: the main job."""
+"""``slipway export``: the main command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_configuration(
     out: str | None,
     assignments: list[str] | None,
 ) -> LoadedConfiguration:
-    """The configuration from file, environment and flags."""
+    """Load the configuration from file, environment and flags."""
     import os
 
     from slipway.configuration import load
@@ -71,7 +71,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Merge, quantize, export and validate a fine-tuned checkpoint; deliver the models and a report.
 
-    The same command again goes on where an earlier one stopped, and reuses everything that is done.
+    The same command again continues where an earlier one stopped, and reuses all finished results.
     """
     settings = connection_of(ctx).settings()
     loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=out, assignments=assignments)

@@ -1,4 +1,4 @@
-"""What ``slipway export`` does: sources into the store, the export carried out and watched, the result delivered."""
+"""The work of ``slipway export``: store the sources, run and watch the export, deliver the result."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class ExportJob:
     """One run of ``slipway export``.
 
     Attributes:
-        loaded: The configuration and what was odd about it.
-        settings: Of this machine.
+        loaded: The configuration with its warnings.
+        settings: Settings of this machine.
         coordinator: ``HOST:PORT``; empty runs everything inside this process.
-        display: Where progress goes; entered already.
-        bring_sources: Send sources from buckets and the hub, too, instead of having a worker import them.
+        display: Display of the progress, already entered.
+        bring_sources: Send sources from buckets and the hub too, instead of letting a worker import them.
         request_id: Name of the request to the coordinator.
     """
 
@@ -60,10 +60,10 @@ class ExportJob:
     request_id: str = ""
 
     def run(self) -> ExportResult:
-        """Do it.
+        """Run the export and return its result, even if the export failed.
 
         Raises:
-            ModelExportError: Whatever prevents an answer; an export that failed is an answer.
+            ModelExportError: There is no result, for example because a source is missing.
         """
         configuration = self.configuration
         attributes = {"slipway.checkpoint": configuration.checkpoint.path}
@@ -86,7 +86,7 @@ class ExportJob:
             return self._deliver(self._carry_out(client, prepared), store, warnings)
 
     def _prepare(self, folders: SourceFolders, store: Artifacts) -> Prepared:
-        """Put the sources into the store, or leave those to a worker that it can import."""
+        """Put the sources into the store, except those that a worker can import."""
         configuration, request_id = self.configuration, self.request_id
         imports = sources_to_import(configuration) if self.coordinator and not self.bring_sources else {}
         if imports:
@@ -106,10 +106,10 @@ class ExportJob:
             _log.warning(warning)
 
     def _preflight(self, sources: Sources) -> list[str]:
-        """What speaks against the export before it starts, as warnings.
+        """Check the plan against this machine before it starts; return the warnings.
 
         Raises:
-            ModelExportError: It cannot come to anything.
+            ModelExportError: The export cannot succeed.
         """
         checked = preflight(
             plan(self.configuration, sources.files(), source_formats=sources.formats),
@@ -126,12 +126,12 @@ class ExportJob:
 
     @property
     def configuration(self) -> ExportConfiguration:
-        """The settings of the export."""
+        """Return the settings of the export."""
         return self.loaded.configuration
 
     @contextlib.contextmanager
     def _client(self, identity: str) -> Iterator[Client]:
-        """A client of the coordinator, or of one inside this process."""
+        """Yield a client of the coordinator, or of one inside this process."""
         if self.coordinator:
             with Client(self.coordinator, security=self.settings.security, project=self.settings.project) as client:
                 yield client
@@ -142,7 +142,7 @@ class ExportJob:
             yield embedded.client
 
     def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
-        """Create the export, or go on with the one that is there, and watch it to its end."""
+        """Create the export, or continue the existing one, and watch it to its end."""
         export = client.create_export(
             self.configuration,
             sources=prepared.digests,
@@ -200,12 +200,12 @@ class ExportJob:
         return result
 
     def _check_target(self, export: pb.Export) -> None:
-        """See that the output may be written as soon as its name is known: a worker may have to find out."""
+        """Check that the output may be written, as soon as its name is known; it may depend on a worker's import."""
         if export.labels.get("model_name"):
             check_target(self._target(export), export_id(export))
 
     def _target(self, export: pb.Export) -> Path:
-        """The output directory. Its timestamp is the export's creation, so that a resumed export finds it again."""
+        """Return the output directory. Its timestamp is the export's creation, so that a resumed export finds it again."""
         output = self.configuration.output
         values = {
             "model_name": export.labels["model_name"],
@@ -220,7 +220,7 @@ class ExportJob:
 
 
 def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
-    """What validation found, if it ran."""
+    """Read the validation report; None if validation did not run."""
     digest = export.outputs.get(VALIDATION, "")
     if not digest:
         return None

@@ -1,4 +1,4 @@
-"""What was measured of an output, as columns of every table that shows it."""
+"""Columns for the measurements of an output, shared by all tables that show them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLES = {
 
 
 def cells(entry: FormatResult) -> tuple[str, ...]:
-    """One cell for each of the columns."""
+    """Return one cell for each of the columns."""
     memory = entry.memory_usage_mb
     return (
         _distance(entry),
@@ -40,7 +40,7 @@ def cells(entry: FormatResult) -> tuple[str, ...]:
 
 
 def _distance(entry: FormatResult) -> str:
-    """KL; where results are values and have none, what was measured instead, by name."""
+    """Format the KL; for values, which have no KL, the relative error with its name."""
     if entry.relative_error is not None:
         return f"{entry.relative_error:.1e} relative error"
     return shown(entry.mean_kl, "{:.1e}")
@@ -53,10 +53,10 @@ def _agreement(entry: FormatResult) -> str:
 
 
 def state(name: str) -> Text:
-    """How an output was found to be, or why there is none, in its colour."""
+    """Format the state of an output in its colour."""
     return Text(name.replace("_", " "), style=_STYLES.get(name, ""))
 
 
 def shown(value: float | None, form: str) -> str:
-    """A figure in a form of its own, or a dash."""
+    """Format a figure, or write a dash for a missing one."""
     return figures.MISSING if value is None else form.format(value)

@@ -1,4 +1,4 @@
-"""Which commands follow one that only talks to a coordinator: how to watch an export, and how to fetch what it made."""
+"""Suggest the next commands for an export: watch it, or fetch its outputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from slipway_protos.v1 import export_pb2 as pb
 
 
 def fetch_commands(export: pb.Export, connection: Sequence[str]) -> dict[str, str]:
-    """One command for each format that is there, by what it does.
+    """Return a command to fetch each available format, by its purpose.
 
     Args:
         export: The export.
-        connection: Options that lead to the same coordinator; empty for an export of this machine.
+        connection: Options for the same coordinator; empty for an export of this machine.
     """
     return {
         f"fetch {name}": shlex.join(["slipway", "pull", digest, name, *connection])
@@ -31,14 +31,14 @@ def submitted_commands(
     given: Mapping[str, str | None],
     settings: Sequence[str],
 ) -> dict[str, str]:
-    """How to follow an export that was just created, and how to have its results here.
+    """Return commands to follow a new export and to fetch its results, by their purpose.
 
     Args:
         export: The export.
-        connection: Options that lead to the same coordinator.
+        connection: Options for the same coordinator.
         config: Its YAML file.
-        given: Other options that were given, by flag.
-        settings: What ``--set`` was given.
+        given: Other given options, by flag.
+        settings: Values of ``--set``.
     """
     words = ["-c", str(config)] if config else []
     words += [word for flag, value in given.items() if value is not None for word in (flag, value)]

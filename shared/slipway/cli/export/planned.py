@@ -1,4 +1,4 @@
-"""``slipway export --plan``: what would be done, whether this machine can, and the settings that ask for it; nothing is run or written."""
+"""``slipway export --plan``: show the tasks, whether this machine can run them, and the settings behind them; run and write nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red
 
 
 def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool) -> int:
-    """Print what an export would do; answers the exit code, that of the first check that rules it out."""
+    """Print what an export would do; return the exit code of the first check that makes it impossible, or 0."""
     sources, checked, tasks = examine(loaded, settings, here=not coordinator)
     if as_json:
         print_json(_document(loaded, sources, checked, tasks))
@@ -46,7 +46,7 @@ def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: s
 def examine(
     loaded: LoadedConfiguration, settings: Settings, *, here: bool
 ) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
-    """Sources (None when they are not usable), preflight and task graph of a configuration."""
+    """Return the sources (None if not usable), the preflight and the tasks of a configuration."""
     configuration = loaded.configuration
     adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
     names = {"base", *adapters}
@@ -70,7 +70,7 @@ def examine(
 
 
 def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
-    """What files tell of the base model, and what is missing to know more; a base taken on trust is among the warnings."""
+    """Return the finding about the base model; none for a trusted base, which is already among the warnings."""
     found, validation = sources.base_match, configuration.validation
     if found is None:
         return [Finding("base model", Verdict.OK, "no checkpoint is set: it is exported as it is")]
@@ -108,7 +108,7 @@ def _document(
 def _tables(
     loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
 ) -> list[RenderableType]:
-    """What, how, whether it can be done here, and which settings ask for it."""
+    """Show the sources, the tasks, the checks of this machine, the warnings and the settings."""
     parts: list[RenderableType] = []
     if sources:
         parts += [Text(sources.title, style="bold"), *_folders(sources), Text()]
@@ -124,7 +124,7 @@ def _tables(
 
 
 def _folders(sources: Sources) -> list[Text]:
-    """What was chosen: the newest whole checkpoint, and where a base model's name led."""
+    """Show the chosen folders: the newest complete checkpoint, the base model and the held-out text."""
     checkpoint = sources.checkpoint.path if sources.checkpoint else None
     found = {"checkpoint": checkpoint, "base": sources.base, "heldout": sources.heldout}
     show_path = sources.folders.show
@@ -132,7 +132,7 @@ def _folders(sources: Sources) -> list[Text]:
 
 
 def _settings(loaded: LoadedConfiguration) -> FittedTable:
-    """The settings that somebody set."""
+    """Show the settings that are not defaults."""
     origins = Column("from", rank=1, wrap=True, style="dim")
     table = FittedTable(Column("setting"), Column("value", wrap=True), origins, hint="")
     for key, origin in sorted(loaded.origins.items()):

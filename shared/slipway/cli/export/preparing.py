@@ -1,4 +1,4 @@
-"""What a command has in hand before it creates an export: sources in the store, or only their addresses."""
+"""Prepare the sources of an export before it is created: put them into the store, or leave their addresses to a worker."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Prepared:
     """An export that is about to be created.
 
     Attributes:
-        identity: Its id, empty where the coordinator chooses it: the same sources and settings are the same export, but what is found
-            under an address may be something else the next time.
-        request_id: Tells requests apart that only name sources; empty where the identity does.
-        digests: Sources that were brought, by name.
-        labels: Names of the sources for people, as far as they are known here.
-        formats: How sources are stored that have to be prepared first.
-        title: What is exported, for people; empty while unknown.
-        warnings: What was odd.
+        identity: Its id; empty if the coordinator chooses it. The same sources and settings are the same export, but the content at an
+            address may change.
+        request_id: Name that distinguishes requests with addresses of sources; empty if ``identity`` does.
+        digests: Digests of the sources in the store, by name.
+        labels: Readable names of the sources, as far as they are known here.
+        formats: Storage formats of the sources that must be prepared first.
+        title: Title of the export, for people; empty while unknown.
+        warnings: Warnings about the sources.
     """
 
     identity: str
@@ -59,7 +59,7 @@ def name_sources(
     request_id: str,
     on_bytes: OnBytes,
 ) -> Prepared:
-    """Put into the store what workers cannot import, and leave the rest to them."""
+    """Put the sources that workers cannot import into the store, and leave the others to workers."""
     found = find_brought(configuration, folders, imports)
     digests = store_files(found.files, folders, store, on_bytes=on_bytes)
     return Prepared("", request_id or uuid.uuid4().hex, digests, found.labels, {}, title(found.labels), found.warnings)

@@ -1,4 +1,4 @@
-"""Running an export for the command line: logs, traces, progress, the job, the answer."""
+"""Run an export for the command line, with logs, traces and progress, and print its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_export(
     bring_sources: bool = False,
     request_id: str = "",
 ) -> int:
-    """Carry the export out and print its result; answers the exit code."""
+    """Run the export, print its result, and return the exit code."""
     if not coordinator:
         require(
             *("coordinator", "worker", "report"),
@@ -51,7 +51,7 @@ def run_export(
 
 
 def exit_code(result: ExportResult) -> int:
-    """0, or the code of the reason for which the export is no success."""
+    """Return 0 for a successful export, otherwise the exit code of its reason."""
     if result.success:
         return 0
     return REASONS[result.reason].category.exit_code if result.reason in REASONS else 1

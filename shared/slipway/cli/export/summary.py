@@ -1,4 +1,4 @@
-"""The result as a table, with warnings, recoveries and the error below it."""
+"""Show the result as a table, with warnings, recoveries and the error below it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COLUMNS = (
 )
 _REASON = Column("reason", rank=2)
 _UNMADE = (("not made ", "red"), ("not run ", "yellow"))
-"""How what was not made is introduced: what failed, and what this version does not do."""
+"""Labels of outputs that were not made: failed ones, and unsupported ones."""
 
 
 def summary(result: ExportResult) -> RenderableType:
-    """What was made, how good it is, and where it is."""
+    """Show the formats, their quality, and where they are."""
     parts: list[RenderableType] = []
     if result.formats or result.failed:
         parts += [_formats(result), Text()]
@@ -53,7 +53,7 @@ def summary(result: ExportResult) -> RenderableType:
 
 
 def _base(result: ExportResult) -> list[RenderableType]:
-    """The verdict on the base model, or that there is no adapter it could be wrong for."""
+    """Show the verdict on the base model, or that there is no adapter it could be wrong for."""
     if result.plain and result.formats:
         return [Prose("plain model ", "dim", "exported as it is: there is no adapter, so checks of one do not apply")]
     if result.base_match is None or not result.formats:
@@ -64,7 +64,7 @@ def _base(result: ExportResult) -> list[RenderableType]:
 
 
 def _formats(result: ExportResult) -> FittedTable:
-    """A row for each format that was asked for, made or not, in the plan's order."""
+    """Show a row for each requested format, made or not, in the plan's order."""
     reasons = {name: _reason(result, name) for name in _names(result)}
     with_reasons = any(reasons.values())
     table = FittedTable(*_COLUMNS, *([_REASON] if with_reasons else []))

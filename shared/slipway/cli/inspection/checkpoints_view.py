@@ -1,4 +1,4 @@
-"""Checkpoints as a table."""
+"""Show checkpoints as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipway.models.checkpoints import Checkpoint
 
 
 def checkpoints_table(checkpoints: Sequence[Checkpoint], *, show: Callable[[str], str] = str) -> FittedTable:
-    """One row per checkpoint; the one an export would take is marked. ``show`` turns paths in messages into names."""
+    """Show one row per checkpoint, and mark the one that an export would take. ``show`` replaces paths in messages by names."""
     table = FittedTable(
         Column("checkpoint"),
         Column("", width=1),

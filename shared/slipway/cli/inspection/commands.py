@@ -1,4 +1,4 @@
-"""``slipway doctor`` and ``slipway checkpoints``: looking without changing anything."""
+"""``slipway doctor`` and ``slipway checkpoints``: commands that change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's report as tables."""
+"""Show the doctor's report as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipway.sizes import format_size
 
 
 def doctor_tables(report: DoctorReport) -> Group:
-    """The machine, the stages and the formats."""
+    """Show the machine, the stages and the formats."""
     stages, formats = _stages(report), _formats(report)
     return Group(_machine(report), Text(), stages, Text(), formats, SharedHint(stages, formats))
 

@@ -1,1 +1,1 @@
-"""Progress on standard error, in every form."""
+"""Show progress on standard error, in every form."""

@@ -1,4 +1,4 @@
-"""Progress on standard error: a live table on a terminal, lines for people or JSON lines elsewhere, or nothing."""
+"""Show progress on standard error: a live table on a terminal, plain lines or JSON lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _log = logging.getLogger("slipway.task")
 
 
 class Display(Protocol):
-    """Something that shows an export's events while it is entered."""
+    """A context manager that shows an export's events while it is entered."""
 
     def __enter__(self) -> Self:
-        """Start to show."""
+        """Start the display."""
         ...
 
     def __exit__(self, *exc: object) -> None:
-        """Stop to show."""
+        """Stop the display."""
         ...
 
     def title(self, text: str) -> None:
-        """Say first what is done."""
+        """Show the title of the work."""
         ...
 
     def expect(self, task_bytes: Mapping[str, int]) -> None:
-        """Take the estimated size of what each task makes, for the time left."""
+        """Set the estimated output size of each task, for the estimate of the remaining time."""
         ...
 
     def event(self, event: pb.ExportEvent) -> None:
@@ -49,24 +49,24 @@ class Display(Protocol):
         ...
 
     def note(self, message: str) -> None:
-        """Say what is going on outside of any task, such as reading the sources."""
+        """Show work outside of any task, such as reading the sources."""
         ...
 
 
 @contextmanager
 def showing(form: ProgressForm, *, level: str, resuming: bool = False, transient: bool = False) -> Iterator[Display]:
-    """The display of a form, entered, and logs in the same form.
+    """Enter the display of a form, and write logs in the same form.
 
     Args:
         form: ``auto`` is the live table on a terminal, and plain lines elsewhere.
-        level: Least severe messages that are logged; nothing but errors without progress.
+        level: Least severe level that is logged; without progress, only errors are logged.
         resuming: As in :class:`~slipway.cli.progress.rows.Rows`.
-        transient: Whether the live table goes at the end, for who shows all of it once more; not if an error ends it.
+        transient: Whether the live table disappears at the end, because the caller shows its contents again; it stays after an error.
     """
     display: Display
     handler: logging.Handler
     match form:
-        case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR makes no terminal
+        case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR does not count
             display, handler = LiveDisplay(errors, resuming=resuming, transient=transient), terminal_handler(errors)
         case ProgressForm.JSON:
             display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
@@ -79,13 +79,13 @@ def showing(form: ProgressForm, *, level: str, resuming: bool = False, transient
 
 
 class _TaskLog:
-    """Hands the log lines of tasks to the log; a warning that was said is not said again by another attempt or task."""
+    """Passes the log lines of tasks to the log; a repeated warning of another attempt or task is dropped."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def take(self, event: pb.ExportEvent) -> None:
-        """Pass on the line of an event, if it has one."""
+        """Log the line of an event, if it has one."""
         if event.WhichOneof("event") != "log":
             return
         line = event.log
@@ -98,7 +98,7 @@ class _TaskLog:
 
 
 class LiveDisplay:
-    """One row per task and a bar for the whole, redrawn in place; log lines appear above."""
+    """Shows one row per task and a bar for the whole, redrawn in place; log lines appear above."""
 
     def __init__(self, console: Console, *, resuming: bool = False, transient: bool = False) -> None:
         self._console = console
@@ -119,17 +119,17 @@ class LiveDisplay:
         self._live.__exit__(None, None, None)
 
     def title(self, text: str) -> None:
-        """Print it above the table."""
+        """Print the title above the table."""
         self._console.print(Text(text, style="bold"))
 
     def expect(self, task_bytes: Mapping[str, int]) -> None:
-        """Weight the tasks by what they make."""
+        """Weight the tasks by the size of their outputs."""
         self._overall.task_bytes = task_bytes
 
     def event(self, event: pb.ExportEvent) -> None:
-        """Take an event; the table is redrawn by itself."""
+        """Take an event; the table redraws itself."""
         self._rows.take(event)
-        self._overall.look(self._rows)
+        self._overall.update(self._rows)
         self._task_log.take(event)
 
     def note(self, message: str) -> None:
@@ -141,12 +141,12 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """A line for each change of a task, and for progress one now and then.
+    """Writes a line for each change of a task, and now and then a line of progress.
 
     Args:
-        lines: Writes them, in its form.
+        lines: Writer of lines in one form.
         resuming: As in :class:`~slipway.cli.progress.rows.Rows`.
-        clock: Seconds, from any beginning.
+        clock: Function that returns seconds since any fixed time.
     """
 
     def __init__(self, lines: Lines, *, resuming: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,17 +164,17 @@ class LineDisplay:
         pass
 
     def title(self, text: str) -> None:
-        """Write it as the first line."""
+        """Write the title as the first line."""
         self._lines.title(text)
 
     def expect(self, task_bytes: Mapping[str, int]) -> None:
-        """Weight the tasks by what they make."""
+        """Weight the tasks by the size of their outputs."""
         self._overall.task_bytes = task_bytes
 
     def event(self, event: pb.ExportEvent) -> None:
-        """Write what an event changes."""
+        """Write the changes of an event."""
         changed = self._rows.take(event)
-        self._overall.look(self._rows)
+        self._overall.update(self._rows)
         if self._rows.state != self._state:
             self._state = self._rows.state
             self._lines.export(self._state)
@@ -190,31 +190,31 @@ class LineDisplay:
         self._task_log.take(event)
 
     def note(self, message: str) -> None:
-        """Write a line, unless one about the same was written just now or there is nothing to say."""
+        """Write a line, unless it is empty or one about the same subject was just written."""
         about = message.partition(":")[0]
         if message and self._pace.due(about, about, None):
             self._lines.note(message)
 
 
 class Pace:
-    """Says when another line of progress is due: rarely, so that a long run leaves a log that can be read.
+    """Decides when another line of progress is due: rarely, so that the log of a long run stays readable.
 
     Args:
-        clock: Seconds, from any beginning.
+        clock: Function that returns seconds since any fixed time.
     """
 
     SECONDS = 10.0
-    """Between two lines about one task that came a step further meanwhile: another phase, or a tenth of this one."""
+    """Time between two lines about a task that has advanced by a step: to another phase, or by a tenth of this one."""
     STEP = 0.1
     SLOW_SECONDS = 60.0
-    """The same for one that did not."""
+    """Time between two lines about a task that has not."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._said: dict[object, tuple[float, str, float | None]] = {}
 
     def due(self, about: object, phase: str, part: float | None) -> bool:
-        """Whether a line may be written now; True counts as written."""
+        """Return whether a line may be written now; True counts as written."""
         now = self._clock()
         if about in self._said:
             then, before, so_far = self._said[about]
@@ -238,13 +238,13 @@ class NoDisplay:
         pass
 
     def title(self, text: str) -> None:
-        """Leave it out."""
+        """Do nothing."""
 
     def expect(self, task_bytes: Mapping[str, int]) -> None:
-        """Leave it out."""
+        """Do nothing."""
 
     def event(self, event: pb.ExportEvent) -> None:
-        """Leave it out."""
+        """Do nothing."""
 
     def note(self, message: str) -> None:
-        """Leave it out."""
+        """Do nothing."""

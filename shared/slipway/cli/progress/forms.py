@@ -1,4 +1,4 @@
-"""The forms of ``--progress``, apart from what shows them: ``--help`` imports this."""
+"""The forms of ``--progress``, in a light module because ``--help`` imports it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ProgressForm(StrEnum):
-    """How progress is shown."""
+    """A form of progress."""
 
     AUTO = "auto"
     PLAIN = "plain"
@@ -20,7 +20,7 @@ class ProgressForm(StrEnum):
 
 
 def error_line(failure: Failure) -> str:
-    """What ended a command, as the last JSON line."""
+    """Format the failure that ended a command as the last JSON line."""
     from slipway.observability.logs import JsonFormatter
 
     record = logging.LogRecord("slipway", logging.ERROR, "", 0, failure.message, None, None)

@@ -1,4 +1,4 @@
-"""Lines of progress: short ones for people, and JSON objects of the form that logs have too."""
+"""Write lines of progress: short ones for people, or JSON objects in the form of the logs."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ class Lines(Protocol):
     """Writes lines of one form."""
 
     def title(self, text: str) -> None:
-        """What is exported."""
+        """Write the title of the work."""
         ...
 
     def export(self, state: str) -> None:
-        """The export as a whole is in another state."""
+        """Write the new state of the export."""
         ...
 
     def task(self, row: Row) -> bool:
-        """A task is in another state; answers whether progress of it can wait."""
+        """Write the new state of a task; return whether its next line of progress can wait."""
         ...
 
     def progress(self, row: Row, overall: Overall) -> None:
-        """A task came further."""
+        """Write the progress of a task."""
         ...
 
     def note(self, message: str) -> None:
-        """Something happens outside of any task."""
+        """Write about work outside of any task."""
         ...
 
 
 class PlainLines:
-    """``03:14:07 merge: done in 1.2 s``."""
+    """Writes lines such as ``03:14:07 merge: done in 1.2 s``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._formatter = PlainFormatter()
 
     def title(self, text: str) -> None:
-        """As it is."""
+        """Write the title."""
         self._write(text)
 
     def export(self, state: str) -> None:
-        """Nothing: the tasks tell, and the answer says how it ended."""
+        """Write nothing: the lines of tasks and the result say enough."""
 
     def task(self, row: Row) -> bool:
-        """That a task begins or how it ended, but not that it waits. Of a short one, that is all there is to say."""
-        text = _told(row)
+        """Write that a task started or ended, but not that it waits. A short task has no other lines."""
+        text = _state_text(row)
         if text:
             self._write(f"{row.task}: {text}")
         return True
 
     def progress(self, row: Row, overall: Overall) -> None:
-        """Phase, amount, speed and time left."""
+        """Write phase, amount, speed and remaining time."""
         left = row.remaining_seconds()
         figures = [amount(row), speed(row), f"{duration(left)} left" if left is not None and row.total else ""]
         share = f" {row.done / row.total:.0%}" if row.total else ""
@@ -68,7 +68,7 @@ class PlainLines:
         self._write(f"{row.task}: {row.phase}{share}" + (f" ({shown})" if shown else "") + total)
 
     def note(self, message: str) -> None:
-        """As it is."""
+        """Write the message."""
         self._write(message)
 
     def _write(self, text: str) -> None:
@@ -77,27 +77,27 @@ class PlainLines:
 
 
 class JsonLines:
-    """The objects that :class:`~slipway.observability.logs.JsonFormatter` writes, with an ``event`` and its facts."""
+    """Writes objects of :class:`~slipway.observability.logs.JsonFormatter` with an ``event`` and its facts."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._formatter = JsonFormatter()
 
     def title(self, text: str) -> None:
-        """As a note."""
+        """Write the title as a note."""
         self.note(text)
 
     def export(self, state: str) -> None:
-        """The state."""
+        """Write the state."""
         self._write("export", f"the export is {state}", state=state)
 
     def task(self, row: Row) -> bool:
-        """State, and what is known of an ended attempt; its first progress comes at once."""
-        self._write("task", f"{row.task}: {_told(row) or row.state}", **_task_facts(row))
+        """Write the state, and the facts of an ended attempt; the first line of progress may follow at once."""
+        self._write("task", f"{row.task}: {_state_text(row) or row.state}", **_task_facts(row))
         return False
 
     def progress(self, row: Row, overall: Overall) -> None:
-        """All figures."""
+        """Write all figures."""
         remaining, left = row.remaining_seconds(), overall.remaining_seconds()
         self._write(
             "progress",
@@ -116,7 +116,7 @@ class JsonLines:
         )
 
     def note(self, message: str) -> None:
-        """The message."""
+        """Write the message."""
         self._write("note", message)
 
     def _write(self, event: str, message: str, **facts: Any) -> None:
@@ -130,8 +130,8 @@ def _record(message: str, **facts: Any) -> logging.LogRecord:
     return made
 
 
-def _told(row: Row) -> str:
-    """What a task's state is for people; empty where there is nothing to say."""
+def _state_text(row: Row) -> str:
+    """Describe a task's state for people; empty if no line is needed."""
     seconds = row.elapsed_seconds(time.time())
     took = f" in {duration(seconds)}" if seconds is not None and row.ended is not None else ""
     if row.state == "succeeded" and (row.reused or row.kept):
@@ -139,7 +139,7 @@ def _told(row: Row) -> str:
     if row.state == "queued" and row.attempt < 2:
         return ""
     told = {
-        "queued": "is tried again",
+        "queued": "retrying",
         "running": "started",
         "succeeded": f"done{took}",
         "failed": f"failed{took}: {row.reason}" if row.reason else f"failed{took}",

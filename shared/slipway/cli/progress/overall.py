@@ -1,4 +1,4 @@
-"""How far an export is as a whole, and about how long it still takes."""
+"""Estimate the progress of a whole export, and its remaining time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from slipway.registry import known_stage, plays
 from slipway.stage import Effort, Role
 
 _OTHER_PHASE = (0.05, 0.9)
-"""A task that runs is never shown as all done: phases follow that its counter does not know."""
+"""Range of a phase without a known one: a running task is never shown as complete, because uncounted phases may follow."""
 
 _STEP = re.compile(r"\b(\d+) of (\d+)\b")
-"""A phase that says which part of the task it is: ``output 3 of 5: onnx``."""
+"""The number of a step in a phase's name: ``output 3 of 5: onnx``."""
 
 _MEANINGFUL_SECONDS, _MEANINGFUL_PART = 5.0, 0.05
-"""Before an export ran for so long and did so much of itself, no time left is told."""
+"""The remaining time is shown only after an export has run this long and completed this share."""
 
 _SETTLING_SECONDS = 5.0
-"""In so long, an estimate follows most of the way to what the newest figures say."""
+"""Time in which an estimate moves most of the way to the newest figures."""
 
 
 @dataclass
 class Overall:
-    """The share of an export that is done; it only grows.
+    """The completed share of an export; it only grows.
 
     Attributes:
-        task_bytes: Estimated size of what each task makes, as the preflight tells it; empty weights by stage alone.
-        clock: Seconds, from any beginning.
-        done: From 0 to 1.
-        tasks: How many there are.
+        task_bytes: Estimated output size of each task, from the preflight; if empty, tasks are weighted by stage alone.
+        clock: Function that returns seconds since any fixed time.
+        done: Completed share, from 0 to 1.
+        tasks: Number of tasks.
     """
 
     task_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -44,8 +44,8 @@ class Overall:
     _left: float | None = None
     _looked: float = 0.0
 
-    def look(self, rows: Rows) -> None:
-        """Take what is known of the tasks now."""
+    def update(self, rows: Rows) -> None:
+        """Update the share and the remaining time from the tasks' present state."""
         weights = {row.task: self._weight(row, rows) for row in rows.tasks.values()}
         whole, self.tasks = sum(weights.values()), len(weights)
         if not whole:
@@ -55,14 +55,14 @@ class Overall:
         self._estimate()
 
     def remaining_seconds(self) -> float | None:
-        """About how long it still takes; None while that cannot be told."""
+        """Return the estimated remaining time; None while unknown."""
         if self._left is None or self.done >= 1:
             return None
         return max(self._left - (self.clock() - self._looked), 0.0)
 
     def _estimate(self) -> None:
         now = self.clock()
-        if self._began is None:  # what an earlier run did says nothing about the speed of this one
+        if self._began is None:  # the results of an earlier run say nothing about the speed of this one
             self._began = (now, self.done)
         seconds, part = now - self._began[0], self.done - self._began[1]
         if seconds < _MEANINGFUL_SECONDS or part < _MEANINGFUL_PART:
@@ -89,7 +89,7 @@ def _effort(row: Row) -> Effort:
 
 
 def _part(row: Row) -> float:
-    """The share of one task that is done."""
+    """Return the completed share of one task."""
     if row.ended_for_good:
         return 1.0
     if row.state != "running" or not row.phase:

@@ -1,4 +1,4 @@
-"""Progress of one stage that runs outside of any export."""
+"""Show the progress of one stage that runs outside of any export."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slipway_protos.v1 import export_pb2 as pb
 
 
 class StageReporter:
-    """Progress of one stage that runs outside of any export.
+    """Shows the progress of one stage that runs outside of any export.
 
     Args:
-        name: Of the stage.
-        display: Entered already.
+        name: Name of the stage.
+        display: The display, already entered.
     """
 
     def __init__(self, name: str, display: Display) -> None:
@@ -39,7 +39,7 @@ class StageReporter:
         self._display.event(pb.ExportEvent(progress=report))
 
     def log(self, level: str, message: str) -> None:
-        """Pass a stage's log line on."""
+        """Show a stage's log line."""
         line = log_line(level, message)
         line.task = self._name
         self._display.event(pb.ExportEvent(log=line))

@@ -1,4 +1,4 @@
-"""What is known of each task while an export runs: the model behind every kind of progress display."""
+"""The state of each task while an export runs: the data behind every progress display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
 _SMOOTHING = 0.3
-"""Weight of the newest speed; lower is calmer."""
+"""Weight of the newest speed; lower is smoother."""
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -22,18 +22,18 @@ class Row:
     """One task.
 
     Attributes:
-        task: Its id.
-        stage: What it runs; empty while unknown.
-        format: What it delivers; empty for nothing.
-        state: As in :data:`TASK_STATES`.
+        task: Id of the task.
+        stage: Name of its stage; empty while unknown.
+        format: Output that it delivers; empty for none.
+        state: State, as in :data:`TASK_STATES`.
         attempt: Number of the newest attempt; 0 before the first.
-        phase: What is being done.
-        done: Of ``total`` (0 while unknown), counted in ``unit``.
-        memory_bytes: Memory of the stage's processes now; the peak once it ended.
-        started: When the newest attempt started, seconds since the epoch; None before.
-        ended: When it ended; None before.
-        reused: The result was there already.
-        kept: An earlier run of this command made it.
+        phase: Current phase.
+        done: Completed part of ``total`` (0 while unknown), counted in ``unit``.
+        memory_bytes: Memory of the stage's processes now; the peak after the end.
+        started: Start of the newest attempt, in seconds since the epoch; None before.
+        ended: End of the newest attempt; None before.
+        reused: Whether the result already existed.
+        kept: Whether an earlier run of this command made the result.
         reason: Reason of a failure; empty otherwise.
         rate: Units per second, smoothed; None while unknown.
     """
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def ended_for_good(self) -> bool:
-        """Whether nothing more comes of it in this run."""
+        """Return whether the task will not change again in this run."""
         return self.state in ENDED or self.state == "skipped"
 
     def advance(self, phase: str, *, done: int, total: int, unit: str, memory_bytes: int, now: float) -> None:
@@ -75,24 +75,24 @@ class Row:
         self.memory_bytes = memory_bytes or self.memory_bytes
 
     def remaining_seconds(self) -> float | None:
-        """Time to the end of the phase at its present speed; None while unknown."""
+        """Return the time to the end of the phase at its present speed; None while unknown."""
         if self.state != "running" or not self.rate or not self.total:
             return None
         return max(self.total - self.done, 0) / self.rate
 
     def elapsed_seconds(self, now: float) -> float | None:
-        """Time since the newest attempt started; None before."""
+        """Return the duration of the newest attempt so far; None before its start."""
         return None if self.started is None else max((self.ended or now) - self.started, 0.0)
 
 
 @dataclass
 class Rows:
-    """All tasks of an export, in the plan's order, fed with events.
+    """All tasks of an export, in the plan's order, updated by events.
 
     Attributes:
-        clock: Seconds since the epoch.
-        resuming: The first look is that of a command that may go on with what an earlier run of it began.
-        state: Of the export, as in :data:`EXPORT_STATES`.
+        clock: Function that returns seconds since the epoch.
+        resuming: Whether the command may continue an earlier run; tasks that the first event shows as ended then count as kept.
+        state: State of the export, as in :data:`EXPORT_STATES`.
         tasks: Rows by task id.
     """
 
@@ -102,7 +102,7 @@ class Rows:
     tasks: dict[str, Row] = field(default_factory=dict)
 
     def take(self, event: pb.ExportEvent) -> list[Row]:
-        """Take an event; answers the rows whose state changed."""
+        """Update the rows from an event; return those whose state changed."""
         match event.WhichOneof("event"):
             case "export":
                 first, self.state = not self.state, EXPORT_STATES[event.export.state]

@@ -1,4 +1,4 @@
-"""The live table: one row per task with state, bar, amount, speed, memory, time left and time taken."""
+"""Draw the live table: one row per task with state, bar, amount, speed, memory, remaining and elapsed time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _COLUMNS = (
 
 
 def progress_table(rows: Rows, *, now: float, note: str = "", overall: Overall | None = None) -> RenderableType:
-    """All tasks as a table, the export as a whole, and a line below it.
+    """Draw all tasks as a table, the whole export, and a line below it.
 
     Args:
-        rows: What is known.
-        now: Seconds since the epoch.
+        rows: State of the tasks.
+        now: Present time in seconds since the epoch.
         note: The line below.
-        overall: The whole; None leaves it out.
+        overall: State of the whole export; None leaves it out.
     """
     table = FittedTable(*_COLUMNS, header="dim", hint="")
     for row in rows.tasks.values():
@@ -67,7 +67,7 @@ def _total(overall: Overall) -> FittedTable:
 
 
 def about(seconds: float) -> str:
-    """A time that is only estimated, without digits that it does not have: ``40 s``, ``3 min``, ``2 h 10 min``."""
+    """Format an estimated time without false precision: ``40 s``, ``3 min``, ``2 h 10 min``."""
     if seconds < 90:
         return f"{max(round(seconds / 5) * 5, 5)} s"
     minutes = round(seconds / 60)
@@ -90,7 +90,7 @@ def _cells(row: Row, now: float) -> tuple[RenderableType, ...]:
 
 
 def state_of(row: Row) -> str:
-    """State of a task in words, with its phase, reason and attempt."""
+    """Describe the state of a task in words, with its phase, reason and attempt."""
     words = row.phase if row.state == "running" and row.phase else row.state
     if row.state == "succeeded" and (row.reused or row.kept):
         words = "reused"
@@ -110,7 +110,7 @@ def _bar(row: Row) -> RenderableType:
 
 
 def amount(row: Row) -> str:
-    """How much is done, and of how much."""
+    """Format the completed and the total amount."""
     if not row.done and not row.total:
         return ""
     if row.unit == "bytes":
@@ -119,7 +119,7 @@ def amount(row: Row) -> str:
 
 
 def speed(row: Row) -> str:
-    """How much is done in a second; empty while unknown."""
+    """Format the speed; empty while unknown."""
     if not row.rate:
         return ""
     return f"{format_size(row.rate)}/s" if row.unit == "bytes" else f"{row.rate:.1f}/s"

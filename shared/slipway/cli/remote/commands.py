@@ -1,4 +1,4 @@
-"""Exports of a coordinator: submit, get, list, watch, cancel, retry, delete."""
+"""Commands for the exports of a coordinator: submit, get, list, watch, cancel, retry, delete."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Filter = Annotated[
     typer.Option(
         "--filter",
         metavar="TEXT",
-        help="Only those it takes, by state, creator, label.NAME, create_time and end_time; see examples.",
+        help="List only matching exports, by state, creator, label.NAME, create_time and end_time; see examples.",
     ),
 ]
 Priority = Annotated[
-    int, typer.Option("--priority", min=-100, max=100, help="Of exports that wait, the higher goes first.")
+    int, typer.Option("--priority", min=-100, max=100, help="Among waiting exports, the highest runs first.")
 ]
 
 
@@ -57,7 +57,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.export.next_commands import submitted_commands
     from slipway.cli.export.preparing import name_sources, store_found
     from slipway.cli.progress.display import showing
-    from slipway.cli.remote.view import answer_export
+    from slipway.cli.remote.view import print_export
     from slipway.cli.terminal.columns import Prose
     from slipway.cli.terminal.console import errors
     from slipway.export_sources.found import find_sources, reading
@@ -98,13 +98,13 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         errors.print(Prose("warning ", "yellow", warning))
     given = {"--base-model": base_model, "--checkpoint": checkpoint, "--request-id": prepared.request_id or None}
     commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
-    answer_export(export, as_json=as_json, commands=commands)
+    print_export(export, as_json=as_json, commands=commands)
 
 
 def get(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Show one export, of a coordinator or of this machine, and how to fetch what it made."""
+    """Show one export of a coordinator or of this machine, and how to fetch its outputs."""
     from slipway.cli.export.next_commands import fetch_commands
-    from slipway.cli.remote.view import answer_export
+    from slipway.cli.remote.view import print_export
 
     connection = connection_of(ctx)
     state = ""
@@ -118,7 +118,7 @@ def get(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = 
         local = local_export(connection.settings(), export)
         assert local.message is not None
         found, state = local.message, local.state
-    answer_export(found, as_json=as_json, state=state, commands=fetch_commands(found, connection.options()))
+    print_export(found, as_json=as_json, state=state, commands=fetch_commands(found, connection.options()))
 
 
 def list_exports(
@@ -127,19 +127,19 @@ def list_exports(
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """List exports, newest first: those of a coordinator, or without one those that ran on this machine."""
-    from slipway.cli.remote.view import answer_exports, answer_local_exports
+    """List the exports of a coordinator, or without one those that ran on this machine, newest first."""
+    from slipway.cli.remote.view import print_exports, print_local_exports
 
     connection = connection_of(ctx)
     if not connection.coordinator:
         _require_local()
         from slipway.embedded.local_exports import local_exports
 
-        answer_local_exports(local_exports(connection.settings(), filter=filter), as_json=as_json)
+        print_local_exports(local_exports(connection.settings(), filter=filter), as_json=as_json)
         return
     with connection.client() as client:
         exports = client.list_exports(filter=filter, page_size=1000, summary=not as_json)
-        answer_exports(list(exports), as_json=as_json)
+        print_exports(list(exports), as_json=as_json)
 
 
 def watch(
@@ -151,33 +151,33 @@ def watch(
 ) -> None:
     """Follow an export to its end; Ctrl-C only stops watching."""
     from slipway.cli.export.next_commands import fetch_commands
-    from slipway.cli.remote.view import answer_export, exit_code_of, follow
+    from slipway.cli.remote.view import exit_code_of, follow, print_export
 
     connection = connection_of(ctx)
     with connection.client() as client:
         ended = follow(client, export, progress=progress, level=connection.settings().log_level)
-    answer_export(ended, as_json=as_json, commands=fetch_commands(ended, connection.options()))
+    print_export(ended, as_json=as_json, commands=fetch_commands(ended, connection.options()))
     raise typer.Exit(exit_code_of(ended))
 
 
 def cancel(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Cancel an export."""
-    from slipway.cli.remote.view import answer_export
+    from slipway.cli.remote.view import print_export
 
     with connection_of(ctx).client() as client:
-        answer_export(client.cancel_export(export), as_json=as_json)
+        print_export(client.cancel_export(export), as_json=as_json)
 
 
 def retry(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Run an ended, unsuccessful export again; finished tasks are kept."""
-    from slipway.cli.remote.view import answer_export
+    from slipway.cli.remote.view import print_export
 
     with connection_of(ctx).client() as client:
-        answer_export(client.retry_export(export), as_json=as_json)
+        print_export(client.retry_export(export), as_json=as_json)
 
 
 def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Forget an ended export."""
+    """Delete an ended export."""
     from slipway.cli.terminal.console import answers, print_json
     from slipway.client import export_name
 
@@ -191,7 +191,7 @@ def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug
 
 
 def _require_local() -> None:
-    """See that the states of this machine's exports can be read."""
+    """Check that the libraries that read this machine's exports are installed."""
     from slipway.extras import require
 
     require("coordinator", what="reading the exports of this machine", otherwise="name one: --coordinator HOST:PORT")

@@ -1,4 +1,4 @@
-"""Exports of a coordinator or of this machine, shown."""
+"""Print exports of a coordinator or of this machine."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
 
 
-def answer_export(
+def print_export(
     export: pb.Export, *, as_json: bool, state: str = "", commands: Mapping[str, str] | None = None
 ) -> None:
-    """Print one export, and for people how to go on.
+    """Print one export, with suggestions for the next commands.
 
     Args:
         export: The export.
-        as_json: As one document.
-        state: Its state, when more is known of it than the message says.
-        commands: What can be done next, by what it is for.
+        as_json: Print one JSON document.
+        state: Its state, if more is known than the message says.
+        commands: Next commands by purpose.
     """
     if as_json:
         print_json(_document(export) | ({"commands": dict(commands)} if commands else {}))
@@ -53,17 +53,17 @@ def answer_export(
     failure = recorded_failure(export)
     if failure is not None:
         show(Prose("error ", "bold red", Text.assemble((f"[{failure.reason}] ", "red"), str(failure))))
-    say_commands(commands or {})
+    print_commands(commands or {})
 
 
-def say_commands(commands: Mapping[str, str]) -> None:
-    """Print commands on standard error, each whole on a line of its own, so that it can be copied."""
+def print_commands(commands: Mapping[str, str]) -> None:
+    """Print commands on standard error, each on one line, so that it can be copied."""
     for purpose, command in commands.items():
         errors.print(Text(f"{purpose}:", style="dim"))
         errors.print(unbroken("  ", command), soft_wrap=True)
 
 
-def answer_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
+def print_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
     """Print several exports of a coordinator."""
     if as_json:
         print_json({"exports": [_document(export) for export in exports]})
@@ -71,8 +71,8 @@ def answer_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
     _table([(export.name.rpartition("/")[2], EXPORT_STATES[export.state], export) for export in exports])
 
 
-def answer_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> None:
-    """Print the exports of this machine; what cannot be read is named with the reason."""
+def print_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> None:
+    """Print the exports of this machine; for an unreadable one, print the reason."""
     if as_json:
         print_json({"exports": [_local_document(export) for export in exports]})
         return
@@ -105,7 +105,7 @@ def _table(exports: Sequence[tuple[str, str, pb.Export | None]]) -> None:
 
 
 def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> pb.Export:
-    """Show an export's events until it ends; answers it. The live table goes, as the answer has the same."""
+    """Show an export's events until it ends, and return the export. The live table disappears, because the caller prints the same."""
     with showing(progress, level=level, transient=True) as display:
         display.title(title(client.get_export(name).labels) or name)
         for event in client.watch_export(name):
@@ -116,7 +116,7 @@ def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> 
 
 
 def exit_code_of(export: pb.Export) -> int:
-    """0, or the code of an ended export's failure; a failed validation is one, as for ``slipway export``."""
+    """Return 0, or the exit code of an ended export's failure; a failed validation is a failure, as for ``slipway export``."""
     failure = recorded_failure(export)
     return 0 if failure is None else failure.exit_code
 

@@ -1,4 +1,4 @@
-"""``slipway stage`` and ``slipway sample``: one stage alone, and a model to try things with."""
+"""``slipway stage`` and ``slipway sample``: run one stage alone, and make a model for trials."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export
 
 
 def _stages(incomplete: str) -> list[str]:
-    """Stages for the shell's completion."""
+    """Complete the names of stages."""
     from slipway.registry import stage_names
 
     return [name for name in stage_names() if name.startswith(incomplete)]
 
 
 def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Parameters of the stage that is named, and the values of those with only so many."""
+    """Complete the parameters of the named stage, and the values of parameters with a fixed set of them."""
     import os
 
     from slipway.cli import completion
@@ -63,7 +63,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Run one stage alone on folders, without store or coordinator. slipway stage NAME --help lists what NAME takes."""
+    """Run one stage alone on folders, without store or coordinator. slipway stage NAME --help lists its inputs and parameters."""
     from slipway.extras import require, stage_extra
     from slipway.registry import load_stage
 

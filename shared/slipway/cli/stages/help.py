@@ -1,4 +1,4 @@
-"""``slipway stage NAME --help``: the stage's inputs, outputs and parameters."""
+"""``slipway stage NAME --help``: show the stage's inputs, outputs and parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from typer.core import TyperCommand
 
-from slipway.cli.asked import given_leniently
+from slipway.cli.output_options import given_leniently
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class StageCommand(TyperCommand):
-    """``slipway stage``, whose help goes on with what the stage takes that is named."""
+    """``slipway stage``, whose help also shows the inputs and parameters of the named stage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember the stage that is named: help is shown before anything is parsed."""
+        """Remember the named stage, because help is shown before the arguments are parsed."""
         if not ctx.resilient_parsing:
             ctx.meta["slipway.stage"] = (
                 given_leniently(self, self.name, list(args), parent=ctx.parent).get("name") or ""
@@ -45,7 +45,7 @@ class StageCommand(TyperCommand):
 
 
 def stage_help(stage: Stage[Any], *, width: int) -> Iterator[str]:
-    """Lines about a stage: what goes in, what comes out, and its parameters with type, default and meaning."""
+    """Yield lines about a stage: inputs, outputs, and parameters with type, default and meaning."""
     more = " …, and others by a name of your choice" if stage.more_inputs else ""
     yield f" {stage.name}, version {stage.version}"
     yield ""
@@ -59,7 +59,7 @@ def stage_help(stage: Stage[Any], *, width: int) -> Iterator[str]:
 
 
 def parameters(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
-    """Name, type, default (empty where it has none) and meaning of each parameter."""
+    """Return the name, type, default (empty if it has none) and meaning of each parameter."""
     from slipway.meanings import meanings
 
     said = meanings(model)
@@ -70,7 +70,7 @@ def parameters(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
 
 
 def values(model: type[BaseModel], name: str) -> tuple[str, ...]:
-    """The values of a parameter that has only so many; empty for any other."""
+    """Return the values of a parameter with a fixed set of them; empty for any other."""
     kinds = [kind for kind in _kinds(model.model_fields[name].annotation) if kind is not NoneType]
     if kinds == [bool]:
         return ("true", "false")

@@ -1,4 +1,4 @@
-"""Running one stage for ``slipway stage``: outputs appear in the target only when all of them are there."""
+"""Run one stage for ``slipway stage``; the target folder appears only with all outputs in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a dict.
+    """Parse ``NAME=VALUE`` texts into a dict.
 
     Raises:
         ConfigurationError: ``PARAMS_INVALID``.
@@ -57,12 +57,12 @@ def run_stage(
     progress: ProgressForm = ProgressForm.AUTO,
     level: str = "info",
 ) -> dict[str, Any]:
-    """Run a stage and move its outputs to ``out``; answers outputs, facts and peak memory.
+    """Run a stage and move its outputs to ``out``; return outputs, facts and peak memory.
 
     Raises:
         ConfigurationError: ``STAGE_UNKNOWN``, ``PARAMS_INVALID``, ``INPUT_MISSING``.
         ArtifactError: ``OUTPUT_EXISTS``, ``FILE_ERROR``.
-        ModelExportError: Whatever the stage fails with.
+        ModelExportError: The failure of the stage.
     """
     check_local(out, named_by="--out")
     stage = load_stage(name)
@@ -74,25 +74,25 @@ def run_stage(
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
-        for _ in all_files(folder):  # refuses links out of it, and pipes that libraries would wait for
+        for _ in all_files(folder):  # refuses links out of the folder, and pipes on which libraries would block
             pass
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError(
-            f"{out} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
+            f"{out} already exists", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
         )
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
-        with _handlers_kept(), showing(progress, level=level) as display:
+        with _restoring_signal_handlers(), showing(progress, level=level) as display:
             outcome = asyncio.run(_interruptible(Execution(call, workdir), StageReporter(name, display)))
         return _move(outcome, out, scratch)
 
 
 async def _interruptible(execution: Execution, reporter: StageReporter) -> Outcome:
-    """Run; Ctrl-C and SIGTERM end the child before they end us.
+    """Run an execution; on Ctrl-C and SIGTERM, end the child first and then this process.
 
     Raises:
-        ModelExportError: What the stage fails with.
+        ModelExportError: The failure of the stage.
     """
     loop = asyncio.get_running_loop()
     with reporter:
@@ -110,8 +110,8 @@ async def _interruptible(execution: Execution, reporter: StageReporter) -> Outco
 
 
 @contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Put the signal handlers back that were there before: a loop that ends sets Python's defaults instead."""
+def _restoring_signal_handlers() -> Iterator[None]:
+    """Restore the previous signal handlers, because an event loop sets Python's defaults when it ends."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
@@ -135,7 +135,7 @@ def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A parameter's value: JSON where it is JSON, otherwise the text itself."""
+    """Parse a parameter's value as JSON; return the text itself if it is not JSON."""
     try:
         return parse_json(text.encode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Making the sample for ``slipway sample``, with progress."""
+"""Make the sample for ``slipway sample``, and show progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipway.files.local_folders import check_local
 def run_sample(
     directory: Path, *, seed: int, progress: ProgressForm = ProgressForm.AUTO, level: str = "info"
 ) -> dict[str, Any]:
-    """Train the sample into a folder; answers its summary as plain data.
+    """Train the sample into a folder; return its summary as plain data.
 
     Raises:
         ModelExportError: As :func:`slipway.sample.make_sample`.

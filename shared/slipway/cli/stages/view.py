@@ -1,4 +1,4 @@
-"""What ``slipway stage`` shows of a stage's result: its folders, and the figures of a validation."""
+"""Show the figures of a validation that ``slipway stage`` ran."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _COLUMNS = (
 
 
 def read_validation(done: dict[str, Any]) -> ValidationReport | None:
-    """The report among a stage's outputs; None where the stage does not validate."""
+    """Read the validation report among a stage's outputs; None if the stage does not validate."""
     folder = done["outputs"].get("validation")
     file = Path(folder) / FILE_NAME if folder else None
     return ValidationReport.read(file.parent) if file is not None and file.is_file() else None
 
 
 def figures(report: ValidationReport) -> RenderableType:
-    """What was measured of each output, one row each, and below it why one failed or was not run."""
+    """Show the measurements of each output as a row, and below them why outputs failed or were not run."""
     table = FittedTable(*_COLUMNS)
     for output in report.outputs:
         entry = format_result(size_bytes=output.size_bytes, found=output)

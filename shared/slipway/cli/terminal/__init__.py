@@ -1,1 +1,1 @@
-"""Writing to a terminal, a pipe or a file."""
+"""Write to a terminal, a pipe or a file."""

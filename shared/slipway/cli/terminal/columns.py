@@ -1,7 +1,7 @@
-"""Tables that fit the terminal: whole columns are dropped, the least important first, and never a letter.
+"""Draw tables that fit the terminal by dropping whole columns, the least important first; cells are never cut.
 
-Text wraps between words and after the slashes of a path; names stay on one line. Where not even the needed columns fit side by
-side, each row becomes a short list.
+Text wraps between words and after the slashes of a path; names stay on one line. If not even the needed columns fit side by side,
+each row becomes a short list.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HINT = "more columns on a wider terminal, or with --json"
 
 _GAP = 2
 _WRAPPED_WIDTH = 24
-"""A column of text is not made narrower than this while another can be dropped for it."""
+"""Columns of text stay at least this wide while another column can be dropped instead."""
 
 _PIECE = re.compile(r"/*[^\s/]+/*|/+|\s+")
-"""What text can be broken after: words, and the parts of a path."""
+"""Pieces between which text can be broken: words, and the parts of a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Column:
 
     Attributes:
         name: Its heading; may be empty.
-        rank: 0 for a column that is never dropped; of the others, the highest goes first.
-        wrap: Whether its cells may take several lines.
+        rank: 0 for a column that is never dropped; among the others, the highest is dropped first.
+        wrap: Whether its cells may have several lines.
         right: Whether its cells are aligned to the right.
-        width: For cells without a width of their own, such as bars.
-        style: Of its cells.
+        width: Width of cells that have none of their own, such as bars.
+        style: Style of its cells.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Column:
 
 
 class FittedTable:
-    """A table without lines that is as wide as the terminal at most.
+    """A table without lines that is at most as wide as the terminal.
 
     Args:
-        columns: From left to right; the first names the row.
-        header: Whether headings are shown, and in which style; empty shows none.
-        hint: What is said below when columns were dropped; empty says nothing.
+        columns: Columns from left to right; the first names the row.
+        header: Style of the headings; empty shows none.
+        hint: Text below the table if columns were dropped; empty for none.
     """
 
     def __init__(self, *columns: Column, header: str = "bold", hint: str = HINT) -> None:
@@ -68,20 +68,20 @@ class FittedTable:
         self._rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
-        """Append a row; a text is shown as it is, without markup, and nothing of it is obeyed."""
+        """Append a row; texts are shown literally, without markup and terminal commands."""
         self._rows.append(tuple(_shown(cell) for cell in cells))
 
     @property
     def row_count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self._rows)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Any width will do."""
+        """Accept any width."""
         return Measurement(1, options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Show what fits."""
+        """Show the columns that fit."""
         shown = self._fitting(options.max_width)
         if shown is None:
             yield from self._lists(options.max_width)
@@ -91,14 +91,14 @@ class FittedTable:
             yield wrapped(Text(self._hint, style="dim"), options.max_width)
 
     def drops(self, width: int) -> bool:
-        """Whether columns are left out at this width."""
+        """Return whether columns are dropped at this width."""
         shown = self._fitting(width)
         return (
             any(column.rank != NEEDED for column in self._columns) if shown is None else len(shown) < len(self._columns)
         )
 
     def _fitting(self, width: int) -> list[int] | None:
-        """Numbers of the columns that fit; None when not even the needed ones do."""
+        """Return the numbers of the columns that fit; None if not even the needed ones do."""
         shown = list(range(len(self._columns)))
         while sum(self._least(number) for number in shown) + _GAP * (len(shown) - 1) > width:
             droppable = [number for number in shown if self._columns[number].rank != NEEDED]
@@ -112,7 +112,7 @@ class FittedTable:
         return all(isinstance(cell, Text) and not cell.plain for cell in cells)
 
     def _least(self, number: int) -> int:
-        """The narrowest that a column may be."""
+        """Return the smallest width of a column."""
         column, natural = self._columns[number], self._natural(number)
         if not column.wrap:
             return natural
@@ -120,7 +120,7 @@ class FittedTable:
         return max([cell_len(column.name), min(natural, _WRAPPED_WIDTH), *pieces])
 
     def _natural(self, number: int) -> int:
-        """The width at which nothing of a column wraps."""
+        """Return the width at which no cell of a column wraps."""
         column = self._columns[number]
         heading = cell_len(column.name) if self._header else 0
         lines = [cell_len(line) for cell in self._texts(number) for line in cell.plain.split("\n")]
@@ -134,7 +134,9 @@ class FittedTable:
         widths = {number: self._least(number) for number in shown}
         spare = width - sum(widths.values()) - _GAP * (len(shown) - 1)
         wanting = sorted((self._natural(number) - widths[number], number) for number in shown)
-        for place, (want, number) in enumerate(wanting):  # who wants least is served whole, the others share the rest
+        for place, (want, number) in enumerate(
+            wanting
+        ):  # the smallest wish is granted first, the others share the rest
             given = min(want, spare // (len(wanting) - place))
             widths[number] += given
             spare -= given
@@ -159,7 +161,7 @@ class FittedTable:
         return table
 
     def _lists(self, width: int) -> Iterable[Text]:
-        """Each row below its name: ``heading: cell`` for the needed columns."""
+        """Yield each row as a list below its name: ``heading: cell`` for the needed columns."""
         needed = [number for number, column in enumerate(self._columns) if column.rank == NEEDED]
         if self._header and self._columns[needed[0]].name:
             yield Text(self._columns[needed[0]].name, style=self._header)
@@ -177,13 +179,13 @@ class FittedTable:
 
 
 class SharedHint:
-    """Says once, below several tables without a hint of their own, that columns were dropped."""
+    """A hint below several tables without own hints, shown once if columns were dropped."""
 
     def __init__(self, *tables: FittedTable) -> None:
         self._tables = tables
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Show it where it is true."""
+        """Show the hint if a table drops columns."""
         if any(table.drops(options.max_width) for table in self._tables):
             yield wrapped(Text(HINT, style="dim"), options.max_width)
 
@@ -197,24 +199,24 @@ class Prose:
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Show it."""
+        """Show the text."""
         yield wrapped(self._text, options.max_width)
 
 
 def wrapped(text: Text, width: int) -> Text:
-    """A text in lines of at most this width, broken between words and after slashes; letters only where nothing else fits."""
+    """Wrap a text to this width, between words and after slashes; break within a word only if it is too long for a line."""
     return Text("\n").join(_lines(text, width))
 
 
 def _shown(cell: RenderableType) -> RenderableType:
-    """A cell as its width is measured: what the console replaces is replaced before."""
+    """Return a cell with unsafe characters already replaced, so that its width is measured correctly."""
     if isinstance(cell, str):
         return Text(printable(cell))
     return _clean(cell) if isinstance(cell, Text) else cell
 
 
 def _clean(text: Text) -> Text:
-    """A styled text without what a terminal would obey; replaced one for one, so that styles stay where they are."""
+    """Return a styled text without terminal commands; characters are replaced one for one, so that styles keep their places."""
     cleaned = text.copy()
     cleaned.plain = printable(text.plain)
     return cleaned
@@ -235,7 +237,7 @@ def _lines(text: Text, width: int) -> list[Text]:
 
 def _paragraph(text: Text, width: int) -> list[Text]:
     """Break one line; whitespace at a break is left out."""
-    breaks, start, end = [], 0, 0  # of the line that is filled: its beginning, and the end of what it holds
+    breaks, start, end = [], 0, 0  # start and end of the current line
     for match in _PIECE.finditer(text.plain):
         piece = match.group()
         if piece.isspace():
@@ -254,7 +256,7 @@ def _paragraph(text: Text, width: int) -> list[Text]:
 
 
 def _fitting_letters(text: str, width: int) -> int:
-    """How many letters fit; at least one."""
+    """Return how many letters fit; at least one."""
     count, taken = 0, 0
     for letter in text:
         taken += cell_len(letter)

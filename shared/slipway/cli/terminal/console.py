@@ -1,6 +1,6 @@
-"""Where output goes: answers to standard output, everything else to standard error. ``NO_COLOR`` is honoured by rich.
+"""The consoles: results go to standard output, everything else to standard error. rich honours ``NO_COLOR``.
 
-Whatever is shown is cleaned here: names, labels and messages are other people's, and a terminal would obey what is in them.
+All output is cleaned here, because names, labels and messages come from other people and may contain terminal commands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipway.cli.terminal.encoding import is_utf8
 from slipway.texts import escaped_json, printable
 
 _UNLIMITED = 100_000
-"""Columns of a pipe or file, which has no width: nothing wraps there, and nothing is dropped."""
+"""Columns of a pipe or file, which has no width: nothing is wrapped or dropped there."""
 
 
 def _width() -> int | None:
@@ -27,26 +27,26 @@ def _width() -> int | None:
 
 
 class CleanConsole(Console):
-    """A console that writes no control sequence but its own."""
+    """A console that writes only its own control sequences."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render anything; what a terminal would obey, or what hides from a reader, is replaced in its texts."""
+        """Render anything; replace terminal commands and invisible characters in its texts."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
-# Nor is anything in a text markup: a folder may be called "[/red]" or ":key:".
+# Markup in texts is off too: a folder may be called "[/red]" or ":key:".
 errors = CleanConsole(stderr=True, markup=False, emoji=False)
 answers = CleanConsole(width=_width(), markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
-    """Print an answer; a part made by :func:`unbroken` may run over the edge."""
+    """Print a result; a part made by :func:`unbroken` may be wider than the terminal."""
     answers.print(Group(*parts), crop=False)
 
 
 def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
-    """A line that stays whole however long it is, because it is there to be copied: a path, or a command."""
+    """Return a line that is never wrapped or cut, so that it can be copied: a path, or a command."""
     return Text.assemble((label, style), text, no_wrap=True, overflow="ignore")
 
 
@@ -60,7 +60,7 @@ def print_json(document: Any) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: ``4.2 s``, ``3:05``, ``2:03:05``; ``5 d`` for what is longer than two days."""
+    """Format seconds for people: ``4.2 s``, ``3:05``, ``2:03:05``, and ``5 d`` above two days."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

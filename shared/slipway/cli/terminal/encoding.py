@@ -1,7 +1,7 @@
-"""Output on every terminal: what it cannot show is replaced, and nothing fails.
+"""Write to any terminal without failing: replace characters that it cannot show.
 
-Terminals without UTF-8 get ASCII characters instead. Names of files that are no UTF-8 can be shown by none, and are written with
-backslashes, which is JSON too.
+Terminals without UTF-8 get ASCII characters instead. No terminal can show file names that are not UTF-8; they are written with
+backslashes, which is valid JSON too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from slipway.texts import number_of
 
 _ASCII = str.maketrans("✔✘●○■·–—→≤≥…×µ•‘’“”", "+x*o#.--><>.xu*''\"\"")
-"""What is written instead where the terminal's encoding lacks a character; one for one, so that tables stay aligned."""
+"""Replacements for characters that the terminal's encoding lacks; one for one, so that tables stay aligned."""
 
 
 _SIZES = ("COLUMNS", "LINES", "TERMINAL_WIDTH")
@@ -22,18 +22,18 @@ _MOST_COLUMNS = 100_000
 
 
 def write_any_encoding() -> None:
-    """Replace what a terminal cannot show, instead of failing on it."""
+    """Make standard output and error replace characters that they cannot encode, instead of failing."""
     codecs.register_error("slipway.ascii", _replace)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace" if is_utf8(stream) else "slipway.ascii")
 
 
-def forget_odd_sizes(environment: MutableMapping[str, str]) -> None:
-    """Remove variables about a terminal's size that are no size, such as ``²``: the libraries that read them fail on them.
+def drop_invalid_sizes(environment: MutableMapping[str, str]) -> None:
+    """Remove variables with an invalid size of the terminal, such as ``²``, because libraries fail on them.
 
     Args:
-        environment: That of the process.
+        environment: Environment of the process.
     """
     for name in _SIZES:
         if not number_of(environment.get(name, "1"), most=_MOST_COLUMNS):
@@ -41,7 +41,7 @@ def forget_odd_sizes(environment: MutableMapping[str, str]) -> None:
 
 
 def is_utf8(stream: Any) -> bool:
-    """Whether a stream takes every character."""
+    """Return whether a stream can encode every character."""
     return str(getattr(stream, "encoding", "") or "utf-8").lower().replace("-", "").startswith("utf")
 
 

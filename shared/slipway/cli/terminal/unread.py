@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as in ``slipway list | head``: the command ends quietly, as other programs do."""
+"""End quietly if the reader of the output is gone, as in ``slipway list | head``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 import traceback
 
 EXIT_UNREAD = 141
-"""What a shell makes of a program that SIGPIPE ended. The signal itself would end Slipway for any connection that breaks."""
+"""A shell's exit code for a program that SIGPIPE ended. The signal itself stays off, because any broken connection would end Slipway."""
 
 
-def left_unread(error: SystemExit) -> bool:
-    """Whether a command ended because what read its output is gone; libraries leave 1 then, without a word."""
+def reader_is_gone(error: SystemExit) -> bool:
+    """Return whether a command ended because the reader of its output is gone; libraries then exit silently with 1."""
     if not isinstance(error.__context__, BrokenPipeError):
         return False
     frames = traceback.extract_tb(error.__traceback__)
@@ -20,17 +20,17 @@ def left_unread(error: SystemExit) -> bool:
 
 
 def flush(code: int) -> int:
-    """Write what is left to write; returns the exit code that a command ends with.
+    """Flush the output; return the final exit code of a command.
 
     Args:
-        code: Of the command. A failure stays one, also where nobody hears of it.
+        code: Exit code so far. A failure keeps its code, even without a reader.
     """
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()
         except BrokenPipeError:
             code = code or EXIT_UNREAD
-        if _is_unread(number):  # Python writes once more at its end, and says that it could not
+        if _is_unread(number):  # Python flushes again at its exit, and would report the failure
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, number)
             os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What an export leaves for people and programs to read: ``report.json``, ``report.html`` and the model card."""
+"""Write the report of an export: ``report.json``, ``report.html`` and the model card."""
 
 from slipway.results.report.writing import main_file, write_report
 

@@ -1,4 +1,4 @@
-"""The model card: ``README.md`` of the output directory, with a usage example per kind of format that runs from there."""
+"""Write the model card: ``README.md`` of the output directory, with a usage example per format that runs from there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from slipway.errors import CheckpointValidationError
 from slipway.formats.contract import Usage
-from slipway.formats.registry import asking, formats, split_output
+from slipway.formats.registry import formats, split_output, translate_format_errors
 from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.compared import compared
@@ -37,13 +37,13 @@ _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    """Code for the folders of one kind of format.
+    """Code for the folders of one format.
 
     Attributes:
         kind: Name of the format.
-        folders: Those it runs for; the code names the first one.
+        folders: Folders for which the code runs; the code names the first one.
         needs: Packages for all of them.
-        more: Folders that need a package beside these.
+        more: Further packages by folder, for folders that need them.
         code: The Python code.
     """
 
@@ -55,11 +55,11 @@ class _Example:
 
 
 def model_card(report: Report, folder: Path) -> str:
-    """The card as Markdown with YAML front matter, as model hubs read it.
+    """Return the card as Markdown with YAML front matter, as model hubs read it.
 
     Args:
-        report: What it says.
-        folder: The output directory; a format there that has a chat template is used with it.
+        report: The contents.
+        folder: The output directory; examples apply the chat template of formats there that have one.
     """
     template = markdown_environment().get_template("card.md.j2")
     return template.render(
@@ -75,7 +75,7 @@ def model_card(report: Report, folder: Path) -> str:
 
 
 def usage_examples(markdown: str) -> dict[str, str]:
-    """Python code of a model card's usage examples by folder; each runs from the output directory."""
+    """Return the Python code of a model card's usage examples by folder; each runs from the output directory."""
     return {
         folder: _FOLDER_LINE.sub(f'folder = "{folder}"', code, count=1)
         for folders, code in _EXAMPLE.findall(markdown)
@@ -110,14 +110,14 @@ def _levels(report: Report) -> list[str]:
 
 
 def _examples(report: Report, directory: Path) -> list[_Example]:
-    """One example per kind of format that has any. A folder's name is code here, so it must be a plain one."""
+    """Return one example per format. A folder's name becomes code, so folders with unusual names are left out."""
     folders = [name for name in report.result.formats if _FOLDER.fullmatch(name)]
     found = []
     for kind, each in formats().items():
         mine = [name for name in folders if split_output(name)[0] == kind]
         if mine and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
-            with asking(each):
+            with translate_format_errors(each):
                 found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 

@@ -1,4 +1,4 @@
-"""The words and figures of a comparison, by what models of its family give."""
+"""The words and figures with which a report describes a comparison, depending on the models' family."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Figure:
     """One figure of a :class:`~slipway.validation.comparisons.LogitComparison`.
 
     Attributes:
-        heading: Above its column.
-        name: Of the attribute.
-        form: Filter that shows it: ``small`` or ``share``.
+        heading: Heading of its column.
+        name: Name of the attribute.
+        form: Filter that formats it: ``small`` or ``share``.
     """
 
     heading: str
@@ -25,13 +25,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How a report speaks of a comparison.
+    """The words and figures of a comparison.
 
     Attributes:
-        what: What is compared.
-        distance: The figure that says how far models are apart.
-        distance_words: The same in a sentence, with its unit.
-        agreement: The second figure.
+        what: The compared results, in words.
+        distance: The figure for the distance between models.
+        distance_words: The same figure in a sentence, with its unit.
+        agreement: The figure for the agreement of models.
         more: Further figures.
     """
 
@@ -43,12 +43,12 @@ class Compared:
 
     @property
     def title(self) -> str:
-        """Of a chart of the distance."""
+        """Return the title of a chart of the distance."""
         return "Mean KL divergence" if self.distance.name == "mean_kl" else self.distance.heading
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """All figures of a table."""
+        """Return all figures, in the order of a table."""
         return (self.distance, *self.more[:1], self.agreement, *self.more[1:])
 
 
@@ -60,12 +60,12 @@ _WORDS: Mapping[str, tuple[str, str, str]] = {
     "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
     "embeddings": ("embeddings", "result", "Cosine distance"),
 }
-"""By comparison (``slipway.models.families``): what is compared, what a nat is counted by, and the name of the agreement."""
+"""By comparison (``slipway.models.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
 _DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))
 
 
 def compared(report: ValidationReport | None) -> Compared:
-    """How to speak of a validation; of none, as of a decoder."""
+    """Return the words and figures for a validation; without one, those of a decoder."""
     comparison = report.inputs.comparison if report else "next token"
     what, unit, agreement = _WORDS.get(comparison, _WORDS["next token"])
     found = [output.to_reference for output in report.outputs if output.to_reference] if report else []

@@ -12,13 +12,13 @@ from slipway.validation.findings import OutputValidation, ValidationReport
 
 
 class Report(BaseModel):
-    """Everything the page and the model card are rendered from.
+    """The data of the page and the model card.
 
     Attributes:
         schema_version: Raised when a field changes its meaning.
-        result: The answer of the export.
-        validation: What validation found; None when nothing was validated.
-        lineage: Where the outputs come from: sources, labels, tasks with their parameters, versions of the tools.
+        result: The result of the export.
+        validation: The validation report; None if nothing was validated.
+        lineage: The origin of the outputs: sources, labels, tasks with their parameters, versions of the tools.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -32,16 +32,16 @@ class Report(BaseModel):
     def of(
         cls, result: ExportResult, *, validation: ValidationReport | None, lineage: Mapping[str, Any] | None
     ) -> Report:
-        """A report of these parts."""
+        """Make a report of these parts."""
         return cls(result=result, validation=validation, lineage=dict(lineage or {}))
 
     @property
     def name(self) -> str:
-        """Name of the model: the lineage's, or the output directory's."""
+        """Return the model's name, from the lineage or else from the output directory."""
         return self.label("model_name") or self.result.output_directory.rstrip("/").rpartition("/")[2] or "model"
 
     def label(self, key: str) -> str:
-        """One of the export's labels, such as ``base_model``; empty when it has none of this name."""
+        """Return one of the export's labels, such as ``base_model``; empty if the export does not have it."""
         return str(self.lineage.get("labels", {}).get(key, ""))
 
     @property
@@ -51,23 +51,23 @@ class Report(BaseModel):
 
     @property
     def outputs(self) -> tuple[OutputValidation, ...]:
-        """What validation found about each output, in the formats' order."""
+        """Return the validation of each output, in the formats' order."""
         order = {name: number for number, name in enumerate(self.result.formats)}
         found = self.validation.outputs if self.validation else ()
         return tuple(sorted(found, key=lambda output: (order.get(output.name, len(order)), output.name)))
 
     @property
     def timed(self) -> tuple[OutputValidation, ...]:
-        """The outputs whose speed was measured."""
+        """Return the outputs whose speed was measured."""
         return tuple(output for output in self.outputs if output.speed is not None)
 
     def validated(self, name: str) -> OutputValidation | None:
-        """What validation found about one format."""
+        """Return the validation of one format; None if it was not validated."""
         return next((output for output in self.outputs if output.name == name), None)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Formats that were made and formats that were not, in the plan's order."""
+        """Return the names of all formats, made or not, in the plan's order."""
         order = {name: number for number, name in enumerate(self.result.requested)}
         found = (*self.result.formats, *self.result.failed)
         return tuple(sorted(found, key=lambda name: order.get(name, len(order))))

@@ -1,4 +1,4 @@
-"""The templates' environments: HTML escapes by itself; Markdown escapes where a template says so."""
+"""Environments of the templates: HTML escapes every value; Markdown escapes values with a filter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slipway.counts import counted
 from slipway.results.report import figures
 from slipway.texts import one_line, printable
 
-# What begins markup wherever it stands: code, emphasis, a table's cell, strikethrough, a link (also a bare address, which some
-# readers make one of), mathematics, an escape.
+# Characters that begin markup anywhere: code, emphasis, a table's cell, strikethrough, a link (also a bare address, which some
+# readers turn into a link), mathematics, an escape.
 _MARKUP = re.compile(r"[`*|~\[$]|\\(?=[!-/:-@\[-`{-~]|$)|(?<![^\W_])_+|_+(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
-# What begins a heading, a list or a quotation at the start of a line.
+# Characters that begin a heading, a list or a quotation at the start of a line.
 _BLOCK = re.compile(r"^(?=[#+=>-])|^(\d{1,9})(?=[.)])")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 _FIGURES = (
@@ -23,7 +23,7 @@ _FIGURES = (
 
 
 def html_environment() -> Environment:
-    """For pages: every value is escaped unless it is :class:`markupsafe.Markup`."""
+    """Return the environment for pages; it escapes every value except :class:`markupsafe.Markup`."""
     return _with_filters(
         Environment(
             loader=_loader(),
@@ -37,7 +37,7 @@ def html_environment() -> Environment:
 
 
 def markdown_environment() -> Environment:
-    """For Markdown: values from outside go through the ``text`` or ``code`` filter."""
+    """Return the environment for Markdown; templates must pass values from outside through the filter ``text`` or ``code``."""
     environment = Environment(  # noqa: S701 - Markdown, not HTML; names are escaped by the filters below
         loader=_loader(),
         undefined=StrictUndefined,
@@ -52,9 +52,9 @@ def markdown_environment() -> Environment:
 
 
 def markdown_text(value: object) -> str:
-    """Any text as one line of Markdown that shows it and nothing else: no markup, no HTML, no table cell of its own.
+    """Escape any text as one line of Markdown that shows only this text: no markup, no HTML, no further table cell.
 
-    Only what would be markup is escaped, because the file is also read as it is.
+    Only characters that would be markup are escaped, because people read the source of the file too.
     """
     text = one_line(str(value))
     text = _MARKUP.sub(lambda found: "".join(f"\\{letter}" for letter in found.group()), text)
@@ -63,12 +63,12 @@ def markdown_text(value: object) -> str:
 
 
 def markdown_code(name: str) -> str:
-    """A plain name as code."""
+    """Format a plain name as code."""
     return f"`{name}`"
 
 
 def _shown(value: object) -> object:
-    """A value as a template writes it: no text, whoever it is of, hides or turns what follows."""
+    """Make a value safe to show: replace characters that would hide or reorder the text around them."""
     return type(value)(printable(value)) if isinstance(value, str) else value
 
 

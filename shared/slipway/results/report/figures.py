@@ -1,4 +1,4 @@
-"""Figures as people read them. A figure that was not taken is shown as a dash, never as zero."""
+"""Format figures for people. A missing figure is a dash, never zero."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MISSING = "–"
 
 
 def size(count: float | None) -> str:
-    """Bytes, in decimal units: ``12.6 MB``."""
+    """Format bytes in decimal units: ``12.6 MB``."""
     return MISSING if count is None else format_size(count)
 
 
 def small(value: float | None) -> str:
-    """A difference or divergence: two digits, scientific below 0.001."""
+    """Format a difference or divergence with two digits, in scientific notation below 0.001."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -26,44 +26,44 @@ def small(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share from 0 to 1, as percent."""
+    """Format a share from 0 to 1 as percent."""
     return MISSING if value is None else f"{100 * value:.2f} %"
 
 
 def percent(value: float | None) -> str:
-    """A figure that is percent already."""
+    """Format a figure that is already in percent."""
     return MISSING if value is None else f"{value:.1f} %"
 
 
 def milliseconds(value: float | None) -> str:
-    """Milliseconds, three digits."""
+    """Format milliseconds with three digits."""
     return MISSING if value is None else f"{_digits(value)} ms"
 
 
 def rate(value: float | None) -> str:
-    """Tokens per second."""
+    """Format tokens per second."""
     return MISSING if value is None else f"{_digits(value)} tok/s"
 
 
 def prompt_speed(entry: FormatResult) -> str:
-    """Time of one pass over a prompt, with its scatter: ``5.03 ms ±4 %``."""
+    """Format the time of one pass over a prompt with its scatter: ``5.03 ms ±4 %``."""
     figure = milliseconds(entry.inference_speed_ms)
     return scattered(figure, entry.inference_speed_spread_percent, stable=entry.inference_speed_stable)
 
 
 def generation_speed(entry: FormatResult) -> str:
-    """Speed of generation, with its scatter: ``25 tok/s ±60 %, unstable``."""
+    """Format the speed of generation with its scatter: ``25 tok/s ±60 %, unstable``."""
     figure = rate(entry.decode_tokens_per_second)
     return scattered(figure, entry.decode_spread_percent, stable=entry.decode_stable)
 
 
 def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
-    """A median with half the width of the range that most rounds lie in, marked where it is not to be relied on.
+    """Add the scatter to a median, as half the width of the range of most rounds, and mark an unstable figure.
 
     Args:
-        figure: The median, as it is shown.
-        spread: Width of the range, in percent of the median; None of a single round.
-        stable: Whether the figure can be relied on.
+        figure: The formatted median.
+        spread: Width of the range, in percent of the median; None for a single round.
+        stable: Whether the figure is reliable.
     """
     if figure == MISSING:
         return figure
@@ -74,7 +74,7 @@ def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
 
 
 def times(value: Ratio | None) -> str:
-    """How many times as fast as the reference, and where most rounds lie: ``1.8 times (1.7 to 1.9)``."""
+    """Format the speed as a multiple of the reference's, with the range of most rounds: ``1.8 times (1.7 to 1.9)``."""
     if value is None:
         return MISSING
     limits = f" ({_digits(value.range[0])} to {_digits(value.range[1])})" if value.range else ""
@@ -82,12 +82,12 @@ def times(value: Ratio | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Any other figure, three digits."""
+    """Format any other figure with three digits."""
     return MISSING if value is None or not math.isfinite(value) else _digits(value)
 
 
 def duration(seconds: float | None) -> str:
-    """A duration: ``0.42 s``, ``3 min 5 s``."""
+    """Format a duration: ``0.42 s``, ``3 min 5 s``."""
     if seconds is None:
         return MISSING
     if seconds < 60:

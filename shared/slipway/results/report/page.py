@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no picture from elsewhere."""
+"""Render the report as one self-contained HTML page: no script, no font, no picture from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ VERDICTS = {
     "not_validated": "not validated",
 }
 NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled", "not_run": "not run"}
-"""What is shown in the place of a verdict, by state of the task that should have made an output."""
+"""Text in place of a verdict for an output that was not made, by the state of its task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart with its heading and a sentence on how to read it."""
+    """A chart with its heading and a sentence that explains it."""
 
     heading: str
     caption: str
@@ -39,7 +39,7 @@ class Chart:
 
 
 def page(report: Report) -> str:
-    """The whole page."""
+    """Render the whole page."""
     template = html_environment().get_template("report.html.j2")
     return template.render(
         report=report,
@@ -58,7 +58,7 @@ def page(report: Report) -> str:
 
 
 def _verdict(report: Report) -> tuple[str, str]:
-    """Style class and sentence at the top of the page; amber where nothing shows that the base model is the right one."""
+    """Return the style class and sentence at the top of the page; amber if nothing shows that the base model is the right one."""
     if not report.result.success:
         return "bad", "The export failed."
     tone, sentence = _outputs_verdict(report)
@@ -132,7 +132,7 @@ def _speed_charts(outputs: Sequence[OutputValidation]) -> list[Chart]:
             _speed_bar(output.name, speed.prefill_ms, speed.prefill_ms_range, stable=speed.prefill_stable)
             for output, speed in timed
         ]
-        scatter = "the whisker is where most rounds lie, and what scatters too much is unstable."
+        scatter = "the whisker is the range of most rounds; a figure that scatters too much is unstable."
         length = timed[0][1].prefill_tokens
         charts = [
             Chart(
@@ -159,7 +159,7 @@ def _speed_bar(name: str, value: float | None, limits: tuple[float, float] | Non
 
 
 def _limit(checks: Iterable[Check], measure: str) -> float | None:
-    """The limit that a figure against the reference was held to."""
+    """Return the limit of a figure against the reference; None if it has none."""
     found = (check.limit for check in checks if check.name == measure and check.against == "reference")
     return next(found, None)
 
@@ -169,7 +169,7 @@ def _absence(output: OutputValidation) -> str:
 
 
 def _durations(attempts: Iterable[AttemptResult]) -> Markup:
-    """How long each attempt took, in the order they were made."""
+    """Chart the duration of each attempt, in the order of the attempts."""
     bars = [
         Bar(
             f"{attempt.task} #{attempt.number}" if attempt.number > 1 else attempt.task,
@@ -188,5 +188,5 @@ def _params(attempt: AttemptResult) -> list[tuple[str, str]]:
 
 def _plain(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # numbers travel as doubles
+        return str(int(value))  # messages carry numbers as doubles
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

@@ -1,7 +1,7 @@
-"""Bar charts as lists whose bars are inline SVG: no script, no font, no file of their own.
+"""Draw bar charts as HTML lists whose bars are inline SVG: no script, no font, no further file.
 
-Text is HTML and every horizontal position a percentage, so that a chart takes any width with letters of the page's size.
-Colours and the layout, wide or narrow, come from the page's style.
+Text is HTML and every horizontal position a percentage, so that a chart fits any width in the page's text size. The page's style
+defines the colours and the wide and narrow layouts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from markupsafe import Markup
 _BAR = 14
 _CAP = 8
 _MARK = 22
-"""Heights in CSS pixels: of a bar, of a whisker's ends, of a limit's mark."""
+"""Heights in CSS pixels of a bar, of a whisker's ends and of a limit's mark."""
 _MOST_STEPS = 6
-"""Between the labels of an axis, so that they have room on a phone."""
+"""Most labels of an axis, so that they fit on a phone."""
 _LOWEST = 1e-9
-"""Logarithmic axes start here: what is smaller is rounding noise, and zero has no logarithm."""
+"""Start of logarithmic axes: smaller values are rounding noise, and zero has no logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Bar:
         label: Name at the left.
         value: Length of the bar; None draws none.
         tone: Style class: ``good``, ``bad``, ``plain`` or ``muted``.
-        limit: Drawn as a mark across the row and written beside the figure.
-        note: Shown instead of the figure when there is no value.
-        range: Where the value scatters, drawn as a whisker and written beside the figure.
-        remark: Shown behind the figure.
+        limit: Limit, drawn as a mark across the row and written beside the figure.
+        note: Text in place of the figure if there is no value.
+        range: Range in which the value scatters, drawn as a whisker and written beside the figure.
+        remark: Text after the figure.
     """
 
     label: str
@@ -46,13 +46,13 @@ class Bar:
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None], str], log: bool = False) -> Markup:
-    """Horizontal bars, one per row, the figure written at the right.
+    """Draw horizontal bars, one per row, with the figure at the right.
 
     Args:
-        title: What is shown, for readers who do not see the picture.
+        title: Title of the chart, for readers who do not see the picture.
         bars: Rows from top to bottom.
-        show: Writes a figure.
-        log: Logarithmic axis with a line per decade; otherwise linear from zero.
+        show: Function that formats a figure.
+        log: Whether the axis is logarithmic with a line per decade; otherwise it is linear from zero.
     """
     scale = _log_scale(bars) if log else _linear_scale(bars)
     ticks = _decades(scale) if log else []
@@ -69,7 +69,7 @@ class _Scale:
     log: bool
 
     def x(self, value: float) -> float:
-        """Horizontal position of a value, percent of the axis."""
+        """Return the horizontal position of a value, in percent of the axis."""
         if self.log:
             part = (math.log10(max(value, 10**self.low)) - self.low) / (self.high - self.low)
         else:
@@ -84,7 +84,7 @@ def _finite(bars: Sequence[Bar]) -> list[float]:
 
 def _log_scale(bars: Sequence[Bar]) -> _Scale:
     values = [max(value, _LOWEST) for value in _finite(bars)] or [1.0]
-    low = math.floor(math.log10(min(values)) - 0.2)  # so that the smallest bar is still seen
+    low = math.floor(math.log10(min(values)) - 0.2)  # so that the smallest bar is visible
     return _Scale(low=low, high=max(math.ceil(math.log10(max(values))), low + 1), log=True)
 
 
@@ -93,7 +93,7 @@ def _linear_scale(bars: Sequence[Bar]) -> _Scale:
 
 
 def _decades(scale: _Scale) -> list[int]:
-    """Exponents of the powers of ten that are labelled."""
+    """Return the exponents of the labelled powers of ten."""
     step = max(1, math.ceil((scale.high - scale.low) / _MOST_STEPS))
     return list(range(int(scale.low), int(scale.high) + 1, step))
 
@@ -125,13 +125,13 @@ def _whisker(low: float, high: float) -> Markup:
 
 
 def _upright(kind: str, x: float, height: float) -> Markup:
-    """A vertical mark around the middle of a row."""
+    """Draw a vertical mark around the middle of a row."""
     mark = Markup('<rect class="{}" x="{:.2f}%" y="50%" width="2" height="{}" transform="translate(-1 {})"/>')
     return mark.format(kind, x, height, -height / 2)
 
 
 def _figure(bar: Bar, show: Callable[[float | None], str]) -> Markup:
-    """The figure as text, with what the marks say beside it."""
+    """Write the figure as text, with its range and limit beside it."""
     text = bar.note if bar.value is None and bar.note else show(bar.value) + bar.remark
     asides = []
     if bar.range is not None:

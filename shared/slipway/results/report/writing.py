@@ -1,4 +1,4 @@
-"""Writes the report's files into an output directory."""
+"""Write the report's files into an output directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON, HTML, CARD = "report.json", "report.html", "README.md"
 
 
 def main_file() -> tuple[str, tuple[str, ...]]:
-    """Return the name of the file to read first, and a warning when only ``report.json`` can be written."""
+    """Return the name of the file to read first, and a warning if only ``report.json`` can be written."""
     lacking = missing("report")
     if not lacking:
         return HTML, ()
@@ -31,16 +31,16 @@ def write_report(
     validation: ValidationReport | None = None,
     lineage: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``report.json``, and ``report.html`` and ``README.md`` where the extra ``report`` is installed.
+    """Write ``report.json``, and also ``report.html`` and ``README.md`` if the extra ``report`` is installed.
 
     The same parts always give the same bytes.
 
     Args:
-        folder: The output directory, with a folder per format, where it is looked which have a chat template. Only the
-            three files are written.
-        result: The answer of the export.
-        validation: What validation found; None when nothing was validated.
-        lineage: What ``lineage.json`` says.
+        folder: The output directory, with a folder per format. The formats' chat templates are looked up in it; only the three files
+            are written.
+        result: The result of the export.
+        validation: The validation report; None if nothing was validated.
+        lineage: The contents of ``lineage.json``.
 
     Raises:
         OSError: A file cannot be written.
