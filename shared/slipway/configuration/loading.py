@@ -185,7 +185,7 @@ def _is_homeless(value: Any) -> bool:
 def _no_home(key: str, value: str, source: str) -> Problem:
     user = value.partition("/")[0]
     return Problem(
-        key, f"{quoted(value)} begins with {quoted(user)}, which is no account here", "write out the path", source
+        key, f"{quoted(value)} begins with {quoted(user)}, which is not an account here", "write out the path", source
     )
 
 

@@ -202,5 +202,5 @@ def _timeout(execution: Execution) -> Failure:
     return StageError(
         f"{execution.call.stage} took longer than {execution.limits.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",
-        remedy="allow more time (resources.stage_timeout_seconds), or run nothing else beside it",
+        remedy="allow more time, or run nothing else beside it",
     ).failure()

@@ -1,4 +1,4 @@
-"""The contract of a format: what a distribution brings under the entry point group ``slipway.formats``."""
+"""The contract of a format, which a distribution provides under the entry point group ``slipway.formats``."""
 
 from slipway.estimates import BYTES_PER_WEIGHT, FLOAT32_BYTES, GRAPH_BYTES, ModelSize
 from slipway.formats.contract import Format, RefusedLevel, Runtime, Usage
