@@ -59,7 +59,7 @@ class Validated:
         )  # fmt: skip
         where = CaseResults(work / "reference", work / "reference", self.reference.measure)
         cases = [compare_case(case, where) for case in spec.cases]
-        self.reference = self.reference.completed(cases)
+        self.reference = self.reference.with_figures(cases)
         self.evaluator = Evaluator(self.reference, family, LIMITS, decode=lambda _: "")
 
     def spec(self, runtime: str, folder: Path) -> RunSpec:
