@@ -1,4 +1,4 @@
-"""Validates outputs in this process: everything of the stage but the processes that it runs models in."""
+"""Validate outputs in this process: the whole stage without its runner processes."""
 
 from __future__ import annotations
 
