@@ -4,7 +4,7 @@
     python examples/mlflow_register.py exported_models/qwen3_20261121_020758 --format onnx-int8 --name qwen3-support
 
 An artifact is registered once: another run finds the version by its digest, and prints it again. Needs ``pip install mlflow``; the
-tracking server is the one MLFLOW_TRACKING_URI names.
+tracking server is set by MLFLOW_TRACKING_URI.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXIT_REFUSED, EXIT_INVALID, EXIT_UNSUPPORTED = 1, 3, 6
 
 
 def figures(report: dict[str, Any], model: str) -> dict[str, float]:
-    """Numbers of one format, by metric name."""
+    """Return the figures of one format, by metric name."""
     formats = report["result"]["formats"]
     return {
         key: float(value)
@@ -29,7 +29,7 @@ def figures(report: dict[str, Any], model: str) -> dict[str, float]:
 
 
 def tags(report: dict[str, Any], model: str) -> dict[str, str]:
-    """What to find the version by: the export, the artifact, the sources."""
+    """Return the tags that identify the version: the export, the artifact, the sources."""
     result = report["result"]
     found = {
         "slipway.export_id": result["export_id"],
@@ -46,7 +46,7 @@ def find_version(client: Any, name: str, wanted: dict[str, str]) -> str | None:
     """Return the version that holds the same artifact in the same format, or None.
 
     Args:
-        client: Of the tracking server.
+        client: Client of the tracking server.
         name: Registered model; it may not exist yet.
         wanted: Tags of the version, from :func:`tags`.
     """
@@ -67,16 +67,16 @@ def find_version(client: Any, name: str, wanted: dict[str, str]) -> str | None:
 def register(folder: Path, *, model: str, name: str) -> tuple[str, bool]:
     """Log the model's folder and the report in a run, and make the model a version, unless it is one already.
 
-    The version is made last, so whatever ends this before may be followed by another run.
+    The version is made last, so after an interruption the same command can be run again.
 
     Returns:
         The version, and whether it is new.
     """
-    import mlflow  # noqa: PLC0415 - only this example needs it, and says so when it is absent
+    import mlflow  # noqa: PLC0415 - optional: main() reports if it is missing
 
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     if not report["result"]["success"]:
-        raise ValueError(f"the export in {folder} is no success: {report['result']['error_message']}")
+        raise ValueError(f"the export in {folder} did not succeed: {report['result']['error_message']}")
     if model not in report["result"]["formats"]:
         raise ValueError(f"{folder} has no {model}; it has {', '.join(sorted(report['result']['formats']))}")
     client = mlflow.MlflowClient()
@@ -94,7 +94,7 @@ def register(folder: Path, *, model: str, name: str) -> tuple[str, bool]:
         except mlflow.MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        # The folder as it is: mlflow.register_model takes only what a flavor of MLflow has logged.
+        # Log the folder unchanged: mlflow.register_model accepts only models that a flavor of MLflow has logged.
         version = client.create_model_version(
             name, mlflow.get_artifact_uri(model), run_id=run.info.run_id, tags=tags(report, model)
         )
@@ -102,8 +102,8 @@ def register(folder: Path, *, model: str, name: str) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Register, and print the version."""
-    parser = argparse.ArgumentParser(description="Registers the result of an export with MLflow.")
+    """Register the model and print the version."""
+    parser = argparse.ArgumentParser(description="Register the result of an export with MLflow.")
     parser.add_argument("folder", type=Path, help="output directory of an export")
     parser.add_argument("--format", default="pytorch", dest="model", help="delivered format to register")
     parser.add_argument("--name", required=True, help="registered model")
@@ -118,13 +118,13 @@ def main() -> int:
     try:
         version, new = register(arguments.folder, model=arguments.model, name=arguments.name)
     except MlflowException as error:
-        print(f"MLflow does not take {arguments.folder}: {error}", file=sys.stderr)
+        print(f"MLflow refused {arguments.folder}: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except (OSError, ValueError) as error:
         print(f"cannot register {arguments.folder}: {error}", file=sys.stderr)
         return EXIT_INVALID
     if not new:
-        print("this artifact is registered already", file=sys.stderr)
+        print("this artifact is already registered", file=sys.stderr)
     print(f"{arguments.name} version {version}")
     return 0
 

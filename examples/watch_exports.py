@@ -14,9 +14,9 @@ from slipway_protos.v1 import export_pb2 as pb
 
 
 async def follow(client: slipway.AsyncClient, name: str) -> str:
-    """Print what happens to an export; answers its last state."""
+    """Print the events of an export; return its last state."""
     state = ""
-    async for event in client.watch_export(name):  # goes on by itself when the coordinator restarts
+    async for event in client.watch_export(name):  # continues by itself after a restart of the coordinator
         if event.HasField("progress"):
             print(f"{name}: {event.progress.task} {event.progress.phase}")
         elif event.HasField("export"):
@@ -26,7 +26,7 @@ async def follow(client: slipway.AsyncClient, name: str) -> str:
 
 
 async def main(names: list[str]) -> int:
-    """Watch until all have ended; 0 when all succeeded."""
+    """Watch the exports until all have ended; return 0 if all succeeded."""
     address, project = os.environ["SLIPWAY_COORDINATOR"], os.environ.get("SLIPWAY_PROJECT") or "default"
     security = slipway.Security.from_environment(os.environ)
     async with slipway.AsyncClient(address, security=security, project=project) as client:
@@ -37,6 +37,6 @@ async def main(names: list[str]) -> int:
 if __name__ == "__main__":
     try:
         raise SystemExit(asyncio.run(main(sys.argv[1:])))
-    except slipway.ModelExportError as error:  # of what it is about, and what to do about it
+    except slipway.ModelExportError as error:  # names the problem and the remedy
         print(f"{error.reason}: {error}", file=sys.stderr)
         raise SystemExit(error.failure().exit_code) from None

@@ -4,4 +4,4 @@ from pathlib import Path
 
 SUPPORT = Path(__file__).parent
 TINY_STAGES = SUPPORT / "tiny_stages"
-"""Leads the Python path of processes whose stages shall do next to nothing."""
+"""Folder that is first on the Python path of processes whose stages do almost nothing."""

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def end_tokens() -> set[int]:
-    """Token ids at which generation ends."""
+    """Return the token ids that end generation."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = HERE / name
@@ -28,7 +28,7 @@ def end_tokens() -> set[int]:
 
 
 def generate(session: Any, prompt_ids: list[int], *, max_new_tokens: int) -> list[int]:
-    """Continue a prompt greedily, one call per token, keys and values of earlier tokens carried in the cache."""
+    """Continue a prompt greedily, one call per token, with keys and values of earlier tokens in the cache."""
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
     cache: dict[str, Any] = {
@@ -66,7 +66,7 @@ DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 def main() -> None:
-    """Read the prompt from the command line, print prompt and continuation."""
+    """Read the prompt from the command line; print prompt and continuation."""
     parser = argparse.ArgumentParser(description="Generate text with the ONNX model beside this file.")
     parser.add_argument("prompt", nargs="?", default="The")
     parser.add_argument("--max-new-tokens", type=int, default=40)

@@ -1,4 +1,4 @@
-"""The stage's course: open, build the graph, stream the weights, prove, pack."""
+"""Export a model: open it, build the graph, stream the weights, compare with PyTorch, complete the folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slipway.models.model_files import CONFIG
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import ENGINES, Engine, GraphRequest, choose_opset
-from slipway_onnx_export.families import refused
-from slipway_onnx_export.graph import declare_interface, settle
+from slipway_onnx_export.families import refusal_reason
+from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity import check_parity
@@ -26,7 +26,7 @@ from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.weights import stream_weights
 
 MODEL_FILE = "model.onnx"
-# Peak memory of the comparison over the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
+# Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
 PARITY_OVERHEAD = 2.1
 
 
@@ -34,7 +34,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     """Export the model in ``source_folder`` to ``ctx.workdir / "onnx"`` and return that folder.
 
     Raises:
-        ONNXExportError: with the reasons listed in the README.
+        ONNXExportError: With the reasons listed in the README.
     """
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
@@ -45,7 +45,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     source = open_source(source_folder)
 
     ctx.progress("graph", done=0, total=1, unit="graphs")
-    model, weights = _graph(source, engine, opset, params)
+    model, weights = _build_graph(source, engine, opset, params)
     ctx.progress("graph", done=1, total=1, unit="graphs")
 
     folder = ctx.workdir / "onnx"
@@ -67,17 +67,17 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
         "graph_bytes": (folder / MODEL_FILE).stat().st_size,
         "data_bytes": data_bytes,
     }
-    facts |= _prove(source, folder / MODEL_FILE, params, ctx)
+    facts |= _compare_with_pytorch(source, folder / MODEL_FILE, params, ctx)
     complete_folder(folder, source=source, params=params, facts=facts)
     ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
     return folder
 
 
-def _graph(
+def _build_graph(
     source: ModelSource, engine: Engine, opset: int, params: OnnxExportParams
 ) -> tuple[ir.Model, dict[str, torch.Tensor]]:
     made = engine.build(source, GraphRequest(opset=opset, optimize=params.optimize_graph, runtime=params.runtime))
-    weights = settle(made.model, made.weights, source=source, engine=engine.name)
+    weights = normalize_graph(made.model, made.weights, source=source, engine=engine.name)
     declare_interface(made.model, source, dynamic_axes=params.dynamic_axes)
     return made.model, weights
 
@@ -87,9 +87,9 @@ def _operator(node: ir.Node) -> str:
 
 
 def _refuse_unknown_families(folder: Path) -> None:
-    """Say before any engine is tried what none of them exports."""
+    """Refuse a model that no engine exports, before any engine is tried."""
     config = read_config(folder)
-    why = refused(config)
+    why = refusal_reason(config)
     if why:
         raise ONNXExportError(
             why,
@@ -100,7 +100,7 @@ def _refuse_unknown_families(folder: Path) -> None:
 
 
 def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
-    """Read the written file back: an engine that fell back to another opset must not pass unnoticed."""
+    """Read the written file back and check its opset: an engine may fall back to another one silently."""
     import onnx
 
     written = {entry.domain: entry.version for entry in onnx.load(path, load_external_data=False).opset_import}
@@ -108,7 +108,7 @@ def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
         raise ONNXExportError(
             f"engine {engine.name} wrote opset {written.get('')} instead of {opset}",
             reason="OPSET_UNSUPPORTED",
-            remedy="ask for another opset or engine",
+            remedy="choose another opset or engine",
             about={"engine": engine.name, "opset": opset, "written": written.get("")},
         )
     try:
@@ -122,8 +122,8 @@ def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
         ) from error
 
 
-def _prove(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Context) -> dict[str, Any]:
-    """Compare with PyTorch, unless told not to or the memory does not allow it."""
+def _compare_with_pytorch(source: ModelSource, path: Path, params: OnnxExportParams, ctx: Context) -> dict[str, Any]:
+    """Compare with PyTorch, unless this is turned off or the memory does not suffice."""
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
         short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"

@@ -1,4 +1,4 @@
-"""Which models the export takes, from ``config.json`` alone: so far text decoders."""
+"""Decide from ``config.json`` alone which models can be exported: so far text decoders."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from slipway.models.families import DECODER, described, family_of, takes_more_than_text
 
 
-def refused(config: Mapping[str, Any]) -> str:
-    """Say why a model is not exported; empty for one that is."""
+def refusal_reason(config: Mapping[str, Any]) -> str:
+    """Return why a model is not exported; empty if it is."""
     if family_of(config) is DECODER and not takes_more_than_text(config):
         return ""
     what = described(config)
-    return f"the model is {'an' if what[0] in 'aeiou' else 'a'} {what}, and the ONNX export takes text decoders"
+    return f"the model is {'an' if what[0] in 'aeiou' else 'a'} {what}, and the ONNX export supports text decoders only"

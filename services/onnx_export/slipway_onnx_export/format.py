@@ -40,14 +40,14 @@ class OnnxConfiguration(LevelSettings):
         if value != 0 and not 7 <= value <= 26:
             raise PydanticCustomError(
                 "opset",
-                "{found} is no opset an engine writes",
+                "{found} is not an opset that an engine writes",
                 {"found": quoted(value), "remedy": "use 7 to 26, or 0 for the engine's best"},
             )
         return value
 
 
 def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan the export of the merged model, and the levels of the graph."""
+    """Plan the export of the merged model and the levels of the graph."""
     exported = PlannedTask(
         id="onnx_export",
         stage="onnx_export",
@@ -90,7 +90,7 @@ FORMAT = Format(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",
         packages="onnxruntime tokenizers numpy",
-        # Transformers applies a chat template, with jinja2, which torch brings along and transformers does not.
+        # transformers applies a chat template with jinja2, which torch depends on and transformers does not.
         chat_packages="onnxruntime transformers jinja2 numpy",
     ),
     media_types={".onnx": "application/vnd.onnx"},

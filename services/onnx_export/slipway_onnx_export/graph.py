@@ -1,4 +1,4 @@
-"""What every engine's graph goes through before its weights are written: shared weights, folded transposes, names."""
+"""Normalize an engine's graph before its weights are written: share equal weights, fold transposes, check names."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import torch
 
 from slipway.counts import counted
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.hollow import BATCH, PAST, SEQUENCE, TOTAL, interface_names, misfits
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.weightless import BATCH, PAST, SEQUENCE, TOTAL, find_misfits, interface_names
 
-# A weight stored transposed, (in, out) instead of PyTorch's (out, in), carries this after its PyTorch name.
+# Suffix of a weight that is stored transposed, (in, out) instead of PyTorch's (out, in), after its PyTorch name.
 TRANSPOSED_SUFFIX = ".T"
 
 
-def settle(
+def normalize_graph(
     model: ir.Model, weights: Mapping[str, torch.Tensor], *, source: ModelSource, engine: str
 ) -> dict[str, torch.Tensor]:
-    """Bring an engine's graph into the form that is written, in place.
+    """Normalize an engine's graph in place, so that all engines write the same form.
 
-    Equal weights become one initializer; ``MatMul(x, Transpose(W))`` becomes a MatMul with W stored transposed, unless
-    something else reads W too (a tied embedding), which keeps its Transpose.
+    Equal weights become one initializer. ``MatMul(x, Transpose(W))`` becomes a MatMul with W stored transposed; if W has
+    another use (a tied embedding), the Transpose stays.
 
     Returns:
         The tensor of every initializer without a value, in the order in which they are written.
 
     Raises:
-        ONNXExportError: ``BASE_MODEL_INVALID`` when the model lacks a weight or has it in another shape than its
-            configuration says, ``EXPORT_ENGINE_FAILED`` when the graph wants what the configuration does not say.
+        ONNXExportError: ``BASE_MODEL_INVALID`` if the model lacks a weight of its configuration or has it in another shape,
+            ``EXPORT_ENGINE_FAILED`` if the graph needs a weight that the configuration does not imply.
     """
     graph = model.graph
     wanted = {name: value for name, value in graph.initializers.items() if value.const_value is None}
@@ -38,7 +38,7 @@ def settle(
         name for name, value in wanted.items() if name not in weights or _shape(value) != [*weights[name].shape]
     )
     if wrong:
-        raise _misfit(wrong, source, engine)
+        raise _misfit_error(wrong, source, engine)
     bound = {name: weights[name] for name in wanted}
     _share_equal(graph, bound)
     _split_gemms(graph, bound)
@@ -47,10 +47,10 @@ def settle(
     return bound
 
 
-def _misfit(names: list[str], source: ModelSource, engine: str) -> ONNXExportError:
-    """The error for weights that the graph wants otherwise than the folder has them: whose fault is it?"""
-    lost = misfits(source, engine=engine)
-    if lost and not getattr(source.config, "num_experts", None):  # experts are stored under other names than they run
+def _misfit_error(names: list[str], source: ModelSource, engine: str) -> ONNXExportError:
+    """Return the error for weights that the folder lacks or has in another shape: the folder's fault, or the engine's."""
+    lost = find_misfits(source, engine=engine)
+    if lost and not getattr(source.config, "num_experts", None):  # transformers renames experts while loading
         return ONNXExportError(
             f"{source.folder.name} lacks {counted(len(lost), 'weight')} of {source.architecture} or has them in another shape, "
             f"first {lost[0]!r}",
@@ -59,7 +59,7 @@ def _misfit(names: list[str], source: ModelSource, engine: str) -> ONNXExportErr
             about={"tensor": lost[0], "count": len(lost)},
         )
     return ONNXExportError(
-        f"the graph wants {counted(len(names), 'weight')} that the model has under other names or in other shapes, first {names[0]!r}",
+        f"the graph needs {counted(len(names), 'weight')} that the model has under other names or in other shapes, first {names[0]!r}",
         reason="EXPORT_ENGINE_FAILED",
         remedy="use another engine",
         about={"engine": engine, "tensor": names[0], "count": len(names)},
@@ -71,7 +71,7 @@ def _shape(value: ir.Value) -> list[int]:
 
 
 def _share_equal(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
-    """Let initializers that are views of the same bytes be one, the first."""
+    """Replace initializers that are views of the same bytes by the first of them."""
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
     for name in list(bound):
         tensor = bound[name]
@@ -84,7 +84,7 @@ def _share_equal(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
 
 
 def _split_gemms(graph: ir.Graph, bound: Mapping[str, torch.Tensor]) -> None:
-    """``Gemm(x, W, b)`` as MatMul and Add, so that every linear layer looks the same."""
+    """Replace ``Gemm(x, W, b)`` by MatMul and Add, so that all linear layers have the same form."""
     for node in list(graph):
         if node.op_type != "Gemm" or len(node.inputs) < 2 or node.inputs[1] is None:
             continue
@@ -104,7 +104,7 @@ def _split_gemms(graph: ir.Graph, bound: Mapping[str, torch.Tensor]) -> None:
 
 
 def replace_node(graph: ir.Graph, node: ir.Node, steps: list[ir.Node]) -> None:
-    """Put nodes in the place of one with a single output; the last takes over its output's name, shape and type."""
+    """Replace a node that has one output by several; the last takes over its output's name, shape and type."""
     old, new = node.outputs[0], steps[-1].outputs[0]
     for step in steps:
         for output in step.outputs:
@@ -118,7 +118,7 @@ def replace_node(graph: ir.Graph, node: ir.Node, steps: list[ir.Node]) -> None:
 
 
 def _fold_transposes(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
-    """Store a weight transposed when all that reads it is one kind of Transpose."""
+    """Store a weight transposed if its only users are equal Transpose nodes."""
     for name in list(bound):
         value = graph.initializers[name]
         readers = [use.node for use in value.uses()]
@@ -136,7 +136,7 @@ def _fold_transposes(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
 
 
 def _strip_traces(model: ir.Model) -> None:
-    """Remove what engines note about their own work (stack traces, source paths): it is not part of the model."""
+    """Remove the engines' notes about their own work (stack traces, source paths), which are not part of the model."""
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None
@@ -153,11 +153,11 @@ def _strip_traces(model: ir.Model) -> None:
 
 
 def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: bool) -> None:
-    """Check the names of inputs and outputs, and give their axes the field's names and sizes, in place.
+    """Check the names of inputs and outputs, and set the usual names and sizes of their axes, in place.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_FAILED`` when a name is missing: an input that the engine dropped would silently
-            change what the model computes.
+        ONNXExportError: ``EXPORT_ENGINE_FAILED`` if a name is missing: without an input that the engine dropped, the model
+            would silently compute something else.
     """
     graph = model.graph
     batch: str | int = BATCH if dynamic_axes else 1
@@ -171,14 +171,14 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
         if sorted(name or "" for name in names) != sorted(want):
             odd = sorted(set(want).symmetric_difference(name or "" for name in names))
             raise ONNXExportError(
-                f"the engine's graph differs from what was asked for in {counted(len(odd), 'input or output', 'inputs or outputs')}, first {odd[0]!r}",
+                f"the engine's graph differs from the request in {counted(len(odd), 'input or output', 'inputs or outputs')}, first {odd[0]!r}",
                 reason="EXPORT_ENGINE_FAILED",
                 remedy="use another engine",
                 about={"names": ", ".join(odd[:8])},
             )
         for value in have:
             if have is graph.inputs and value.name != "position_ids" and not value.uses():
-                raise ONNXExportError(  # as an engine does that saw a sample without padding and dropped the mask
+                raise ONNXExportError(  # an engine that traces a sample without padding may drop the mask
                     f"the engine's graph does not read its input {value.name!r}",
                     reason="EXPORT_ENGINE_FAILED",
                     remedy="use another engine",
@@ -188,6 +188,6 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
 
 
 def _set_shape(value: ir.Value, axes: list[str | int | None]) -> None:
-    """Name a value's axes; ``None`` keeps the size that is there."""
+    """Name a value's axes; ``None`` keeps the present size."""
     known = value.shape if value.shape is not None and len(value.shape) == len(axes) else [None] * len(axes)
     value.shape = ir.Shape([known[index] if axis is None else axis for index, axis in enumerate(axes)])

@@ -1,7 +1,7 @@
-"""Operators of newer opsets written with older ones, for graphs that are built in the newest.
+"""Rewrite operators of newer opsets with older ones, for graphs that are built in the newest.
 
-Only what text decoders use is here. Whatever else a graph holds that the older opset lacks is found by the ONNX checker
-after writing; that the rewriting is right is found by the parity check.
+Covers only the operators that text decoders use. After writing, the ONNX checker finds any other operator that the older
+opset lacks, and the parity check finds errors in the rewriting.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import onnx_ir as ir
 
 from slipway.errors import ONNXExportError
 
-# Added to the scores of positions that must not be seen. Small enough to vanish in any softmax, and within float16, so that
-# a row that sees nothing (left padding) stays finite in every precision.
+# Added to the scores of masked positions. Low enough to vanish in any softmax, and within float16's range, so that a fully
+# masked row (left padding) stays finite in every precision.
 MASKED = -30000.0
 
 
 class Rewriter:
-    """Collects the nodes that stand in for one node of a graph, sharing constants between all of them."""
+    """Collects the nodes that replace one node of a graph; all replacements share their constants."""
 
     def __init__(self, graph: ir.Graph, opset: int) -> None:
         self.graph = graph
@@ -30,25 +30,25 @@ class Rewriter:
         self._constants: dict[tuple[str, tuple[float, ...], bool], ir.Value] = {}
 
     def op(self, kind: str, *inputs: ir.Value, **attributes: int | float | Sequence[int]) -> ir.Value:
-        """Output of a new node of the standard domain."""
+        """Add a node of the standard domain; return its output."""
         node = ir.node(kind, list(inputs), attributes)
         self.steps.append(node)
         return node.outputs[0]
 
     def ints(self, *values: int) -> ir.Value:
-        """A one-dimensional int64 constant."""
+        """Return a one-dimensional int64 constant."""
         return self._constant(np.array(values, dtype=np.int64))
 
     def scalar(self, value: float | int) -> ir.Value:
-        """A constant without dimensions: int64 for an int, float32 for a float."""
+        """Return a constant without dimensions: int64 for an int, float32 for a float."""
         return self._constant(np.array(value, dtype=np.int64 if isinstance(value, int) else np.float32))
 
     def dim(self, value: ir.Value, axis: int) -> ir.Value:
-        """Size of one axis, as int64 of shape (1,)."""
+        """Return the size of one axis, as int64 of shape (1,)."""
         return self.op("Slice", self.op("Shape", value), self.ints(axis), self.ints(axis + 1))
 
     def mean(self, value: ir.Value) -> ir.Value:
-        """Mean over the last axis, kept. The axes became an input in opset 18."""
+        """Return the mean over the last axis, which is kept. The axes became an input in opset 18."""
         if self.opset < 18:
             return self.op("ReduceMean", value, axes=[-1], keepdims=1)
         return self.op("ReduceMean", value, self.ints(-1), keepdims=1)
@@ -67,10 +67,10 @@ class Rewriter:
 
 
 def lower(model: ir.Model, opset: int) -> None:
-    """Rewrite what the opset does not have, in place, and set the graph's opset.
+    """Rewrite the operators that the opset lacks, in place, and set the graph's opset.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` for a form of an operator that is not rewritten here.
+        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` for a form of an operator that cannot be rewritten here.
     """
     graph = model.graph
     rewriter = Rewriter(graph, opset)
@@ -79,7 +79,7 @@ def lower(model: ir.Model, opset: int) -> None:
         if node.domain or rule is None or opset >= rule[0]:
             continue
         outputs = rule[1](rewriter, node)
-        if outputs:  # a rule without them changed the node itself
+        if outputs:  # a rule that returns none changed the node itself
             _replace(graph, node, rewriter.steps, outputs)
         rewriter.steps = []
     graph.opset_imports[""] = opset
@@ -136,16 +136,19 @@ def _shape(to: Rewriter, node: ir.Node) -> list[ir.Value]:
 
 
 def _split(_to: Rewriter, node: ir.Node) -> list[ir.Value]:
-    """Only the attribute that counts the parts is new; the number of outputs says the same."""
+    """Remove the attribute that counts the parts, which is new; the number of outputs says the same."""
     node.attributes.pop("num_outputs", None)
     return []
 
 
 def _rotary_embedding(to: Rewriter, node: ir.Node) -> list[ir.Value]:
-    """x: (batch, sequence, heads · size), cos and sin: (batch, sequence, rotated / 2). First and second half are a pair."""
+    """Rotate pairs made of the first and the second half of each head.
+
+    x: (batch, sequence, heads · size), cos and sin: (batch, sequence, rotated / 2).
+    """
     x, cos, sin = _inputs(node, 3)
     heads = int(node.attributes.get_int("num_heads", 0) or 0)
-    width, half = _last(x), _last(cos)
+    width, half = _last_size(x), _last_size(cos)
     _require(node, heads > 0 and not node.attributes.get_int("interleaved", 0) and width > 0 and half > 0)
     size = width // heads
     parts = [half, half] + ([size - 2 * half] if size > 2 * half else [])
@@ -166,14 +169,14 @@ def _rotary_embedding(to: Rewriter, node: ir.Node) -> list[ir.Value]:
 
 
 def _attention(to: Rewriter, node: ir.Node) -> list[ir.Value]:
-    """Scaled dot-product attention over the grown cache.
+    """Compute scaled dot-product attention over the extended cache.
 
     q: (batch, new, heads · size), k and v: (batch, new, kv heads · size), caches: (batch, kv heads, past, size). The queries of
     one kv head are stacked, (batch, kv heads, group · new, size), so that keys and values are never copied per query head.
     """
     query, key, value, mask, past_key, past_value = _inputs(node, 6)
     heads, kv_heads = (int(node.attributes.get_int(f"{kind}_num_heads", 0) or 0) for kind in ("q", "kv"))
-    size, value_size = _last(past_key), _last(past_value)
+    size, value_size = _last_size(past_key), _last_size(past_value)
     _require(node, min(heads, kv_heads, size, value_size) > 0 and not any(out.uses() for out in node.outputs[3:]))
     group = heads // kv_heads
     scale = _float(node, "scale", 0.0) or size**-0.5
@@ -189,27 +192,27 @@ def _attention(to: Rewriter, node: ir.Node) -> list[ir.Value]:
     if cap:
         scores = to.op("Mul", to.op("Tanh", to.op("Div", scores, to.scalar(cap))), to.scalar(cap))
     causal = int(node.attributes.get_int("is_causal", 0) or 0)
-    seen = to.op("Softmax", to.op("Add", scores, _bias(to, mask, group, causal)), axis=-1)
+    seen = to.op("Softmax", to.op("Add", scores, _attention_bias(to, mask, group, causal)), axis=-1)
     mixed = to.op("Reshape", to.op("MatMul", seen, values), to.ints(0, kv_heads, group, -1, value_size))
     out = to.op("Reshape", to.op("Transpose", mixed, perm=[0, 3, 1, 2, 4]), to.ints(0, 0, heads * value_size))
     return [out, keys, values]
 
 
 def _split_heads(to: Rewriter, x: ir.Value, heads: int, size: int) -> ir.Value:
-    """(batch, new, heads · size) → (batch, heads, new, size)."""
+    """Split the last axis: (batch, new, heads · size) → (batch, heads, new, size)."""
     return to.op("Transpose", to.op("Reshape", x, to.ints(0, 0, heads, size)), perm=[0, 2, 1, 3])
 
 
-def _bias(to: Rewriter, mask: ir.Value, group: int, causal: int) -> ir.Value:
-    """What is added to the scores, (batch, 1, group · new, total); one for all layers with the same mask.
+def _attention_bias(to: Rewriter, mask: ir.Value, group: int, causal: int) -> ir.Value:
+    """Return the term added to the scores, (batch, 1, group · new, total); layers with the same mask share it.
 
-    mask: (batch, 1, new, total), bool (True is seen) or float (added as it is).
+    mask: (batch, 1, new, total), bool (True is visible) or float (added unchanged).
     """
     key = (id(mask), group, causal)
     if key not in to.masks:
         new, total = to.dim(mask, 2), to.dim(mask, 3)
         bias = mask
-        later = _later(to, new, total) if causal else None
+        later = _mask_of_later_keys(to, new, total) if causal else None
         if mask.dtype == ir.DataType.BOOL:
             seen = mask if later is None else to.op("And", mask, to.op("Not", later))
             bias = to.op("Where", seen, to.scalar(0.0), to.scalar(MASKED))
@@ -221,8 +224,8 @@ def _bias(to: Rewriter, mask: ir.Value, group: int, causal: int) -> ir.Value:
     return to.masks[key]
 
 
-def _later(to: Rewriter, new: ir.Value, total: ir.Value) -> ir.Value:
-    """Which keys come after each query, (new, total): query i stands at position total − new + i."""
+def _mask_of_later_keys(to: Rewriter, new: ir.Value, total: ir.Value) -> ir.Value:
+    """Return which keys come after each query, (new, total): query i is at position total − new + i."""
     end = to.op("Squeeze", total, to.ints(0))
     start = to.op("Squeeze", to.op("Sub", total, new), to.ints(0))
     queries = to.op("Unsqueeze", to.op("Range", start, end, to.scalar(1)), to.ints(1))
@@ -239,8 +242,8 @@ def _float(node: ir.Node, name: str, default: float) -> float:
     return float(node.attributes.get_float(name, default) or 0.0)
 
 
-def _last(value: ir.Value) -> int:
-    """Size of the last axis, 0 when the graph does not say."""
+def _last_size(value: ir.Value) -> int:
+    """Return the size of the last axis, 0 if the graph does not declare it."""
     size = value.shape[-1] if value.shape is not None and len(value.shape) else None
     return size if isinstance(size, int) else 0
 
@@ -248,7 +251,7 @@ def _last(value: ir.Value) -> int:
 def _require(node: ir.Node, condition: bool) -> None:
     if not condition:
         raise ONNXExportError(
-            f"{node.op_type} node {node.outputs[0].name!r} has a form that is not rewritten for older opsets",
+            f"{node.op_type} node {node.outputs[0].name!r} has a form that cannot be rewritten for older opsets",
             reason="EXPORT_ENGINE_UNSUPPORTED",
             remedy="use engine dynamo, or opset 23",
             about={"engine": "mobius", "operator": node.op_type},
@@ -256,7 +259,7 @@ def _require(node: ir.Node, condition: bool) -> None:
 
 
 Rule = Callable[[Rewriter, ir.Node], list[ir.Value]]
-# Operator → the opset that brought it in the form that is built, and how to write it before.
+# Operator → the opset that introduced it in the form used here, and the rule that rewrites it for older ones.
 RULES: Mapping[str, tuple[int, Rule]] = {
     "Attention": (23, _attention),
     "RMSNormalization": (23, _rms_normalization),

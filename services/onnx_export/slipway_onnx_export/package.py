@@ -1,4 +1,4 @@
-"""What lies beside the model in the output folder, so that it can be used on its own."""
+"""Write the files beside the model in the output folder, so that it can be used on its own."""
 
 from __future__ import annotations
 

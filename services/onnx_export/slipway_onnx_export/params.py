@@ -21,11 +21,12 @@ class OnnxExportParams(StageParams):
     """Parameters of the onnx_export stage.
 
     Attributes:
-        engine: Who makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace it with torch.
-        opset: ONNX opset of the file; ``None`` takes the engine's best for the runtime.
-        dynamic_axes: Whether the batch may vary. ``False`` fixes it to 1; sequence and past always vary, as a KV cache needs.
+        engine: The engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace it with torch.
+        opset: ONNX opset of the file; ``None`` uses the engine's best for the runtime.
+        dynamic_axes: Whether the batch may vary. ``False`` fixes it to 1; sequence and past always vary, because a KV cache
+            needs that.
         optimize_graph: Whether ONNX Runtime's own fused operators may be used (``runtime`` onnxruntime only).
-        runtime: Who will run the file. ``tensorrt`` means standard operators only, opset 20 at most.
+        runtime: The runtime of the file. ``tensorrt`` means standard operators only, opset 20 at most.
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.

@@ -1,4 +1,4 @@
-"""Proof that the exported file computes what PyTorch computes, at shapes it was not made with."""
+"""Check that the exported file gives PyTorch's results, at other shapes than those it was made with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 Array = npt.NDArray[Any]
 OnCall = Callable[[int, int], None]
 
-# onnxruntime's exceptions share no base class of their own.
+# onnxruntime's exceptions have no common base class but Exception.
 ORT_ERRORS = (
     ort_errors.EPFail,
     ort_errors.Fail,
@@ -39,12 +39,12 @@ ORT_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One conversation with the model: calls of some tokens each, the KV cache carried from call to call.
+    """One conversation with the model: several calls with some tokens each, which pass on the KV cache.
 
     Attributes:
-        name: For messages.
-        pads: Left padding of each row, in tokens; the number of rows is the batch.
-        calls: New tokens of each call, per row. The first has an empty past.
+        name: Name in messages.
+        pads: Left padding of each row, in tokens; the number of rows is the batch size.
+        calls: New tokens per row in each call. The first call has an empty past.
     """
 
     name: str
@@ -62,12 +62,12 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """Outcome of the comparison.
+    """The result of the comparison.
 
     Attributes:
-        max_abs_diff: Largest difference of any logit at any token that is not padding.
+        max_abs_diff: Largest difference of a logit at tokens that are not padding.
         scale: Largest absolute reference logit, at least 1.
-        calls: Model calls compared.
+        calls: Number of compared calls of the model.
     """
 
     max_abs_diff: float
@@ -77,7 +77,7 @@ class ParityReport:
 
 @dataclass
 class _Conversation:
-    """Inputs of a case and the reference logits of its calls, padding left out."""
+    """Inputs of a case and the reference logits of its calls without padding."""
 
     case: Case
     tokens: Array
@@ -85,7 +85,7 @@ class _Conversation:
     logits: list[Array] = field(default_factory=list)
 
     def step(self, index: int) -> tuple[Array, Array, Array]:
-        """Token ids, attention mask and positions of one call. (batch, new), (batch, past + new), (batch, new)."""
+        """Return token ids, attention mask and positions of one call. (batch, new), (batch, past + new), (batch, new)."""
         past = sum(self.case.calls[:index])
         end = past + self.case.calls[index]
         mask = self.mask[:, :end]
@@ -93,7 +93,7 @@ class _Conversation:
         return self.tokens[:, past:end], mask, positions
 
     def real(self, index: int, logits: Array) -> Array:
-        """The logits of a call at tokens that are not padding. (batch, new, vocab) → (tokens, vocab)."""
+        """Select the logits of a call at tokens that are not padding. (batch, new, vocab) → (tokens, vocab)."""
         past = sum(self.case.calls[:index])
         kept: Array = logits[self.mask[:, past : past + self.case.calls[index]].astype(bool)]
         return kept
@@ -110,15 +110,15 @@ def check_parity(
 ) -> ParityReport:
     """Run PyTorch, then ONNX Runtime, on the same conversations and compare their logits.
 
-    PyTorch's model is gone before ONNX Runtime loads, so the memory needed is that of one of them in float32.
+    PyTorch's model is unloaded before ONNX Runtime loads, so the memory needed is that of one of them in float32.
 
     Args:
         source: The model's folder.
         model_path: The exported ``model.onnx``.
         tolerance: Largest allowed difference relative to the largest reference logit (at least 1).
-        threads: Threads ONNX Runtime may use.
-        fixed_batch: Whether the file takes batch 1 only.
-        on_call: Called before each call of a model with the calls made so far and in all.
+        threads: Threads that ONNX Runtime may use.
+        fixed_batch: Whether the file accepts batch 1 only.
+        on_call: Called before each call of a model with the number of finished calls and their total.
 
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
@@ -140,7 +140,7 @@ def check_parity(
                 worst, where = diff, f"{conversation.case.name}, call {index + 1}"
     if not worst <= tolerance * scale:
         raise ONNXExportError(
-            f"logits differ from PyTorch by {worst:.3g} where {tolerance * scale:.3g} is allowed ({where})",
+            f"logits differ from PyTorch by {worst:.3g}, and {tolerance * scale:.3g} is allowed ({where})",
             reason="EXPORT_PARITY_FAILED",
             remedy="use another engine",
             about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
@@ -167,7 +167,7 @@ def _conversations(source: ModelSource, *, fixed_batch: bool) -> list[_Conversat
 
 
 def _reference(source: ModelSource, conversations: list[_Conversation], *, on_call: Callable[[int], None]) -> None:
-    """Fill in PyTorch's logits."""
+    """Store PyTorch's logits in the conversations."""
     done = 0
     on_call(done)
     transformers.utils.logging.disable_progress_bar()
@@ -175,12 +175,12 @@ def _reference(source: ModelSource, conversations: list[_Conversation], *, on_ca
         check_loadable(source.folder, transformers.AutoModelForCausalLM)
     except CannotBuildError as error:
         raise ONNXExportError(
-            f"there is nothing to compare with: {error}",
+            f"PyTorch cannot run the model for the comparison: {error}",
             reason="BASE_MODEL_INVALID",
             remedy="give a complete transformers model folder",
             about={"file": "config.json"},
         ) from error
-    # Eager attention is the plainest implementation; fused ones differ among themselves in what padding rows yield.
+    # Eager attention is the simplest implementation; fused ones differ from each other in the results of padding rows.
     model = (
         auto_model(DECODER)
         .from_pretrained(source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False)
@@ -214,7 +214,7 @@ def _session(model_path: Path, *, threads: int) -> Any:
 
 
 def _empty_past(session: Any, *, batch: int) -> dict[str, Array]:
-    """A cache of no tokens. Each: (batch, heads, 0, head_dim)."""
+    """Return an empty cache. Each tensor: (batch, heads, 0, head_dim)."""
     return {
         value.name: np.zeros((batch, value.shape[1], 0, value.shape[3]), dtype=np.float32)
         for value in session.get_inputs()

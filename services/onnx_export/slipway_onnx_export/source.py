@@ -1,4 +1,4 @@
-"""The merged model's folder: its configuration, and its weights as views of the mapped safetensors files."""
+"""Open the merged model's folder: its configuration, and its weights as views of the mapped safetensors files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.models.base_format import read_config
 from slipway.models.safetensors_file import read_index
 
-# Attention windows up to this many tokens are exceeded by the parity check; longer ones cost too much to run.
+# The parity check runs beyond attention windows of up to this many tokens; longer ones take too long.
 WINDOW_LIMIT = 512
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,9 +26,9 @@ class ModelSource:
     """A Hugging Face model folder opened for export.
 
     Attributes:
-        folder: Where it lies.
+        folder: Path of the folder.
         config: Its transformers configuration.
-        weights: Tensors by name. They are views of mapped files: reading one costs page cache, not memory of its own.
+        weights: Tensors by name. They are views of mapped files: reading one uses page cache and no other memory.
     """
 
     folder: Path
@@ -37,30 +37,30 @@ class ModelSource:
 
     @property
     def architecture(self) -> str:
-        """Class name in the configuration, otherwise its model type."""
+        """Return the class name in the configuration, otherwise its model type."""
         names = getattr(self.config, "architectures", None)
         return names[0] if names else str(self.config.model_type)
 
     @property
     def text_config(self) -> Any:
-        """The configuration of the text decoder: the configuration itself, unless the model is multimodal."""
+        """Return the configuration of the text decoder, which is the configuration itself unless the model is multimodal."""
         return self.config.get_text_config(decoder=True)
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers."""
+        """Return the number of decoder layers."""
         return int(self.text_config.num_hidden_layers)
 
     @property
     def sliding_window(self) -> int:
-        """Tokens that a layer with local attention sees, 0 when every layer sees all."""
+        """Return the attention window of local layers in tokens, 0 if all layers have full attention."""
         kinds = getattr(self.text_config, "layer_types", None)
         local = kinds is None or "sliding_attention" in kinds
         return int(getattr(self.text_config, "sliding_window", None) or 0) if local else 0
 
     @property
     def fp32_bytes(self) -> int:
-        """Size of all weights as float32."""
+        """Return the size of all weights as float32, in bytes."""
         return sum(4 * tensor.numel() for tensor in self.weights.values())
 
 
@@ -85,7 +85,7 @@ def open_source(folder: Path) -> ModelSource:
     for name in sorted(weights):
         if weights[name].dtype not in FLOAT_DTYPES and weights[name].is_floating_point():
             raise ONNXExportError(
-                f"tensor {name!r} is {weights[name].dtype}, which is not exported",
+                f"tensor {name!r} is {weights[name].dtype}, which cannot be exported",
                 reason="DTYPE_UNSUPPORTED",
                 remedy="merge to float32, bfloat16 or float16",
                 about={"tensor": name, "dtype": weights[name].dtype},
@@ -97,11 +97,11 @@ def _read_config(folder: Path) -> Any:
     try:
         model_type = read_config(folder).get("model_type")
     except CheckpointValidationError as error:
-        raise _invalid(error.message, file="config.json") from error
+        raise _invalid_error(error.message, file="config.json") from error
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise _invalid(
+        raise _invalid_error(
             f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",
             file="config.json",
             model_type=model_type,
@@ -121,7 +121,7 @@ def _weight_files(folder: Path) -> list[Path]:
                 remedy="convert them to safetensors",
                 about={"file": pickles[0]},
             )
-        raise _invalid(f"{folder.name} has no model.safetensors", file="model.safetensors")
+        raise _invalid_error(f"{folder.name} has no model.safetensors", file="model.safetensors")
     return [folder / name for name in sorted(set(read_index(index).values()))]
 
 
@@ -133,12 +133,12 @@ def _open_weights(path: Path) -> dict[str, torch.Tensor]:
         raise ONNXExportError(
             f"{path.name} is not a valid safetensors file: {error}",
             reason="SAFETENSORS_CORRUPT",
-            remedy="make the merged model again",
+            remedy="merge the model again",
             about={"file": path.name},
         ) from error
 
 
-def _invalid(message: str, **about: object) -> ONNXExportError:
+def _invalid_error(message: str, **about: object) -> ONNXExportError:
     return ONNXExportError(
         message, reason="BASE_MODEL_INVALID", remedy="give a complete transformers model folder", about=about
     )

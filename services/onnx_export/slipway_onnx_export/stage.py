@@ -1,4 +1,4 @@
-"""The onnx_export stage: a merged PyTorch folder to an ONNX decoder with KV cache."""
+"""The onnx_export stage: export a merged PyTorch folder to an ONNX decoder with KV cache."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
-from slipway_onnx_export.families import refused
+from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.opsets import opset_advice
 from slipway_onnx_export.params import OnnxExportParams
 
 
 def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> dict[str, Path]:
-    """Export ``inputs["pytorch"]``; see the README for what the output folder holds.
+    """Export ``inputs["pytorch"]``; the README describes the output folder.
 
     Raises:
-        ONNXExportError: with the reasons listed in the README.
+        ONNXExportError: With the reasons listed in the README.
     """
     from slipway_onnx_export.export import export_model
 
@@ -37,5 +37,5 @@ STAGE = Stage(
     ),
     output_bytes=lambda _, size: size.graph_bytes,
     advice=opset_advice,
-    refuses=refused,
+    refuses=refusal_reason,
 )

@@ -1,4 +1,4 @@
-"""Streaming of weights into ONNX external data, one tensor and one slice of it at a time."""
+"""Stream weights into ONNX external data, one slice of one tensor at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slipway.errors import ONNXExportError
 
 DATA_FILE = "model.onnx.data"
 
-# Runtimes map external data into memory; a tensor that starts on a page needs no copy.
+# Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
 PAGE = 4096
 SMALL = 64
-# Constants of the graph above this size (rotary tables) go to the data file too, so that model.onnx stays small.
+# Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small.
 INLINE_BYTES = 1024
-# Rows are converted in slices of about this size: the memory that streaming takes beyond the page cache.
+# Rows are converted in slices of about this size: the memory that streaming needs besides the page cache.
 SLICE_BYTES = 32 << 20
 
 OnTensor = Callable[[int, int], None]
@@ -38,7 +38,7 @@ def stream_weights(
         model: Graph whose initializers without a value are named in ``weights``.
         weights: Tensors by initializer name; float32, bfloat16 or float16, any strides.
         folder: Folder of the future ``model.onnx``.
-        on_tensor: Called after each tensor with bytes written and bytes in all.
+        on_tensor: Called after each tensor with the bytes written so far and their total.
 
     Returns:
         Size of the data file in bytes.

@@ -1,4 +1,4 @@
-"""A last look at the result: does it load, and does it compute numbers? How good they are is validate's question."""
+"""Check that the result loads and computes finite numbers; the validate stage judges how good they are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
 
 
 class NotRunnableError(Exception):
-    """It is not known how a result is run; the message says why."""
+    """The check does not know how to run a result; the message says why."""
 
 
 def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], Any], ctx: Context) -> None:
@@ -37,7 +37,7 @@ def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], A
     Raises:
         QuantizationError: ``QUANTIZATION_FAILED`` if it does not load, ``NON_FINITE_OUTPUT`` if logits are NaN or infinite.
     """
-    # Loaders hold the stored and the computed form of the weights side by side.
+    # Loaders hold the stored and the computed form of the weights at the same time.
     needed = weight_bytes(source) + weight_bytes(target)
     if needed > ctx.max_memory_bytes:
         ctx.log.info(
@@ -68,17 +68,17 @@ def _tokens(target: Path) -> Any:
 
 
 def run_checkpoint(target: Path) -> Any:
-    """Run a transformers folder on random inputs of its family; returns what it gives.
+    """Run a transformers folder on random inputs of its family; return its outputs.
 
     Raises:
-        NotRunnableError: Its family is not known.
+        NotRunnableError: Its family is unknown.
         QuantizationError: ``QUANTIZATION_FAILED``.
     """
     family = model_family(target)
     if family is None:
-        raise NotRunnableError(f"what a {described(read_config(target))} takes and gives is not known")
+        raise NotRunnableError(f"the inputs and outputs of a {described(read_config(target))} are unknown")
     try:
-        # Loading draws progress bars, which belong on no stage's output.
+        # Loading prints progress bars, which do not belong in the output of a stage.
         with contextlib.redirect_stderr(io.StringIO()):
             check_loadable(target, auto_model(family))
             model, loading = auto_model(family).from_pretrained(
@@ -87,7 +87,7 @@ def run_checkpoint(target: Path) -> Any:
             # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
             loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
             if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
-                raise _does_not_load("transformers", f"weights do not fit the model: {lost}")
+                raise _load_error("transformers", f"weights do not fit the model: {lost}")
             return compared_outputs(model, family, sample_inputs(model, family)).numpy()
     except (
         CannotBuildError,
@@ -99,11 +99,11 @@ def run_checkpoint(target: Path) -> Any:
         TypeError,
         IndexError,
     ) as error:
-        raise _does_not_load("transformers", str(error)) from error
+        raise _load_error("transformers", str(error)) from error
 
 
 def run_graph(target: Path, ctx: Context) -> Any:
-    """Run an ONNX graph; returns its logits."""
+    """Run an ONNX graph; return its logits."""
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
@@ -118,13 +118,13 @@ def run_graph(target: Path, ctx: Context) -> Any:
         session = ort.InferenceSession(
             target / GRAPH_FILE, session_options(ctx.threads), providers=["CPUExecutionProvider"]
         )
-        return session.run(["logits"], _feeds(session, _tokens(target)))[0].astype(np.float32)
+        return session.run(["logits"], _prompt_inputs(session, _tokens(target)))[0].astype(np.float32)
     except failures as error:
-        raise _does_not_load("ONNX Runtime", str(error)) from error
+        raise _load_error("ONNX Runtime", str(error)) from error
 
 
-def _feeds(session: Any, tokens: Any) -> dict[str, Any]:
-    """A prompt without a past. tokens: (1, sequence)."""
+def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
+    """Return the graph's inputs for a prompt with an empty cache. tokens: (1, sequence)."""
     known = {
         "input_ids": tokens,
         "attention_mask": np.ones_like(tokens),
@@ -140,7 +140,7 @@ def _feeds(session: Any, tokens: Any) -> dict[str, Any]:
     return feeds
 
 
-def _does_not_load(loader: str, problem: str) -> QuantizationError:
+def _load_error(loader: str, problem: str) -> QuantizationError:
     return QuantizationError(
         f"{loader} cannot run the result: {' '.join(problem.split())[:500]}",
         reason="QUANTIZATION_FAILED",

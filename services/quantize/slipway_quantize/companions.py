@@ -1,4 +1,4 @@
-"""The files beside the weights: copied as they are, or with one field changed."""
+"""Copy the files beside the weights, and read and write JSON files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """Return the JSON object in ``path``.
 
     Raises:
-        QuantizationError: ``BASE_MODEL_INVALID`` if it is missing or is no object.
+        QuantizationError: ``BASE_MODEL_INVALID`` if the file is missing or does not hold an object.
     """
     try:
         return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
@@ -42,5 +42,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` readably and reproducibly."""
+    """Write ``value`` indented and in the order of its keys."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The integer levels, apart from the formats that write them: ONNX needs none of what PyTorch's writer imports."""
+"""The integer levels, in a module of their own so that ONNX does not import the libraries of the PyTorch writer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ BITS = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True, slots=True)
 class IntLevel:
-    """How linear weights are written.
+    """An integer level of the weights.
 
     Attributes:
         bits: 4 or 8.
         group_size: Weights per scale.
-        packed: Integers and scales; otherwise the same values as dense weights of the original type.
+        packed: Whether integers and scales are stored; if not, the same values as dense weights of the original type.
     """
 
     bits: int

@@ -14,7 +14,7 @@ from slipway.stage import StageParams
 class QuantizeParams(StageParams):
     """Parameters of the quantize stage."""
 
-    format: str = Field(description="name of the format that the input folder has, and the output will have")
+    format: str = Field(description="name of the format of both the input and the output folder")
     level: Literal["fp16", "bf16", "int8", "int4"] = Field(description="type of the weights")
     group_size: int = Field(default=32, ge=16, le=256, description="weights per scale (int8, int4); a power of two")
     packed: bool = Field(
@@ -23,23 +23,23 @@ class QuantizeParams(StageParams):
     )
     accuracy_level: Literal[0, 1, 4] = Field(
         default=4,
-        description="ONNX integer levels: what ONNX Runtime may compute products in (1 float32, 4 int8, 0 its choice); "
+        description="ONNX integer levels: type in which ONNX Runtime may compute products (1 float32, 4 int8, 0 its choice); "
         "on CPUs 8-bit weights at level 1 decode 60 times slower",
     )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
-    check: bool = Field(default=True, description="load the result and run it once where that fits into memory")
+    check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")
 
     @field_validator("format")
     @classmethod
     def _has_quantizer(cls, value: str) -> str:
         known = tuple(name for name, each in formats().items() if each.quantizer)
         if value not in known:
-            raise ValueError(f"{value!r} is no format that is quantized here; {did_you_mean(value, known)}")
+            raise ValueError(f"{value!r} is not a format that can be quantized here; {did_you_mean(value, known)}")
         return value
 
     @field_validator("group_size")
     @classmethod
     def _power_of_two(cls, value: int) -> int:
         if value & (value - 1):
-            raise ValueError(f"{value} is no power of two; use 16, 32, 64, 128 or 256")
+            raise ValueError(f"{value} is not a power of two; use 16, 32, 64, 128 or 256")
         return value

@@ -1,4 +1,4 @@
-"""One quantization from start to end: check what was given, write the weights, copy the rest, report, check the result."""
+"""Quantize a folder from start to end: check the input, copy the other files, write the weights, report, check the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.levels import BITS
 from slipway_quantize.params import QuantizeParams
-from slipway_quantize.quantizer import quantizer_of
+from slipway_quantize.quantizer import load_quantizer
 from slipway_quantize.report import write_report
 
 
@@ -22,12 +22,12 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     """Write ``source`` at ``params.level`` into the empty folder ``target``.
 
     Raises:
-        QuantizationError: With the reasons the package's README lists.
+        QuantizationError: With the reasons listed in the package's README.
     """
     torch.set_num_threads(max(1, ctx.threads))
     _refuse_quantized(source)
     copy_companions(source, target)
-    quantizer, runtime = quantizer_of(params.format), load_format(params.format).runtime
+    quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     outcome = quantizer.write(source, target, params, ctx)
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     if params.level in BITS:
@@ -40,7 +40,7 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
 
 
 def _note_precision(path: Path, level: str) -> None:
-    """The copied description of the export must not go on calling the model float32."""
+    """Write the new precision into the copied description of the export, which still says float32."""
     if path.is_file():
         write_json(path, {**read_json(path), "precision": level})
 
@@ -52,7 +52,7 @@ def _refuse_quantized(source: Path) -> None:
     found = found or (config.get("quantization_config") or {}).get("quant_method")
     if found:
         raise QuantizationError(
-            f"the model is quantized already ({found})",
+            f"the model is already quantized ({found})",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="quantize the merged or exported model in its original precision",
             about={"quantization": found},

@@ -1,4 +1,4 @@
-"""What writes a format's levels: named by the format, found and used by the quantize stage."""
+"""Load the quantizer that a format names, and define its interface."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slipway_quantize.report import Outcome
 
 
 class Quantizer(Protocol):
-    """Writes the weights of a folder at a level, and runs what was written."""
+    """Writes the weights of a folder at a level, and runs the result."""
 
     def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
-        """Write the weights of ``source`` at ``params.level`` into ``target``, where everything else is already.
+        """Write the weights of ``source`` at ``params.level`` into ``target``, which already holds all other files.
 
         Raises:
-            QuantizationError: With the reasons the package's README lists.
+            QuantizationError: With the reasons listed in the package's README.
         """
         ...
 
@@ -28,17 +28,17 @@ class Quantizer(Protocol):
         """Load ``target`` and return its logits for a few tokens, a numpy array.
 
         Raises:
-            QuantizationError: ``QUANTIZATION_FAILED``: it does not load.
-            NotRunnableError: It is not known how such a model is run (``slipway_quantize.check``).
+            QuantizationError: ``QUANTIZATION_FAILED``: the model does not load.
+            NotRunnableError: The check does not know how to run such a model (``slipway_quantize.check``).
         """
         ...
 
 
-def quantizer_of(format_name: str) -> Quantizer:
-    """Return the quantizer of an installed format.
+def load_quantizer(format_name: str) -> Quantizer:
+    """Load the quantizer of an installed format.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED``: it has none, or the one that it names cannot be imported.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the format has none, or its quantizer cannot be imported.
     """
     module, _, attribute = load_format(format_name).quantizer.partition(":")
     why = "names no quantizer"
@@ -47,9 +47,9 @@ def quantizer_of(format_name: str) -> Quantizer:
             found: Quantizer = getattr(import_module(module), attribute)
             return found
     except (ImportError, AttributeError) as error:
-        why = f"names one that cannot be loaded: {error}"
+        why = f"names a quantizer that cannot be loaded: {error}"
     raise QuantizationError(
-        f"the format {format_name} is not made by the quantize stage: it {why}",
+        f"the quantize stage cannot make the format {format_name}: it {why}",
         reason="QUANTIZATION_UNSUPPORTED",
         remedy="install the format again, or leave its levels out",
         about={"format": format_name},

@@ -1,4 +1,4 @@
-"""The quantizers of Slipway's own formats; what they write with is imported where it is used."""
+"""The quantizers of Slipway's own formats; each imports its libraries when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quantization did, as quantization.json and as facts of the export's report."""
+"""Describe a quantization in quantization.json and in the facts of the export's report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SHOWN = 8
 
 @dataclass
 class Outcome:
-    """What became of each weight.
+    """The result for each weight.
 
     Attributes:
         method: How the level is represented, for example ``compressed-tensors pack-quantized``.
-        quantized: Names of the weights now in the level's type.
-        kept: Names of the weights left as they were, with the reason.
+        quantized: Names of the weights that now have the level's type.
+        kept: Names of the unchanged weights, with the reason.
         error_energy: Squared error added to the weights, and ``weight_energy`` their squared sum (int levels).
         details: Further facts of the format.
     """
@@ -37,7 +37,7 @@ def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict
     """Write ``quantization.json`` into ``target`` and record its facts.
 
     Sizes are of the weight files alone, in bytes; ``reduction`` is the share saved (0.5 = half the size);
-    ``relative_weight_error`` is the root of the error's energy by the weights' own.
+    ``relative_weight_error`` is the square root of the error's energy divided by that of the weights.
     """
     before, after = weight_bytes(source), weight_bytes(target)
     reduction = round(1 - after / before, 4) if before else 0.0
@@ -58,7 +58,7 @@ def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of the folder's weight files (safetensors, ONNX graphs and their data)."""
+    """Return the bytes of the folder's weight files (safetensors, ONNX graphs and their data)."""
     return sum(
         path.stat().st_size
         for pattern in ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data")
@@ -67,10 +67,10 @@ def weight_bytes(folder: Path) -> int:
 
 
 def warn_unaligned(names: list[str], group_size: int, ctx: Context) -> None:
-    """Tell the user which weights a group size left unquantized."""
+    """Warn about the weights that were not quantized because of the group size."""
     if names:
         shown = ", ".join(sorted(names)[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
         ctx.warn(
-            f"the precision of {counted(len(names), 'weight')} is kept, because an input width is no multiple of the group "
-            f"size {group_size}: {shown}; choose a group size that divides it"
+            f"{counted(len(names), 'weight')} kept the original precision, because an input width is not a multiple of the "
+            f"group size {group_size}: {shown}; choose a group size that divides it"
         )

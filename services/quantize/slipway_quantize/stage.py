@@ -13,7 +13,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
     """Quantize ``inputs["model"]``.
 
     Raises:
-        slipway.errors.QuantizationError: With the reasons the package's README lists.
+        slipway.errors.QuantizationError: With the reasons listed in the package's README.
     """
     from slipway_quantize.quantize import quantize
 

@@ -1,1 +1,1 @@
-"""The validate stage: proof that every output behaves like the fine-tuned model."""
+"""The validate stage: check that every output behaves like the fine-tuned model."""

@@ -1,10 +1,11 @@
-"""The shapes in which the same inputs are computed once more.
+"""Choose the shapes in which the same inputs are computed again.
 
-What these shapes catch: an attention mask or position ids that the graph ignores, a graph specialised to the batch, sequence or
-past it was traced with, a KV cache that is written or read wrongly.
+These shapes find an attention mask or position ids that the graph ignores, a graph specialised to the batch, sequence or past
+of its trace, and a KV cache that is written or read wrongly.
 
-Every row of a decoder's case is a prefix of a window, so its logits have to equal those of one plain pass over that window. A model
-that reads in both directions gives a prefix other results than the window: each row is computed alone, too, and compared with that.
+Every row of a decoder's case is a prefix of a window, so its logits must equal those of one plain pass over that window. A
+model that reads in both directions gives a prefix other results than the window: so each row is also computed alone, for the
+comparison.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from slipway.models.families import FAMILIES, Comparison, Family
 from slipway_validate.protocol.messages import Case, CaseRow
 
 LENGTH = 32
-"""Longest row of a case; enough for an off-by-one to show, short enough to cost nothing."""
+"""Longest row of a case: long enough to show an off-by-one error, short enough to take almost no time."""
 DECODE_STEPS = 6
 
 
 def family_named(name: str) -> Family:
-    """The family of this name."""
+    """Return the family of this name."""
     return next(family for family in FAMILIES if family.name == name)
 
 
 def shape_cases(family: Family, windows: int, length: int) -> tuple[Case, ...]:
-    """The cases for ``windows`` windows of ``length`` tokens (at least 8)."""
+    """Return the cases for ``windows`` windows of ``length`` tokens (at least 8)."""
     full = min(LENGTH, length)
     steps = min(DECODE_STEPS, full // 4)
     padded = tuple(
@@ -41,7 +42,7 @@ def shape_cases(family: Family, windows: int, length: int) -> tuple[Case, ...]:
 
 
 def native_case(family: Family, windows: int, length: int) -> Case:
-    """One padded batch as the model is served: in its own data type, not in float32."""
+    """Return the case of one padded batch in the model's own data type instead of float32."""
     padded = shape_cases(family, windows, length)[0]
     return padded.model_copy(update={"name": "native_dtype"})
 
@@ -59,7 +60,10 @@ def _of_decoder(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[
 
 
 def _of_encoder_decoder(family: Family, padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
-    """A row's length is that of its source; all rows have the same number of decoder tokens. Sound has one length only."""
+    """Return an encoder–decoder's cases.
+
+    A row's length is that of its source; all rows have the same number of decoder tokens. Sound has one length only.
+    """
     batch = "right_padded" if "input_ids" in family.inputs else "batch"
     decoded = (full - steps, *(1,) * steps)
     return (

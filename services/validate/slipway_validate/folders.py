@@ -1,4 +1,4 @@
-"""What a model folder holds, read from its headers and JSON files only: nothing heavy is imported or loaded."""
+"""Read facts about a model folder from its headers and JSON files only, without heavy imports and without loading it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when the file is missing or holds anything else."""
+    """Read a JSON object from a file; empty if the file is missing or holds anything else."""
     try:
         return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
     except (OSError, ValueError):
@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file())
 
 
@@ -39,9 +39,9 @@ def format_and_level(name: str) -> tuple[str, str]:
 
 
 def runtime_for(name: str, folder: Path) -> Runtime | None:
-    """Return how an output is run: by its format's way if its folder looks like one, otherwise by that of the format it looks like.
+    """Return the runtime of an output: its own format's if that recognises the folder, otherwise that of a format that does.
 
-    None where no installed format recognises the folder, and where the output's own format has no way to be run.
+    None if no installed format recognises the folder, or if the output's own format has no runtime.
     """
     named = format_of_output(name)
     if named is not None and named.runtime is None:
@@ -52,17 +52,17 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
 
 
 def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family) -> RunResult | None:
-    """The result of an output that cannot be run: failed where it is known what is wrong with it, otherwise not run. None if it can."""
+    """Return the result of an output that cannot be run: failed if its files are wrong, otherwise not run. None if it can be run."""
     if runtime is None:
         return _without_runtime(name)
     if runtime.families is not None and family.name not in runtime.families:
         known = " and ".join(runtime.families)
-        message = f"the model is of the family {family.name}, and {runtime.name} runs {known} outputs only so far"
+        message = f"the model's family is {family.name}, and {runtime.name} runs only {known} outputs so far"
         return RunResult(status="not_run", message=message)
     config = read_json(folder / CONFIG)
     if family_of(config) in (family, None):
         return None
-    message = f"its {CONFIG} says {described(config)}, and the base model is a {family.name}"
+    message = f"its {CONFIG} describes another model ({described(config)}): the base model is a {family.name}"
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
 
 
@@ -71,16 +71,16 @@ def _without_runtime(name: str) -> RunResult:
     if named is None:
         return RunResult(status="not_run", message=f"no installed format recognises the output {name}")
     if named.runtime is None:
-        return RunResult(status="not_run", message=f"the format {named.name} has no way to run its outputs yet")
+        return RunResult(status="not_run", message=f"the format {named.name} has no runtime for its outputs yet")
     message = f"its folder has no {' or '.join(named.runtime.files)} file"
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
 
 
 def stored_dtype(folder: Path) -> str:
-    """Data type of the stored weights, as far as headers tell.
+    """Return the data type of the stored weights, from headers and JSON files.
 
-    The level of a quantized folder (``quantization.json`` or its ``quantization_config``), otherwise the type that most
-    bytes of its safetensors files have, otherwise the precision that a file of its format notes. Empty when unknown.
+    The level of a quantized folder (in ``quantization.json``), otherwise the type of most bytes in its safetensors files,
+    otherwise the precision in a file of its format. Empty if unknown.
     """
     noted = read_json(folder / "quantization.json").get("level")
     if isinstance(noted, str) and noted in LEVEL_DTYPES:
@@ -99,12 +99,12 @@ def stored_dtype(folder: Path) -> str:
 
 
 def safetensors_dtype(folder: Path) -> str:
-    """The data type that most bytes of a folder's safetensors files have, empty without such files."""
+    """Return the data type of most bytes in a folder's safetensors files; empty without such files."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
         try:
             tensors = read_safetensors(path).tensors
-        except CheckpointValidationError:  # loading it will say what is wrong with it
+        except CheckpointValidationError:  # loading the model will report the error
             continue
         for tensor in tensors.values():
             counts[tensor.dtype] += tensor.nbytes

@@ -1,7 +1,7 @@
-"""How far two sets of logits are apart, accumulated over tokens in float64.
+"""Measure the distance between two sets of logits, accumulated over tokens in float64.
 
-Shapes: T = positions (tokens), V = values of a position (the vocabulary, classes). Logits arrive a window at a time and are worked on in blocks of rows, so
-that memory stays bounded whatever T and V are. A figure that is not finite comes out as None.
+Shapes: T = positions (tokens), V = values of a position (the vocabulary, classes). Logits arrive one window at a time and are
+processed in blocks of rows, so that memory is bounded for all T and V. A figure that is not finite becomes None.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Ints = npt.NDArray[np.int64]
 BLOCK_VALUES = 1 << 21
 """Logits held in float64 at a time (16 MiB per array)."""
 NEAR_TIE = 0.05
-"""Choices whose probabilities are so close are as good as each other: rounding may turn one into the other."""
+"""Choices whose probabilities differ by at most this count as equal: rounding may turn one into the other."""
 
 
 def finite(value: float) -> float | None:
-    """The value, or None when it is NaN or infinite."""
+    """Return the value, or None if it is NaN or infinite."""
     return float(value) if math.isfinite(value) else None
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
-    """Log-probabilities log p = z - log Σ exp z, stable by subtracting the maximum. logits: (T, V) -> (T, V)."""
+    """Compute log-probabilities log p = z - log Σ exp z, stable by subtracting the maximum. logits: (T, V) -> (T, V)."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -38,23 +38,23 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
 
 
 def kl_divergence(log_p: Floats, log_q: Floats) -> Floats:
-    """KL(p ‖ q) = Σ p (log p - log q) per row, nats. log_p, log_q: (T, V) -> (T,).
+    """Compute KL(p ‖ q) = Σ p (log p - log q) per row, in nats. log_p, log_q: (T, V) -> (T,).
 
-    Source: Kullback & Leibler, "On Information and Sufficiency", 1951. Rounding can leave it just below zero: 0 then.
+    Source: Kullback & Leibler, "On Information and Sufficiency", 1951. A result just below zero, from rounding, becomes 0.
     """
     rows: Floats = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
     return np.maximum(rows, 0.0)
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
-    """Slices over ``rows`` rows of ``width`` values, each of at most BLOCK_VALUES values but at least one row."""
+    """Yield slices over ``rows`` rows of ``width`` values, each of at most BLOCK_VALUES values but at least one row."""
     step = max(1, BLOCK_VALUES // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 class LogitComparer:
-    """Compares logits with others' window by window: :meth:`add` each, then :meth:`result`."""
+    """Compares two models' logits: :meth:`add` each window, then get the :meth:`result`."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -90,7 +90,7 @@ class LogitComparer:
             return kl_divergence(log_p, log_softmax(own))
 
     def result(self) -> LogitComparison:
-        """All figures over everything added.
+        """Return all figures over all added windows.
 
         Raises:
             ValueError: Nothing was added.
@@ -116,7 +116,7 @@ def _quantile(values: Floats, percent: int) -> float | None:
 
 
 def negative_log_likelihood(logits: Logits, labels: Ints) -> Floats:
-    """-log p(label) of each label, nats. logits: (P, V), of which the first L are taken; labels: (L,) -> (L,)."""
+    """Compute -log p(label) of each label, in nats. logits: (P, V), of which the first L are used; labels: (L,) -> (L,)."""
     parts = []
     for rows in blocks(len(labels), logits.shape[-1]):
         log_p, expected = log_softmax(logits[rows]), labels[rows]
@@ -125,7 +125,7 @@ def negative_log_likelihood(logits: Logits, labels: Ints) -> Floats:
 
 
 def perplexity(logits: npt.NDArray[np.float32], labels: Ints) -> float | None:
-    """Exp of the mean negative log-likelihood per label. logits: (N, P, V), labels: (N, L), N windows.
+    """Compute exp of the mean negative log-likelihood per label. logits: (N, P, V), labels: (N, L), N windows.
 
     Source: Jelinek et al., 1977.
     """
@@ -133,33 +133,33 @@ def perplexity(logits: npt.NDArray[np.float32], labels: Ints) -> float | None:
 
 
 def window_losses(logits: npt.NDArray[np.float32], labels: Ints) -> Floats:
-    """Mean negative log-likelihood per label of each window, nats. logits: (N, P, V), labels: (N, L) -> (N,)."""
+    """Compute the mean negative log-likelihood per label of each window, in nats. logits: (N, P, V), labels: (N, L) -> (N,)."""
     return np.array([negative_log_likelihood(window, ids).mean() for window, ids in zip(logits, labels, strict=True)])
 
 
 def perplexity_of(losses: Floats) -> float | None:
-    """Perplexity of windows of equal length from the mean loss of each. losses: (N,)."""
+    """Compute the perplexity of windows of equal length from their mean losses. losses: (N,)."""
     mean = float(losses.mean())
     return finite(math.exp(mean)) if math.isfinite(mean) and mean < 700 else None  # exp overflows beyond 709
 
 
 def logit_scale(logits: npt.NDArray[np.float32]) -> float:
-    """Root mean square of all logits, at least 1. logits: (N, T, V).
+    """Compute the root mean square of all logits, at least 1. logits: (N, T, V).
 
-    Differences are limited relative to it, because float rounding is relative. Never below 1: the small logits of an
-    untrained model would otherwise ask for more digits than its intermediate values have.
+    Limits of differences are relative to it, because float rounding is relative. It is never below 1: otherwise the small
+    logits of an untrained model would require more digits than its intermediate values have.
     """
     total = sum(float(np.square(window, dtype=np.float64).sum()) for window in logits)
     return max(1.0, math.sqrt(total / logits.size)) if math.isfinite(total) else 1.0
 
 
 def adapter_strength(base: Logits, reference: Logits, own: Logits, *, centred: bool = True) -> float | None:
-    """How much of the adapter's effect on the results an output has: 1 all of it, 0 none, above 1 too much.
+    """Compute an output's share of the adapter's effect on the results: 1 all of it, 0 none, above 1 too much.
 
-    The least-squares c in own - base ≈ c (reference - base). Logits are centred per position because softmax ignores a shift; values
-    that are no logits are not. Rounding noise is nearly orthogonal to the adapter's effect, so c sees a wrong scale that KL at 4 bits
-    hides. Networks are not linear: a scale wrong by a tenth moves c by about half of that.
-    base, reference, own: (N, P, V). None when the adapter has no effect, or a value is not finite.
+    The least-squares c in own - base ≈ c (reference - base). Logits are centred per position because softmax ignores a shift;
+    other values are not. Rounding noise is nearly orthogonal to the adapter's effect, so c shows a wrong scale that KL at 4
+    bits hides. Networks are not linear: a scale wrong by a tenth moves c by about half of that.
+    base, reference, own: (N, P, V). None if the adapter has no effect or a value is not finite.
     """
     along, square = 0.0, 0.0
     for windows in zip(base, reference, own, strict=True):
@@ -177,7 +177,7 @@ def _wide(values: Logits, *, centred: bool) -> Floats:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading tokens that both sequences share."""
+    """Return the number of leading tokens that both sequences share."""
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return index

@@ -13,22 +13,22 @@ class ValidateParams(StageParams):
 
     test_samples: int = Field(default=10, ge=1, le=10_000, description="windows of held-out text")
     sequence_length: int = Field(default=128, ge=8, le=32_768, description="tokens per window")
-    compare_outputs: bool = Field(default=True, description="otherwise outputs are only loaded and run")
+    compare_outputs: bool = Field(default=True, description="false only loads and runs the outputs")
     benchmark_performance: bool = Field(
-        default=True, description="measure prefill and decode speed, in turn with the reference's"
+        default=True, description="measure prefill and decode speed, alternating with the reference"
     )
     greedy_prompts: int = Field(default=4, ge=0, le=100, description="prompts continued greedily")
-    max_new_tokens: int = Field(default=16, ge=1, le=1024, description="tokens each of them is continued with")
+    max_new_tokens: int = Field(default=16, ge=1, le=1024, description="tokens generated for each prompt")
     benchmark_repeats: int = Field(
-        default=7, ge=1, le=1000, description="rounds of timing, each of an output and then of the reference"
+        default=7, ge=1, le=1000, description="rounds of timing, each for an output and then for the reference"
     )
-    benchmark_decode_steps: int = Field(default=16, ge=1, le=4096, description="timed decode steps of a round")
+    benchmark_decode_steps: int = Field(default=16, ge=1, le=4096, description="timed decode steps per round")
     benchmark_seconds: float = Field(
-        default=12.0, gt=0, le=3600, description="no round of an output is begun later; one is always taken"
+        default=12.0, gt=0, le=3600, description="no round of an output starts later; one round is always run"
     )
-    seed: int = Field(default=0, ge=0, description="places the windows in the text")
+    seed: int = Field(default=0, ge=0, description="chooses the places of the windows in the text")
     max_logit_bytes: int = Field(
-        default=2 << 30, ge=1 << 20, description="disk for logits; fewer samples are used if short"
+        default=2 << 30, ge=1 << 20, description="disk space for logits; fewer samples are used if it does not suffice"
     )
     output_timeout_seconds: float = Field(default=3600.0, gt=0, description="longest time one output may take")
     limits: dict[str, LimitOverrides] = Field(

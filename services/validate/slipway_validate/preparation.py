@@ -1,4 +1,4 @@
-"""The text of a validation as windows of tokens, and what every model is asked to compute with them."""
+"""Prepare the samples of a validation from its text, and the spec of each model's run."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Sp
 from slipway_validate.samples import Samples
 
 LOGIT_FILES = 4
-"""On disk at once: reference, base, merged, and the output at hand."""
+"""Sets of logits on disk at the same time: reference, base, merged model and the current output."""
 DEFAULT_VOCABULARY = 1 << 18
 PROMPT_TOKENS = 16
 LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
-"""Settings that say how many tokens a model takes."""
+"""Settings with the largest number of tokens that a model accepts."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Windows and prompts.
+    """The samples of a validation and their origin.
 
     Attributes:
-        family: Of the model.
-        text: Where they come from.
-        source: What stands for text where there is none, in words.
+        family: The model's family.
+        text: The text of the samples.
+        source: Description of inputs that replace text; empty if there are none.
         folder: Folder of the samples.
-        samples: What every model computes.
+        samples: The samples that every model computes.
         padding_token: Token that pads a batch.
         tokenizer: Folder of the tokenizer.
     """
@@ -52,7 +52,7 @@ class Prepared:
     tokenizer: Path
 
     def prompts(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """Beginnings of the first windows; the decoder of an encoder–decoder begins with its first token."""
+        """Return the beginnings of the first windows; for an encoder–decoder, the decoder's first token."""
         if not self.family.generates:
             return ()
         tokens = self.samples.tokens
@@ -60,7 +60,7 @@ class Prepared:
         return tuple(tuple(int(token) for token in row[:length]) for row in tokens[:count])
 
     def spec(self, runtime: str, model: Path, *, params: ValidateParams, threads: int) -> RunSpec:
-        """What a model is asked to compute."""
+        """Return the spec of a model's run."""
         compare = params.compare_outputs
         benchmark = Benchmark(
             prefill_tokens=params.sequence_length,
@@ -82,7 +82,7 @@ class Prepared:
         )
 
     def described(self, params: ValidateParams, *, vocabulary: int) -> ValidationInputs:
-        """For the report."""
+        """Describe the inputs for the report."""
         samples, length = self.samples.tokens.shape
         return ValidationInputs(
             samples=samples,
@@ -105,7 +105,7 @@ class Prepared:
 def prepare(
     inputs: Mapping[str, Path], family: Family, params: ValidateParams, ctx: Context, *, work: Path
 ) -> Prepared:
-    """Choose the text and make samples of it.
+    """Choose the text and make samples from it.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: no tokenizer or feature extractor, or too little text.
@@ -128,7 +128,7 @@ def prepare(
     )
     timeout = params.output_timeout_seconds
     result = process.run(Spec(tokenize=spec), work / "tokenize", ctx, label="tokenize", timeout_seconds=timeout)
-    require(
+    require_success(
         result,
         what="the text cannot be tokenized",
         remedy="give the files of its tokenizer and feature extractor beside the base model",
@@ -140,8 +140,8 @@ def prepare(
     return Prepared(family, text, result.source, folder, samples, padding_token(inputs["base"], family), tokenizer)
 
 
-def require(result: RunResult, *, what: str, remedy: str) -> None:
-    """Raise when a run that everything depends on did not succeed.
+def require_success(result: RunResult, *, what: str, remedy: str) -> None:
+    """Raise if a run that all others depend on did not succeed.
 
     Raises:
         ValidationError: With the run's own reason.
@@ -155,7 +155,7 @@ def require(result: RunResult, *, what: str, remedy: str) -> None:
 
 
 def decoder(prepared: Prepared) -> Callable[[Sequence[int]], str]:
-    """Token ids to text, by the fast tokenizer's file alone; to nothing when there is no such file."""
+    """Return a function from token ids to text, by the fast tokenizer's file alone; without that file it returns no text."""
     path = prepared.tokenizer / "tokenizer.json"
     if not path.is_file():
         return lambda _: ""
@@ -166,20 +166,20 @@ def decoder(prepared: Prepared) -> Callable[[Sequence[int]], str]:
 
 
 def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
-    """The adapter's, which may have added tokens, if it has one; otherwise the base's."""
+    """Return the adapter's folder if it has a tokenizer, which may have added tokens; otherwise the base's."""
     adapter = inputs.get("adapter")
     whole = adapter is not None and all((adapter / name).is_file() for name in TOKENIZER_FILES)
     return adapter if adapter is not None and whole else inputs["base"]
 
 
 def padding_token(base: Path, family: Family) -> int:
-    """The token that pads a batch; any does for a decoder, which reads the mask."""
+    """Return the token that pads a batch; a decoder reads the mask, so it accepts any token."""
     token = read_json(base / "config.json").get("pad_token_id")
     return token if isinstance(token, int) and family.comparison is not Comparison.NEXT_TOKEN else 0
 
 
 def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
-    """Windows and tokens per window whose results stay within ``max_logit_bytes``."""
+    """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
     config = read_json(base / "config.json")
     config = config.get("text_config", config)
     longest = min((int(config[name]) for name in LENGTHS if config.get(name)), default=1 << 30)
@@ -192,7 +192,7 @@ def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int
 
 
 def _values_per_token(config: Mapping[str, Any], family: Family) -> int:
-    """How many values a model gives for each token, at most."""
+    """Return the largest number of values that a model gives for each token."""
     match family.comparison:
         case Comparison.CLASSES:
             return max(2, len(config.get("id2label") or ()))

@@ -1,4 +1,4 @@
-"""The reference: base + adapter, unmerged, in float32; the base itself where there is no adapter."""
+"""Run the reference: base + adapter, unmerged, in float32; the base itself if there is no adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway_validate.judging.evaluate import MERGED
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, require
+from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
 
@@ -29,31 +29,31 @@ NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and
 def run_reference(
     inputs: Mapping[str, Path], prepared: Prepared, params: ValidateParams, ctx: Context, *, folder: Path
 ) -> Iterator[tuple[ReferenceRun, process.Runner]]:
-    """Run it; its process waits within the context, to be timed beside the outputs.
+    """Run the reference; within the context its process waits to be timed beside the outputs.
 
     Raises:
-        ValidationError: ``VALIDATION_IMPOSSIBLE``: it cannot be loaded, or its logits are not finite.
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference cannot be loaded, or its logits are not finite.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
     if "adapter" in inputs:
         spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
     timeout = params.output_timeout_seconds
-    with process.started(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
-        yield _checked(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
+    with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
+        yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
 
 
-def _checked(
+def _checked_run(
     result: RunResult, spec: RunSpec, inputs: Mapping[str, Path], *, prepared: Prepared, folder: Path
 ) -> ReferenceRun:
-    """What it found, if outputs can be compared with it."""
+    """Return the reference's run after checking that outputs can be compared with it."""
     remedy = "check that base model and checkpoint belong together and are complete"
     name = "base + adapter" if spec.adapter else "the base model"
-    require(result, what=f"{name}, the reference, cannot be run", remedy=remedy)
+    require_success(result, what=f"{name}, the reference, cannot be run", remedy=remedy)
     if result.non_finite:
         message = f"its results contain NaN or infinity, first in {result.first_non_finite}"
         broken = result.model_copy(update={"status": "failed", "message": message})
-        require(broken, what=f"{name} cannot be a reference", remedy="check for NaN weights")
+        require_success(broken, what=f"{name} cannot be a reference", remedy="check for NaN weights")
     run = ReferenceRun(
         folder=folder,
         result=result,
@@ -63,11 +63,11 @@ def _checked(
         merged_level=level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"])),
     )
     where = CaseResults(folder, folder, run.measure)
-    return run.completed([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
+    return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
 
 
 def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
-    """For the report; a run of None says that outputs were not compared."""
+    """Describe the reference for the report; without a run, say that outputs were not compared."""
     if run is None:
         return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
     effect = run.adapter_effect

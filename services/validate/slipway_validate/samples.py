@@ -1,6 +1,6 @@
-"""What every model of one validation is given, as arrays in one folder.
+"""Read and write the inputs that all models of one validation get, as arrays in one folder.
 
-N = samples, T = tokens of one, S = what the encoder of an encoder–decoder reads, P = results that are compared.
+N = samples, T = tokens of one, S = tokens that the encoder of an encoder–decoder reads, P = compared results.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Samples:
     """Inputs and labels of all samples.
 
     Attributes:
-        tokens: What a decoder or an encoder reads, (N, T); of an encoder–decoder, what its decoder reads.
-        source: What the encoder of an encoder–decoder reads: token ids (N, S) or features (N, F, frames).
-        positions: Tokens whose results are compared, (N, P); None: all.
-        labels: The token that each result predicts, (N, P); None where results predict none.
+        tokens: Input of a decoder or an encoder, (N, T); for an encoder–decoder, the decoder's input.
+        source: Input of the encoder of an encoder–decoder: token ids (N, S) or features (N, F, frames).
+        positions: Tokens whose results are compared, (N, P); None means all.
+        labels: The token that each result predicts, (N, P); None if results predict no tokens.
     """
 
     tokens: Ints
@@ -42,7 +42,7 @@ class Samples:
 
     @classmethod
     def read(cls, folder: Path) -> Samples:
-        """Read what :meth:`write` wrote."""
+        """Read samples written by :meth:`write`."""
         found = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
         return cls(**{name: np.load(path) for name, path in found.items() if name == "tokens" or path.is_file()})
 

@@ -1,4 +1,4 @@
-"""The validate stage: every output of an export against the reference, with proof, speed and memory."""
+"""The validate stage: compare every output of an export with the reference, and measure speed and memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slipway_validate.params import ValidateParams
 
 
 def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dict[str, Path]:
-    """Validate every input beside ``base``, ``adapter`` and ``heldout``; without an adapter, against the base itself.
+    """Validate every input other than ``base``, ``adapter`` and ``heldout``; without an adapter, against the base itself.
 
     Raises:
-        ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference, the tokenizer or the held-out text is not usable.
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference, the tokenizer or the held-out text cannot be used.
         StageError: ``CANCELLED``; ``DISK_FULL``.
     """
     from slipway_validate.validation import validate
@@ -22,7 +22,7 @@ def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dic
 
 
 def probe() -> tuple[Provider, ...]:
-    """Runtimes that outputs can be run with here."""
+    """Return the runtimes that can run outputs on this machine."""
     return tuple(library_provider(name) for name in ("transformers", "peft", "onnxruntime"))
 
 
@@ -43,5 +43,5 @@ STAGE = Stage(
         seconds_per_gb=40.0,
         phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "output": (0.15, 0.97)},
     ),
-    model_memory=2.0,  # the reference is computed in 32 bits, of a model that is stored in 16
+    model_memory=2.0,  # the reference computes in 32 bits a model that is stored in 16
 )

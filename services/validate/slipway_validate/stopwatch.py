@@ -1,4 +1,4 @@
-"""Times the outputs of one validation against the reference, whose process waits for it as long as memory allows."""
+"""Time the outputs of one validation beside the reference, whose process waits for this as long as memory allows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REFERENCE_GONE = "timed alone: the reference's process has ended"
 
 
 class Stopwatch:
-    """Times one output after the other, only one process computing at a time.
+    """Times one output after the other; only one process computes at a time.
 
     Args:
-        reference: The reference's process; None when outputs are not compared.
-        params: The stage's.
-        ctx: The stage's.
+        reference: The reference's process; None if outputs are not compared.
+        params: The stage's parameters.
+        ctx: The stage's context.
     """
 
     def __init__(self, reference: Runner | None, params: ValidateParams, ctx: Context) -> None:
@@ -34,7 +34,7 @@ class Stopwatch:
 
     @property
     def waits(self) -> bool:
-        """Whether the reference's process is still there."""
+        """Return whether the reference's process is still alive."""
         return self._reference is not None and self._reference.alive
 
     def make_room(self) -> None:
@@ -42,14 +42,14 @@ class Stopwatch:
         memory = self._result.memory
         if self._reference is None or memory is None or not self.waits:
             return
-        # No output needs more: it is the same model, and float32 is the widest type it is compared in.
+        # No output needs more memory: it is the same model, and float32 is the widest type in which it is compared.
         needed = memory.peak_rss_bytes
         together = self._reference.anonymous_bytes() + needed
         if needed > available_memory(ControlGroup().memory()) or together > self._ctx.max_memory_bytes:
             self.release(NO_ROOM)
 
     def release(self, why: str) -> None:
-        """End the reference's process, after it was timed at least alone; ``why`` is said of the outputs that follow."""
+        """End the reference's process, after timing it alone if need be; later outputs report ``why`` they are timed alone."""
         if self._reference is None or not self.waits:
             return
         self._time_reference()
@@ -57,7 +57,7 @@ class Stopwatch:
         self._alone = why
 
     def time(self, output: Runner) -> tuple[Speed | None, str]:
-        """Time an output that waits; returns its speed, if one round could be taken, and otherwise why not."""
+        """Time a waiting output; return its speed, or None and the reason if not even one round finished."""
         if self._reference is not None and not self.waits and not self._alone:
             self._alone = REFERENCE_GONE
         reference = self._reference if self.waits else None
@@ -66,12 +66,12 @@ class Stopwatch:
             self._of_reference.append(Rounds(own=taken.reference, other_cores=taken.other_cores))
         speed = speed_of(taken, output.result, threads=self._ctx.threads)
         if speed is None:
-            return None, f"its speed is not known: {taken.note}"
+            return None, f"its speed is unknown: {taken.note}"
         note = "; ".join(filter(None, (speed.note, "" if speed.interleaved else self._alone)))
         return speed.model_copy(update={"note": note}), ""
 
     def reference_speed(self) -> Speed | None:
-        """The reference's speed, over all rounds that it was timed in."""
+        """Return the reference's speed over all its rounds."""
         if not self._params.benchmark_performance:
             return None
         self._time_reference()
@@ -83,7 +83,7 @@ class Stopwatch:
         return speed_of(together, self._result, threads=self._ctx.threads)
 
     def _time_reference(self) -> None:
-        """Time the reference alone, where no output was timed beside it."""
+        """Time the reference alone if no output was timed beside it."""
         if self._reference is not None and self.waits and not self._of_reference:
             self._of_reference.append(self._rounds(self._reference, None))
 

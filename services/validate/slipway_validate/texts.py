@@ -1,4 +1,4 @@
-"""The text that models are compared on: given as held out, or a built-in one that every Python brings."""
+"""Choose the text for the comparison: the user's held-out text, or a built-in one that is part of every Python."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from slipway.files.regular_file import read_regular
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
 BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")
 MAX_CHARACTERS = 4_000_000
-"""Text beyond this is left out: windows are few, and tokenizing everything would only take time."""
+"""Text beyond this is not used: there are few windows, and tokenizing all of it would only take time."""
 
 _LARGEST_FILE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutText:
-    """Text, and where it comes from.
+    """The text of a validation and its origin.
 
     Attributes:
-        text: All of it.
-        source: In words.
+        text: The whole text.
+        source: Description of its origin.
         files: Names of the files, in order.
-        held_out: Whether it was given as held out.
+        held_out: Whether the user gave it as held-out text.
     """
 
     text: str
@@ -36,7 +36,7 @@ class HeldOutText:
 
 
 def held_out(folder: Path) -> HeldOutText:
-    """The ``.txt`` files of a folder, in order of name, one blank line between them.
+    """Read the ``.txt`` files of a folder in order of name, joined by blank lines.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: there are none, or one is not UTF-8.
@@ -54,7 +54,7 @@ def held_out(folder: Path) -> HeldOutText:
         raise ValidationError(
             f"the held-out folder {folder.name!r} has no .txt file with text",
             reason="VALIDATION_IMPOSSIBLE",
-            remedy="put text that the model was not trained on into .txt files there, or leave held-out text away",
+            remedy="put text that the model was not trained on into .txt files there, or give no held-out text",
         )
     names = tuple(path.relative_to(folder).as_posix() for path in paths)
     source = f"held-out text, {counted(len(names), 'file')}"
@@ -62,7 +62,7 @@ def held_out(folder: Path) -> HeldOutText:
 
 
 def built_in() -> HeldOutText:
-    """English from Python's documentation topics and code from its standard library, always the same for one Python."""
+    """Return English from Python's documentation topics and code from its standard library: the same for a given Python."""
     from pydoc_data.topics import topics
 
     parts = [topics[name] for name in BUILT_IN_TOPICS if name in topics]
@@ -74,6 +74,6 @@ def built_in() -> HeldOutText:
             names.append(module)
     source = (
         "built-in text (Python's documentation topics and standard library sources), because no held-out text was "
-        "given: the model may have been trained on it, so its perplexity is no measure of quality"
+        "given: the model may have been trained on it, so its perplexity does not measure quality"
     )
     return HeldOutText("\n\n".join(parts), source, tuple(names), held_out=False)

@@ -1,7 +1,8 @@
-"""Takes rounds of timing, an output's and the reference's in turn, and sums them up.
+"""Time an output and the reference alternately in rounds, and summarise the rounds.
 
-A machine's speed changes from second to second: its clock, its neighbours, its caches. So every figure is a median over several rounds
-with their scatter beside it, and an output is compared with the reference round by round, because what slows one slows the other.
+A machine's speed changes from second to second with its clock, other processes and caches. So every figure is a median over
+several rounds, reported with their range, and an output is compared with the reference round by round, because both slow down
+together.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from slipway_validate.protocol.messages import Round, RunResult
 from slipway_validate.protocol.process import RunnerEnded
 
 LOW, HIGH = 10, 90
-"""Percentiles of the rounds between which a figure scatters."""
+"""Percentiles of the rounds that bound the range of a figure."""
 
 
 class Timed(Protocol):
-    """A runner that waits to be timed."""
+    """A waiting runner that can be timed."""
 
     def time_round(self) -> Round:
-        """Take one round."""
+        """Time one round."""
         ...
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far."""
+        """Return the processor time used so far."""
         ...
 
 
 @dataclass
 class Rounds:
-    """Rounds of one model, and what happened beside them.
+    """The rounds of one model, with those of the reference.
 
     Attributes:
-        own: Its rounds.
-        reference: The reference's, one behind each of its own; empty when it was timed alone.
-        note: Why there are fewer than asked for, or none.
-        other_cores: Cores that other processes kept busy meanwhile; None when not known.
+        own: The model's rounds.
+        reference: The reference's rounds, one after each of the model's; empty if it was timed alone.
+        note: Why there are fewer rounds than requested, or none.
+        other_cores: Cores that other processes kept busy meanwhile; None if unknown.
     """
 
     own: list[Round] = field(default_factory=list)
@@ -57,18 +58,18 @@ def take_rounds(
     *,
     rounds: int,
     max_seconds: float,
-    on_round: Callable[[int], None] = lambda taken: None,  # noqa: ARG005 - nobody listens
+    on_round: Callable[[int], None] = lambda taken: None,  # noqa: ARG005 - does nothing by default
     clock: Callable[[], float] = time.monotonic,
 ) -> Rounds:
-    """Time an output and the reference in turn, or one of them alone.
+    """Time an output and the reference alternately, or one of them alone.
 
     Args:
-        output: What is timed first.
-        reference: What it is compared with; None times the output alone.
+        output: The model that is timed first.
+        reference: The model that is timed second; None times the output alone.
         rounds: Rounds of each.
-        max_seconds: No round is begun after so many seconds; one of each is always taken.
-        on_round: Called with the number of rounds taken so far.
-        clock: Seconds.
+        max_seconds: No round starts after so many seconds; one of each is always run.
+        on_round: Called with the number of rounds so far.
+        clock: Returns the time in seconds.
 
     Raises:
         StageError: ``CANCELLED``.
@@ -78,7 +79,7 @@ def take_rounds(
     try:
         while len(taken.own) < rounds and (not taken.own or clock() - begin < max_seconds):
             taken.own.append(output.time_round())
-            reference = _beside(reference, taken)
+            reference = _time_reference_round(reference, taken)
             on_round(len(taken.own))
     except RunnerEnded as ended:
         taken.note = f"timing ended after {len(taken.own)} of {rounds} rounds: {ended}"
@@ -89,20 +90,20 @@ def take_rounds(
     return taken
 
 
-def _beside(reference: Timed | None, taken: Rounds) -> Timed | None:
-    """Take a round of the reference; returns None when it is gone, and the output is timed on without it."""
+def _time_reference_round(reference: Timed | None, taken: Rounds) -> Timed | None:
+    """Time a round of the reference; return it, or None if its process has ended: the output is then timed alone."""
     if reference is None:
         return None
     try:
         taken.reference.append(reference.time_round())
     except RunnerEnded as ended:
-        taken.note = f"the reference was timed beside {len(taken.reference)} rounds only: {ended}"
+        taken.note = f"the reference was timed in only {len(taken.reference)} rounds: {ended}"
         return None
     return reference
 
 
 def speed_of(taken: Rounds, result: RunResult, *, threads: int) -> Speed | None:
-    """Sum up rounds; None when there are none."""
+    """Summarise rounds; None if there are none."""
     if not taken.own:
         return None
     prefills = [float(np.median(each.prefill_seconds)) * 1000 for each in taken.own]
@@ -138,7 +139,7 @@ def speed_of(taken: Rounds, result: RunResult, *, threads: int) -> Speed | None:
 
 
 def _quotient(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """How many times faster we are than they."""
+    """Return how many times faster ``ours`` are than ``theirs``, by their medians."""
     return float(np.median(theirs) / np.median(ours))
 
 
@@ -149,7 +150,7 @@ def _ratio(quotients: Sequence[float]) -> Ratio | None:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where most rounds lie; of a single one, nothing is known."""
+    """Return the range of most rounds; None for a single round."""
     if len(values) < 2:
         return None
     low, high = np.percentile(values, [LOW, HIGH])
@@ -157,14 +158,14 @@ def _range(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 class _OtherProcesses:
-    """Counts the cores that all processes but some keep busy, from now on."""
+    """Measures how many cores other processes than ours keep busy, from now on."""
 
     def __init__(self, *ours: Timed) -> None:
         self._ours = ours
         self._begin, self._busy, self._own = time.monotonic(), self._machine(), self._used()
 
     def cores(self) -> float:
-        """Mean number of cores since the beginning."""
+        """Return the mean number of cores since the start."""
         seconds = max(time.monotonic() - self._begin, 1e-3)
         return max(0.0, (self._machine() - self._busy - (self._used() - self._own)) / seconds)
 
@@ -173,8 +174,8 @@ class _OtherProcesses:
 
     @staticmethod
     def _machine() -> float:
-        """Seconds that all cores were busy, or wanted by another machine on the same hardware."""
+        """Return the seconds that all cores were busy or taken by another machine on the same hardware."""
         times = psutil.cpu_times()
         waiting = times.idle + getattr(times, "iowait", 0.0)
-        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted as user time, too
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # included in user time
         return float(sum(times) - waiting - guests)

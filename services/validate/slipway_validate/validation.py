@@ -1,4 +1,4 @@
-"""One validation from inputs to report: text, reference, outputs one after the other, verdict."""
+"""Run one validation from inputs to report: text, reference, one output after the other, verdict."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.folders import runtime_for, why_not_run
-from slipway_validate.judging.evaluate import MERGED, Evaluator, started, unusable
-from slipway_validate.judging.limits import LIMITS, table
+from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
+from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.measures import distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, decoder, prepare, require
+from slipway_validate.preparation import Prepared, decoder, prepare, require_success
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
@@ -29,11 +29,11 @@ from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
 NOT_OUTPUTS = ("adapter", "base", "heldout")
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
-"""Reasons of an output's failure that the waiting reference may be to blame for: it is tried again without."""
+"""Failures of an output that the waiting reference may have caused: the output is run again without it."""
 
 
 def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> Path:
-    """Validate and write the report; returns its folder.
+    """Validate the outputs and write the report; return its folder.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: see :func:`slipway_validate.stage.run`.
@@ -54,7 +54,7 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
 
 
 def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
-    """Names of the outputs: the merged model first, because others are compared with it; then by name."""
+    """Return the names of the outputs: the merged model first, because others are compared with it; then by name."""
     unknown = sorted(set(params.limits) - set(LIMITS))
     if unknown:
         message, remedy = f"limits are given for unknown levels {unknown}", f"levels are {', '.join(LIMITS)}"
@@ -80,7 +80,7 @@ def _validated(
         if params.compare_outputs:
             found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
             reference, waiting = running.enter_context(found)
-        evaluator = Evaluator(reference, family, table(params.limits), decode=decoder(prepared))
+        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared))
         stopwatch = Stopwatch(waiting, params, ctx)
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
         results = [
@@ -112,8 +112,8 @@ def _config(base: Path) -> dict[str, Any]:
 
 
 def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:
-    """The report on a model that cannot be judged, because nothing says how two of its kind compare."""
-    why = f"{what} is of no family that validation knows, so it was not run"
+    """Return the report on a model of unknown family, whose outputs cannot be compared."""
+    why = f"the family of {what} is unknown to the validation, so it was not run"
     result = RunResult(status="not_run", message=why)
     return ValidationReport(
         reference=Reference(description=why, engine=Engine(runtime="")),
@@ -131,7 +131,7 @@ def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidatePar
             text_source="none",
             held_out=False,
         ),
-        outputs=tuple(unusable(started(name, inputs[name], result), result) for name in sorted(outputs)),
+        outputs=tuple(result_not_run(begin_result(name, inputs[name], result), result) for name in sorted(outputs)),
     )
 
 
@@ -141,7 +141,7 @@ def _warn_of_weak_effect(reference: ReferenceRun, ctx: Context) -> None:
         return
     kl = reference.adapter_effect.mean_kl if reference.adapter_effect else None
     shown = f"mean KL to the base {effect:.2g} nats/token" if kl is not None else f"relative change {effect**0.5:.2g}"
-    ctx.warn(f"the adapter hardly matters on this text ({shown}): give held-out text of the kind it was trained for")
+    ctx.warn(f"the adapter has almost no effect on this text ({shown}): give held-out text like its training data")
 
 
 class _OneOutput:
@@ -167,14 +167,14 @@ class _OneOutput:
         if result is None:
             result, speed, note = self._run(spec, folder, label)
         if result.reason == "DISK_FULL":
-            require(result, what=name, remedy="")
+            require_success(result, what=name, remedy="")
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
         if found.status is OutputStatus.FAILED:
             self._ctx.warn(f"{name} failed validation: {found.explanation}; {found.remedy}")
         return found.model_copy(update={"speed": speed, "notes": (*found.notes, *filter(None, (note,)))})
 
     def _run(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:
-        """Result, speed, and why there is no speed."""
+        """Run an output; return its result, its speed, and why there is no speed."""
         self._stopwatch.make_room()
         result, speed, note = self._run_once(spec, folder, label)
         if result.reason in OUT_OF_MEMORY and self._stopwatch.waits:
@@ -185,7 +185,7 @@ class _OneOutput:
 
     def _run_once(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:
         timeout = self._params.output_timeout_seconds
-        with process.started(Spec(run=spec), folder, self._ctx, label=label, timeout_seconds=timeout) as runner:
+        with process.start_runner(Spec(run=spec), folder, self._ctx, label=label, timeout_seconds=timeout) as runner:
             if runner.result.status != "done" or spec.benchmark is None:
                 return runner.result, None, ""
             return runner.result, *self._stopwatch.time(runner)

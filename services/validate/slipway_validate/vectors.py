@@ -1,6 +1,6 @@
-"""How far two sets of values that are no logits are apart: embeddings, and the one score of a regression.
+"""Measure the distance between two sets of values that are not logits: embeddings, and the score of a regression.
 
-Shapes: P = positions, H = values of one (1 for a score). Values arrive a window at a time.
+Shapes: P = positions, H = values of one position (1 for a score). Values arrive one window at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipway_validate.numerics import Floats, Logits, blocks, finite
 
 
 class VectorComparer:
-    """Compares values with others' window by window: :meth:`add` each, then :meth:`result`."""
+    """Compares two models' values: :meth:`add` each window, then get the :meth:`result`."""
 
     def __init__(self) -> None:
         self._width = 0
@@ -49,7 +49,7 @@ class VectorComparer:
         self._distances.append(np.maximum(1.0 - cosines, 0.0))
 
     def result(self) -> LogitComparison:
-        """All figures over everything added; a single value has no direction, and so no cosine.
+        """Return all figures over all added windows; a single value has no direction and therefore no cosine.
 
         Raises:
             ValueError: Nothing was added.

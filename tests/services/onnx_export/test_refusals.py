@@ -211,10 +211,10 @@ def test_a_branch_on_values_is_refused_by_the_legacy_tracer() -> None:
 
 @pytest.mark.parametrize("words", ["unordered_map::at", "invalid unordered_map<K, T> key"])
 def test_the_tracers_lost_values_have_a_reason_of_their_own(family: Callable[[str], Path], words: str) -> None:
-    from slipway_onnx_export.engines.legacy import tracer_failure
+    from slipway_onnx_export.engines.legacy import translate_tracer_error
     from slipway_onnx_export.source import open_source
 
-    error = tracer_failure(open_source(family("qwen3")), RuntimeError(words))
+    error = translate_tracer_error(open_source(family("qwen3")), RuntimeError(words))
     assert isinstance(error, UnorderedMapError)
     assert error.reason == "UNORDERED_MAP"
     assert error.about["engine"] == "legacy"

@@ -97,7 +97,7 @@ def test_a_family_that_is_not_known_is_cast_and_not_rounded(quantize: Quantize, 
     source = tmp_path / "vit"
     make_family("vit").save_pretrained(source)
     _, ctx = quantize(source, format="pytorch", level="bf16")
-    assert ctx.facts["check"] == "not run: what a ViTForImageClassification takes and gives is not known"
+    assert ctx.facts["check"] == "not run: the inputs and outputs of a ViTForImageClassification are unknown"
     with pytest.raises(ModelExportError, match="ViTForImageClassification") as caught:
         quantize(source, format="pytorch", level="int8")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from slipway_validate.runner.adapter_names import match
+from slipway_validate.runner.adapter_names import match_names
 from slipway_validate.runner.model import Unusable, left_padded, run_segments
 from slipway_validate.runner.runtime_reference import load
 from support.models import tiny_models
@@ -69,7 +69,7 @@ def test_other_names_give_the_same_reference(base: Path, adapter: Path, names: s
 def test_names_that_say_nothing_make_no_reference(base: Path, adapter: Path) -> None:
     rename(adapter, lambda name: name.replace("q_proj", "query"))
     with pytest.raises(
-        Unusable, match=r"leaves out 4 tensors of the adapter 'adapter', first .*layers\.0\.self_attn\.query"
+        Unusable, match=r"ignores 4 tensors of the adapter 'adapter', first .*layers\.0\.self_attn\.query"
     ):
         load(base, adapter, threads=1)
 
@@ -82,11 +82,11 @@ def test_layers_of_the_same_number_are_told_apart() -> None:
         "model.language_model.layers.0.q.lora_A.weight": shape,
         "model.vision.encoder.layers.0.q.lora_A.weight": shape,
     }
-    assert match(old, new) == dict(zip(old, new, strict=True))
+    assert match_names(old, new) == dict(zip(old, new, strict=True))
     # One alone could be either.
-    assert match({"language_model.model.layers.0.q.lora_A.weight": shape}, new) == {}
+    assert match_names({"language_model.model.layers.0.q.lora_A.weight": shape}, new) == {}
     # Another shape is another tensor.
-    assert match(old, dict.fromkeys(new, (8, 8))) == {}
+    assert match_names(old, dict.fromkeys(new, (8, 8))) == {}
 
 
 def test_resized_embeddings_under_other_names_are_taken_too(base: Path, tmp_path: Path) -> None:

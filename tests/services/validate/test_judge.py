@@ -12,10 +12,10 @@ from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway_validate.judging import explain
 from slipway_validate.judging.judge import Judge, Rule
-from slipway_validate.judging.limits import LIMITS, LimitOverrides, absolute_limit, coarser, level_of, table
-from slipway_validate.judging.measures import measure_of
+from slipway_validate.judging.limits import LIMITS, LimitOverrides, absolute_limit, coarser, level_of, limits_by_level
+from slipway_validate.judging.measures import choose_measure
 
-NEXT_TOKEN = measure_of(Comparison.NEXT_TOKEN, width=100)
+NEXT_TOKEN = choose_measure(Comparison.NEXT_TOKEN, width=100)
 
 
 def comparison(kl: float | None = 0.0, *, largest: float | None = 0.0, top1: float = 1.0) -> LogitComparison:
@@ -101,8 +101,8 @@ def test_levels() -> None:
     assert level_of("bfloat16") == "bfloat16"
     assert level_of("float8_e4m3") == "float32"
     assert coarser("float32", "bfloat16") == coarser("bfloat16", "float32") == "bfloat16"
-    assert table({"int4": LimitOverrides(mean_kl=0.5)})["int4"].mean_kl == 0.5
-    assert table({"int4": LimitOverrides(mean_kl=0.5)})["int4"].top1_agreement == 0.90
+    assert limits_by_level({"int4": LimitOverrides(mean_kl=0.5)})["int4"].mean_kl == 0.5
+    assert limits_by_level({"int4": LimitOverrides(mean_kl=0.5)})["int4"].top1_agreement == 0.90
     with pytest.raises(PydanticError):
         LimitOverrides(mean_kl=-1.0)
 
@@ -112,9 +112,9 @@ def test_explanations_name_the_cause() -> None:
     inherited = judged(
         "float32", to_reference=comparison(0.5, largest=3.0), to_merged=comparison(0.0), to_base=comparison(0.9)
     )
-    assert "the merge is at fault" in explain.of_checks(inherited, merged=merged)[1]
+    assert "the merge is wrong" in explain.explain_checks(inherited, merged=merged)[1]
     int4 = judged("int4", name="onnx-int4", to_reference=comparison(0.5)).model_copy(update={"level": "int4"})
-    said, remedy = explain.of_checks(int4, merged=None)
+    said, remedy = explain.explain_checks(int4, merged=None)
     assert "mean_kl (against reference) is 0.5, limit <= 0.02" in said
     assert "int8" in remedy
-    assert explain.of_checks(judged("int4", to_reference=comparison(0.0)), merged=None) == ("", "")
+    assert explain.explain_checks(judged("int4", to_reference=comparison(0.0)), merged=None) == ("", "")

@@ -137,7 +137,7 @@ class TestWhileBeingTimed:
     def waiting(self, spec: Spec, context: Context, *, timeout_seconds: float = 240.0) -> Iterator[process.Runner]:
         before = set(psutil.Process().children(recursive=True))
         folder = context.workdir / "run"
-        with process.started(spec, folder, context, label="x", timeout_seconds=timeout_seconds) as runner:
+        with process.start_runner(spec, folder, context, label="x", timeout_seconds=timeout_seconds) as runner:
             yield runner
         assert set(psutil.Process().children(recursive=True)) <= before, "nothing is left of it"
 

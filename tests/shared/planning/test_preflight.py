@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.planning.preflight import Verdict, preflight
-from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS, unwritten
+from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS, describe_replaced_opset
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
         assert found is not None
         params = found.params
         history.append(AttemptRecord(number=len(history) + 1, state=TaskState.FAILED, params=params, rule=found.rule))
-    assert f"opset {params['opset'] or BEST_OPSET}" in unwritten(opset)
+    assert f"opset {params['opset'] or BEST_OPSET}" in describe_replaced_opset(opset)
 
 
 def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:

@@ -84,7 +84,7 @@ def audit_results(cluster: Cluster, name: str, results: Mapping[str, int]) -> No
 
 
 def _audit_attempt(attempt: AttemptRecord, lease: tuple[int, str, str], told: list[Told], *, about: str) -> None:
-    """It was granted under growing epochs, taken up again under the same, and ended once, by who held it last."""
+    """Check that leases were granted under growing epochs, resumed under the same, and ended once by the last holder."""
     epoch, worker, lease_state = lease
     granted = [message.epoch for message in told if message.kind == "leased"]
     assert granted == sorted(granted), about
@@ -111,7 +111,7 @@ def _leases(connection: psycopg.Connection, name: str) -> dict[tuple[str, int], 
 
 
 def _told(connection: psycopg.Connection, record: ExportRecord) -> dict[tuple[str, int], list[Told]]:
-    """What the workflow was told about each attempt, in order."""
+    """Return the events of each attempt that the workflow received, in order."""
     query = "SELECT event, key FROM slipway_events WHERE export = %s AND run = %s ORDER BY number"
     found: dict[tuple[str, int], list[Told]] = {}
     for text, key in connection.execute(query, (record.name, record.run)):
@@ -126,7 +126,7 @@ def _told(connection: psycopg.Connection, record: ExportRecord) -> dict[tuple[st
 
 
 def audit_store(cluster: Cluster, expected: Mapping[str, Undisturbed], names: tuple[str, ...]) -> None:
-    """The bucket has the artifacts of all exports, those of ``names`` whole, one result for each task, and nothing else."""
+    """Check that the bucket has only the artifacts of all exports, those of ``names`` whole, and one result per task."""
     store = _remote(cluster)
     artifacts = set().union(*(undisturbed.artifacts for undisturbed in expected.values()))
     assert set(store.digests()) == artifacts
@@ -159,7 +159,7 @@ def audit_machines(cluster: Cluster) -> None:
 
 
 def stage_processes(folder: Path) -> list[psutil.Process]:
-    """Processes of stages of the cluster in this folder, whoever started them."""
+    """Return all processes of stages of the cluster in this folder."""
     found = []
     for process in psutil.process_iter():
         try:

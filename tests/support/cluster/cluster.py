@@ -109,7 +109,7 @@ class Member:
         return Path(self.environment["SLIPWAY_HOME"])
 
     def children(self) -> list[psutil.Process]:
-        """Processes it started: stages."""
+        """Return the processes that it started: stages."""
         try:
             found = psutil.Process(self.process.pid).children(recursive=True) if self.process else []
             return [child for child in found if "slipway.execution.child" in child.cmdline()]
@@ -193,7 +193,7 @@ class Cluster:
         return member
 
     def environment(self, name: str) -> dict[str, str]:
-        """That of a worker or a command of this name: the common store, and a home of its own."""
+        """Return the environment of the worker or command of this name: the common store and its own home."""
         environment = {
             **self.s3.environment(),
             "SLIPWAY_STORE": f"s3://{BUCKET}/{self.folder.name}",
@@ -210,35 +210,35 @@ class Cluster:
         return environment
 
     def store(self) -> ArtifactStore:
-        """The common store, without what is kept of it on this machine."""
+        """Open the common store without its cache on this machine."""
         name = f"reader-{time.monotonic_ns()}"
         return open_store(Settings.from_environment(self.environment(name)))
 
     def manifest(self, digest: str) -> Manifest:
-        """The files of an artifact in the store."""
+        """Return the files of an artifact in the store."""
         if digest not in self._manifests:
             self._manifests[digest] = self.store().manifest(digest)
         return self._manifests[digest]
 
     def active(self) -> Member | None:
-        """The coordinator that is active."""
+        """Return the active coordinator."""
         return self._active
 
     def standby(self) -> Member:
-        """The other one."""
+        """Return the coordinator that is not active."""
         return next(member for member in self.coordinators if member is not self._active)
 
     def running_on(self, worker_id: str) -> Member | None:
-        """The worker of this id, unless it was started anew since."""
+        """Return the worker of this id, unless it was restarted since."""
         pid = worker_id.split("-")[-2] if worker_id.count("-") >= 2 else ""
         return next((m for m in self.running if m.process is not None and str(m.process.pid) == pid), None)
 
     def working(self) -> list[Member]:
-        """Workers that run a stage now."""
+        """Return the workers that run a stage now."""
         return [member for member in self.running if member.children()]
 
     def all_back(self) -> None:
-        """Wait until everybody runs and somebody serves."""
+        """Wait until all members run and one coordinator serves."""
         members = [*self.coordinators, *self.running]
         wait_for(
             lambda: self.active() and all(m.process and m.process.poll() is None for m in members if m.wanted),
@@ -248,7 +248,7 @@ class Cluster:
     # Exports
 
     def create(self, text: str) -> str:
-        """Start an export of a base of this content; answers its name."""
+        """Start an export of a base with this content; return its name."""
         digest = self._put(text)
         self.texts.append(text)
         return self.client.create_export(
@@ -256,7 +256,7 @@ class Cluster:
         ).name
 
     def look(self, name: str) -> export_pb2.Export | None:
-        """The export now, if somebody serves."""
+        """Return the export now, if a coordinator serves."""
         try:
             return self.client.get_export(name)
         except ModelExportError as error:
@@ -264,7 +264,7 @@ class Cluster:
             return None
 
     def finished(self, name: str, *, seconds: float = 200.0) -> export_pb2.Export:
-        """The export when it has ended, whatever happens to the coordinator meanwhile."""
+        """Wait for the end of the export, through failures of the coordinator, and return it."""
 
         def ended() -> export_pb2.Export | None:
             export = self.look(name)
@@ -273,7 +273,7 @@ class Cluster:
         return wait_for(ended, seconds=seconds)
 
     def logs(self) -> str:
-        """The end of everybody's log."""
+        """Return the end of every process's log."""
         return "\n".join(f"--- {m.name}\n{m.log()[-3000:]}" for m in [*self.coordinators, *self.running])
 
     def _put(self, text: str) -> str:
@@ -289,13 +289,13 @@ class Cluster:
         return Member(name, command, {}, self.folder, port=port, metrics=metrics)
 
     def _target(self) -> Target:
-        """One of the coordinators in turn, as a Service of Kubernetes leads to every pod that is ready: a standby leads on."""
+        """Return the coordinators in turn, as a Kubernetes Service does with all ready pods; a standby redirects to the active one."""
         running = [m for m in self.coordinators if m.process is not None and m.process.poll() is None]
         chosen = running or self.coordinators
         return ("127.0.0.1", chosen[next(self._turns) % len(chosen)].port)
 
     def _look_after(self) -> None:
-        """Start again what ended, and find out which coordinator is active."""
+        """Restart all members that ended, and find the active coordinator."""
         ended: dict[str, float] = {}
         while not self._ended.wait(0.05):
             for member in [*self.coordinators, *self.running]:

@@ -1,4 +1,4 @@
-"""``kill -9`` at moments that the progress of an export and a seed decide together, and a record of what it hit."""
+"""Send ``kill -9`` at moments chosen by an export's progress and a seed, and record the killed processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Kill:
     Attributes:
         kind: One of :data:`KINDS`.
         pid: Its id.
-        stage: What ran at that moment; of a worker or child, on it.
-        delay: Seconds after the task was seen to run.
+        stage: The stage that ran at that moment; for a worker or child, in it.
+        delay: Seconds after the task was first seen running.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Run:
-    """An export that was disturbed and came out right."""
+    """An export that was disturbed and gave the right result."""
 
     seed: int
     kills: tuple[Kill, ...]
@@ -54,7 +54,7 @@ RUNS: list[Run] = []
 
 
 def table() -> Iterator[str]:
-    """All runs so far, for people."""
+    """Yield a readable summary of all runs so far."""
     for run in RUNS:
         kills = ", ".join(str(kill) for kill in run.kills)
         yield f"seed {run.seed:>3}  {run.seconds:5.1f} s  {run.attempts} attempts  {kills}"
@@ -65,9 +65,9 @@ def table() -> Iterator[str]:
 
 
 def strike(cluster: Cluster, name: str, *, kind: str, chance: random.Random) -> Kill | None:
-    """Kill one of a kind a moment after a task begins to run; None when the export ended before there was one.
+    """Kill a process of a kind shortly after a task starts; return None if the export ended before one ran.
 
-    Which task and how long after are the seed's choice; when that task is done too soon, another is chosen.
+    The seed chooses the task and the delay; if that task ends too soon, another one is chosen.
     """
     delay, wanted = chance.uniform(0, _LONGEST_DELAY[kind]), ""
     while True:
@@ -78,7 +78,7 @@ def strike(cluster: Cluster, name: str, *, kind: str, chance: random.Random) -> 
         open_tasks = [task for task, now in states(export).items() if now in {"waiting", "queued", "running"}]
         if not open_tasks or state(export) not in {"queued", "running"}:
             return None
-        # The last one only when there is no other: after it comes nobody to fall back on.
+        # The last task only if there is no other: no task follows on which to fall back.
         wanted = wanted if wanted in open_tasks else chance.choice(open_tasks[:-1] or open_tasks)
         task = next(task for task in export.tasks if task.id == wanted)
         if task.state != export_pb2.TASK_STATE_RUNNING or (kind == "child" and not _children(cluster, task)):
@@ -91,7 +91,7 @@ def strike(cluster: Cluster, name: str, *, kind: str, chance: random.Random) -> 
 
 
 def _kill(cluster: Cluster, name: str, task: export_pb2.Task, *, kind: str) -> int:
-    """Kill who is there; 0 when nobody is."""
+    """Kill a running process; return 0 if there is none."""
     if kind == "coordinator":
         active = cluster.active()
         return active.kill() if active is not None else 0

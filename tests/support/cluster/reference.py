@@ -1,4 +1,4 @@
-"""The cluster's exports in one process, undisturbed: what a disturbed run is compared with."""
+"""Run the cluster's exports undisturbed in one process, for comparison with a disturbed run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from support.cluster.cluster import CONFIGURATION
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What an export makes.
+    """The results of an export.
 
     Attributes:
-        source: Digest of what it was made from.
+        source: Digest of its source.
         outputs: Digest by format.
         tasks: Digest of each output of each task.
     """
@@ -32,12 +32,12 @@ class Undisturbed:
 
     @property
     def artifacts(self) -> set[str]:
-        """Everything that lies in the store for it."""
+        """Return the digests of all its artifacts in the store."""
         return {self.source, *(digest for outputs in self.tasks.values() for digest in outputs.values())}
 
 
 def reference(folder: Path, texts: list[str]) -> dict[str, Undisturbed]:
-    """Carry out the exports of these texts inside one process of their own."""
+    """Run the exports of these texts in one separate process."""
     folder.mkdir()
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through a pipe by the DevTools protocol, so that pages are measured as people see them."""
+"""Drive a headless Chromium by the DevTools protocol through a pipe, so that pages are measured as users see them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE = 120.0
-"""Seconds to wait for any answer: a machine that does much else starts a browser slowly."""
+"""Seconds to wait for any answer: a busy machine starts a browser slowly."""
 
 
 def find_browser() -> str | None:
-    """Path of an installed Chromium or Chrome that starts; None when there is none."""
+    """Return the path of an installed Chromium or Chrome that starts; None if there is none."""
     installed = (path for name in NAMES if (path := shutil.which(name)))
     return next((path for path in installed if _starts(path)), None)
 
 
 def _starts(path: str) -> bool:
-    """Whether it is more than a package that says where to get the browser."""
+    """Return whether it is a browser, and not a package that says where to get one."""
     return subprocess.run([path, "--version"], capture_output=True, timeout=_PATIENCE).returncode == 0
 
 
@@ -56,7 +56,7 @@ class Browser:
             pass
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page, as JSON holds it.
+        """Return the value of a JavaScript expression in the page, as JSON.
 
         Raises:
             AssertionError: It throws.
@@ -72,14 +72,14 @@ class Browser:
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
     def tree(self) -> list[tuple[str, str]]:
-        """Role and name of everything in the page, as a screen reader is told."""
+        """Return role and name of everything in the page, as a screen reader gets them."""
         nodes = self._call("Accessibility.getFullAXTree")["nodes"]
         return [
             (node["role"]["value"], str(node.get("name", {}).get("value", ""))) for node in nodes if not node["ignored"]
         ]
 
     def picture(self, path: Path) -> None:
-        """Write the whole page as a PNG, to look at."""
+        """Write the whole page as a PNG for visual inspection."""
         found = self._call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
@@ -127,7 +127,7 @@ class Browser:
 def running_browser(executable: str, folder: Path) -> Iterator[Browser]:
     """Start a browser with its profile and its log in a folder, and end it with all its processes."""
     flags = ["--headless=new", "--remote-debugging-pipe", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    # Its sandbox is refused to root, and in many containers; the pages are the tests' own.
+    # Root and many containers cannot use its sandbox; the pages are the tests' own.
     flags += ["--no-sandbox", f"--user-data-dir={folder / 'profile'}"]
     pipes = [*os.pipe(), *os.pipe()]
     # Above the numbers 3 and 4, at which the browser expects them.
@@ -137,7 +137,7 @@ def running_browser(executable: str, folder: Path) -> Iterator[Browser]:
     log = os.open(folder / "browser.log", os.O_WRONLY | os.O_CREAT, 0o644)
     actions = [(os.POSIX_SPAWN_DUP2, theirs_in, 3), (os.POSIX_SPAWN_DUP2, theirs_out, 4)]
     actions += [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
-    environment = {**os.environ, "HOME": str(folder)}  # it keeps caches of its own there
+    environment = {**os.environ, "HOME": str(folder)}  # it keeps its caches there
     pid = os.posix_spawn(executable, [executable, *flags], environment, file_actions=actions, setpgroup=0)
     for descriptor in (theirs_in, theirs_out, log):
         os.close(descriptor)

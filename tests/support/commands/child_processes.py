@@ -1,4 +1,4 @@
-"""Find processes that a test started, directly or through others, and that still run."""
+"""Find running processes that a test started, directly or through others."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _MARK = "STARTED_BY_TESTS_OF_PROCESS"
 _FOR_STAGES = (_MARK, "PYTEST_CURRENT_TEST", "SLIPWAY_TEST_STAGES", "SLIPWAY_TEST_SECONDS")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PERMANENT = {"multiprocessing.resource_tracker": "Python's own, one for each process"}
-"""Words of command lines whose processes last as long as the one that started them, and why."""
+"""Words in command lines of processes that run as long as their parent, with the reason."""
 
 
 owned: set[int] = set()
-"""Processes that a harness started again during a test, and that the wider fixture it belongs to will end."""
+"""Processes that a harness restarted during a test and that its wider fixture will end."""
 
 
 def mark() -> None:
-    """Let every process started from now on inherit a mark, which finds it even after its parent is gone.
+    """Let every process started from now on inherit a mark, which finds it even after its parent's end.
 
-    Those of stages too, which get no variable but by name; so they get what tests tell their stages.
+    Stages inherit it too: they get only named variables, and the mark is one that tests use for their stages.
     """
     os.environ[_MARK] = str(os.getpid())
     os.environ["SLIPWAY_STAGE_ENVIRONMENT"] = ",".join(_FOR_STAGES)
@@ -40,7 +40,7 @@ class Children:
 
     @classmethod
     def now(cls) -> Children:
-        """Look for children; microseconds where there are none."""
+        """Find the children; takes microseconds if there are none."""
         subprocess._cleanup()  # type: ignore[attr-defined] # waits for those whose Popen is gone
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return cls(_alive(), used, int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS))
@@ -70,7 +70,7 @@ class Children:
                     ancestor = running[ancestor][0]
                 if (
                     ancestor not in self.alive and ancestor not in owned
-                ):  # such as the server of a fixture, which starts processes as it likes
+                ):  # such as the server of a fixture, which may start processes at any time
                     yield pid
 
 
@@ -92,7 +92,7 @@ def _threads() -> list[str]:
 
 
 def _running() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Parent and moment of the start of every process on this machine, by id."""
+    """Yield parent and start time of every process on this machine, by id."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - twice as fast as with paths
         if name.isdigit():
             try:

@@ -1,4 +1,4 @@
-"""Running the real command in a process of its own."""
+"""Run the real command in its own process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """The one JSON document on standard output."""
+        """Return the only JSON document on standard output."""
         return json.loads(self.out)
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment of a command with a home of its own."""
+    """Return the environment of a command with its own home."""
     return {**os.environ, "SLIPWAY_HOME": str(home), **more}
 
 
@@ -48,7 +48,7 @@ def start(arguments: Sequence[str | Path], home: Path, **more: str) -> subproces
 
 
 def run_here(*arguments: str | Path) -> int:
-    """Run the command through its boundary, in this process; returns the code that ``main`` exits with."""
+    """Run the command through its boundary in this process; return the exit code of ``main``."""
     from slipway.cli.app import app
     from slipway.cli.boundary import outcome
 

@@ -1,4 +1,4 @@
-"""What is on a terminal once a program has drawn over some of it."""
+"""Compute the content of a terminal after a program has overwritten parts of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PIECE = re.compile(
 
 
 def left_on_screen(raw: str) -> list[str]:
-    """Return the lines that are left, of a terminal without an end.
+    """Return the remaining lines of a terminal of unlimited height.
 
     Args:
         raw: All that was written to it, with control sequences; of those, moves up, erased lines and returns count.

@@ -1,4 +1,4 @@
-"""``slipway`` as it is after ``pip install slipway``: without what only extras bring."""
+"""Run ``slipway`` as after ``pip install slipway``: without the modules that only extras install."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "protos", "shared", "services")
 
-# Runs before everything else in each process, as Python imports it by itself.
+# Python imports this module by itself, before everything else in each process.
 _HIDING = """
 import sys
 
@@ -99,10 +99,10 @@ def hidden_modules() -> list[str]:
 
 
 def with_extras_hidden(folder: Path) -> LightInstall:
-    """Return the installed command with everything hidden that only extras bring.
+    """Return the installed command with all modules hidden that only extras install.
 
     Args:
-        folder: For its home, and for the module that hides the rest.
+        folder: Folder for its home and for the module that hides the others.
     """
     (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=hidden_modules()))
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])

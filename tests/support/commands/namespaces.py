@@ -1,4 +1,4 @@
-"""Network namespaces: hosts of their own on this machine."""
+"""Network namespaces: separate hosts on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def namespace(name: str, *, net: int) -> Iterator[str]:
-    """A network namespace joined to this machine by one cable, ``{name}a``; answers the address of this end.
+    """Make a network namespace joined to this machine by one cable, ``{name}a``; yield the address of this end.
 
     Raises:
-        subprocess.CalledProcessError: it takes privileges that this process lacks.
+        subprocess.CalledProcessError: This process lacks the necessary privileges.
     """
     here, there = f"{name}a", f"{name}b"
     commands = [

@@ -1,4 +1,4 @@
-"""Parts of a report, made up, for tests of what is rendered from them."""
+"""Invented parts of a report, for tests of its rendering."""
 
 from __future__ import annotations
 

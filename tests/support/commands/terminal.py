@@ -1,4 +1,4 @@
-"""The real command on a pseudo-terminal of a given width."""
+"""Run the real command on a pseudo-terminal of a given width."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ WIDTHS = (60, 80, 100)
 
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _REDRAWN = re.compile(r"\x1b\[\d*A")
-"""The cursor goes up: what follows is drawn over what was there."""
+"""Control sequence that moves the cursor up: the text after it overwrites earlier text."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """What a command wrote to its terminal.
+    """The output of a command on its terminal.
 
     Attributes:
         code: Exit code.
-        raw: Everything, with control sequences.
-        answer: Standard output, when that was a pipe; empty otherwise.
+        raw: The whole output, with control sequences.
+        answer: Standard output if that was a pipe; empty otherwise.
     """
 
     code: int
@@ -43,26 +43,26 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """All lines ever drawn, without styles."""
+        """Return all lines ever drawn, without styles."""
         text = _STYLE.sub("", self.raw).replace("\r\n", "\n").replace("\r", "\n")
         return [line.rstrip() for line in text.split("\n")]
 
     @property
     def text(self) -> str:
-        """The same as one text."""
+        """Return all lines ever drawn as one text."""
         return "\n".join(self.lines)
 
     @property
     def redraws(self) -> int:
-        """How often something was drawn over what was there."""
+        """Return how often text was overwritten."""
         return len(_REDRAWN.findall(self.raw))
 
     def words(self) -> set[str]:
-        """Words as they stand on one line."""
+        """Return the words as on one line."""
         return {word for line in self.lines for word in line.split()}
 
     def too_wide(self, width: int) -> list[str]:
-        """Lines that do not fit."""
+        """Return the lines that are too wide."""
         return [line for line in self.lines if cell_len(line) > width]
 
 
@@ -74,7 +74,7 @@ def on_terminal(
 
 
 def script_on_terminal(script: str, *arguments: str | Path, home: Path, width: int, **more: str) -> Screen:
-    """Run Python code on a terminal, for what no command shows by itself in a test."""
+    """Run Python code on a terminal, for output that no command shows by itself in a test."""
     return _run(
         [sys.executable, "-c", script, *map(str, arguments)], home, width=width, lines=50, pipe_answer=False, more=more
     )
@@ -118,9 +118,9 @@ def _run(
 
 
 def _all(terminal: int) -> bytes:
-    """Everything until the last process of the terminal has closed it."""
+    """Read all output until the last process of the terminal has closed it."""
     written = b""
-    with contextlib.suppress(OSError):  # EIO: nobody has it open any more
+    with contextlib.suppress(OSError):  # EIO: no process has it open any more
         while piece := os.read(terminal, 65536):
             written += piece
     return written

@@ -1,1 +1,1 @@
-"""Coordinators and workers for tests, and what is sent to them."""
+"""Coordinators and workers for tests, and messages and files for them."""

@@ -1,6 +1,6 @@
-"""Run the coordinator's process as if its workflows were of another version, whose steps cannot replay those of this one.
+"""Run the coordinator's process as if its workflows had another version, whose steps cannot replay those of this one.
 
-Usage: ``python another_version.py VERSION ARGUMENT…``. Only what a version changes by itself is changed: its name, and the name
+Usage: ``python another_version.py VERSION ARGUMENT…``. Only two things change with the version: its name, and the name
 of its step.
 """
 

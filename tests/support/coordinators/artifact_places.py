@@ -1,4 +1,4 @@
-"""A coordinator with people of several projects, and files for them to bring."""
+"""A coordinator with users of several projects, and files for them to upload."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Place(Harness):
 
 
 def some_files(tmp_path: Path) -> Path:
-    """Some files: a large one, an empty one, two alike, and one of this test alone."""
+    """Make some files: a large one, an empty one, two equal ones, and one that is unique to this test."""
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     (folder / "large").write_bytes(b"0123456789abcdef" * 200_000)
@@ -65,25 +65,25 @@ def some_files(tmp_path: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Bytes of every file by its path, but for the checksums that a pull leaves beside them."""
+    """Return the bytes of every file by its path, without the checksums that a pull writes beside them."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def create(client: Client, files: Iterable[ManifestFile]) -> pb.CreateArtifactResponse:
-    """Ask for an artifact of files, whatever they are."""
+    """Request the creation of an artifact from any files."""
     entries = [pb.ArtifactFile(**asdict(file)) for file in files]
     request = pb.CreateArtifactRequest(parent=f"projects/{client.project}", files=entries)
     return client._calls.call(client._calls.artifacts.CreateArtifact, request)
 
 
 def listed(client: Client, digest: str) -> list[ManifestFile]:
-    """The files of an artifact."""
+    """Return the files of an artifact."""
     return [ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in client.get_artifact(digest).files]
 
 
 def write(calls: BlockingCalls, project: str, file: ManifestFile, data: bytes) -> grpc.StatusCode:
-    """Status of bringing some bytes under a digest."""
+    """Upload bytes under a digest; return the status."""
     first = pb.WriteBlobRequest(parent=f"projects/{project}", digest=file.digest, size_bytes=file.size_bytes)
     pieces = [pb.WriteBlobRequest(data=data[at : at + 1_000_000]) for at in range(0, len(data), 1_000_000)]
     try:

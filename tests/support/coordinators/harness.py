@@ -1,4 +1,4 @@
-"""A real coordinator and worker for tests, in this process or in processes of their own, over tiny stages."""
+"""A real coordinator and worker for tests, in this process or in their own processes, with tiny stages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DIGEST = "sha256:" + hashlib.sha256(b"nothing").hexdigest()
 
 
 def tiny_task(task_id: str, *, needs: tuple[str, ...] = (), partial: bool = False, **params: Any) -> TaskRecord:
-    """A task of the tiny stage; its text is its id."""
+    """Make a task of the tiny stage; its text is its id."""
     inputs = {f"from-{need}": f"task:{need}/out" for need in needs} or {"base": "source:base"}
     return TaskRecord(
         id=task_id,
@@ -49,7 +49,7 @@ def tiny_task(task_id: str, *, needs: tuple[str, ...] = (), partial: bool = Fals
 
 
 def tiny_export(export_id: str, *tasks: TaskRecord, base: str = DIGEST, **settings: Any) -> ExportRecord:
-    """An export of tiny tasks."""
+    """Make an export of tiny tasks."""
     return ExportRecord(
         name=f"projects/default/exports/{export_id}",
         configuration=parse(settings).model_dump(mode="json"),
@@ -62,13 +62,13 @@ def tiny_export(export_id: str, *tasks: TaskRecord, base: str = DIGEST, **settin
 
 @dataclass
 class Harness:
-    """A coordinator and perhaps a worker, on a loop of their own in this process."""
+    """A coordinator and perhaps a worker, on a separate event loop in this process."""
 
     home: Path
     stages: tuple[str, ...] = (STAGE,)
     with_worker: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
-    security: ServerSecurity | None = None  # given, it listens on a port of loopback
+    security: ServerSecurity | None = None  # if given, the coordinator listens on a port of loopback
 
     @property
     def address(self) -> str:
@@ -81,7 +81,7 @@ class Harness:
         return LocalStore(self.home / "store")
 
     def open_store(self) -> ArtifactStore:
-        """What the coordinator passes on."""
+        """Return the messages that the coordinator passes on."""
         return self.store
 
     def base(self, text: str = "base") -> str:
@@ -90,7 +90,7 @@ class Harness:
         return self.store.put_files({"text": source})  # read as the input of the first tasks
 
     def give(self, digest: str, *, project: str) -> None:
-        """Let a project have an artifact, as if it had pushed it."""
+        """Give an artifact to a project, as if the project had pushed it."""
         coordinator = self.server.coordinator
         self.run(lambda: coordinator.call(lambda: coordinator.database.ownership.make(project, digest)))
 
@@ -104,7 +104,7 @@ class Harness:
         return asyncio.run_coroutine_threadsafe(make(), self.loop).result(120)
 
     def finished(self, name: str) -> export_pb2.Export:
-        """The export when it has ended."""
+        """Wait for the end of the export and return it."""
         return list(watch(self.client, name))[-1]
 
     def __enter__(self) -> Harness:
@@ -112,7 +112,7 @@ class Harness:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()
         started.result(120)
-        if self.with_worker:  # what is wanted of a coordinator without workers may fail
+        if self.with_worker:  # requests to a coordinator without workers may fail
             wait_for(lambda: self.server.coordinator.broker.board.workers)
         self.client = Client(self.address)
         return self
@@ -159,7 +159,7 @@ class Harness:
 
 @dataclass
 class TinyStages:
-    """A home of stages that do next to nothing, and wait where a test wants it; see tests/support/tiny_stages."""
+    """A home with stages that do almost nothing and can be told to wait; see tests/support/tiny_stages."""
 
     home: Path
 
@@ -170,36 +170,36 @@ class TinyStages:
         return path
 
     def runs(self) -> list[str]:
-        """What the stages did so far."""
+        """Return the actions of the stages so far."""
         path = self.home / "runs"
         return path.read_text().split() if path.exists() else []
 
     def sources(self) -> dict[str, str]:
-        """Digests of a base and an adapter in the home's store."""
+        """Return digests of a base and an adapter in the home's store."""
         (self.home / "base").write_text("base")
         digest = LocalStore(self.home / "store").put_files({"base": self.home / "base"})
         return {"base": digest, "adapter": digest}
 
 
 def watch(client: Client, name: str, *, after: int = 0) -> Iterator[export_pb2.Export]:
-    """The states of an export until it ends."""
+    """Yield the states of an export until it ends."""
     for event in client.watch_export(name, after_sequence=after):
         if event.WhichOneof("event") == "export":
             yield event.export
 
 
 def states(export: export_pb2.Export) -> dict[str, str]:
-    """State of each task, in words."""
+    """Return the name of each task's state."""
     return {task.id: export_pb2.TaskState.Name(task.state)[11:].lower() for task in export.tasks}
 
 
 def state(export: export_pb2.Export) -> str:
-    """State of the export, in words."""
+    """Return the name of the export's state."""
     return export_pb2.ExportState.Name(export.state)[13:].lower()
 
 
 def wait_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
-    """What the condition gives as soon as it is true."""
+    """Wait until the condition is true, and return its value."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()
@@ -214,7 +214,7 @@ CONFIGURATION = ExportConfiguration()
 
 @contextmanager
 def coordinator_process(home: Path, address: str, *, lease_seconds: float = 4.0) -> Iterator[subprocess.Popen[bytes]]:
-    """``slipway coordinator`` until the block ends."""
+    """Run ``slipway coordinator`` until the block ends."""
     command = [SLIPWAY, "coordinator", "--listen", address, "--state", str(home / "state.db")]
     with process([*command, "--lease-seconds", str(lease_seconds)], home / "coordinator.log") as started:
         yield started
@@ -222,7 +222,7 @@ def coordinator_process(home: Path, address: str, *, lease_seconds: float = 4.0)
 
 @contextmanager
 def worker_process(home: Path, address: str, stages: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``slipway worker`` until the block ends."""
+    """Run ``slipway worker`` until the block ends."""
     command = [SLIPWAY, "worker", "--coordinator", address, "--stage", stages, "--slots", "1"]
     more = {"SLIPWAY_HOME": str(home), **environment}
     with process([*command, "--drain-seconds", "0"], home / "worker.log", **more) as started:
@@ -231,7 +231,7 @@ def worker_process(home: Path, address: str, stages: str, **environment: str) ->
 
 @contextmanager
 def process(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is gone when the block ends."""
+    """Start a process that ends with the block."""
     with log.open("ab") as out:
         # Not in the checkout: what is installed there as metadata would be found before everything else.
         environment = {**os.environ, **environment}

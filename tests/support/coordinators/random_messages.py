@@ -1,4 +1,4 @@
-"""Random protobuf messages of any type, with values that tend to mean something to a coordinator."""
+"""Make random protobuf messages of any type, with values that a coordinator is likely to interpret."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SCALARS = {
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 4) -> Message:
-    """A message of this type; fields below ``depth`` stay empty."""
+    """Make a message of this type; fields below ``depth`` stay empty."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if draw(st.integers(0, 2)) == 0 or (depth == 0 and field.message_type is not None):

@@ -1,1 +1,1 @@
-"""What every test gets: leftovers are found, reports are sendable, costly things are made once."""
+"""Plugins for every test: find leftovers, make reports sendable, make costly things once."""

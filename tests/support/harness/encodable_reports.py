@@ -1,7 +1,7 @@
-"""Make every report sendable, so that none ends a worker of pytest-xdist and with it the tests it had still to run.
+"""Make every report sendable, so that none ends a worker of pytest-xdist and its remaining tests.
 
 Workers send reports as simple values whose text must be encodable. Texts of failed tests need not be: a log or an assertion
-may hold half a character, as files of strangers do.
+may contain a lone surrogate from a hostile file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
-    """Replace what cannot be sent, wherever in a report it stands."""
+    """Replace values that cannot be sent, anywhere in a report."""
     return sendable((yield))
 
 
@@ -24,11 +24,11 @@ def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
     """Replace a warning whose text cannot be sent."""
     text = str(warning_message.message)
     if text != encodable(text):
-        warning_message.message = UserWarning(encodable(text))  # a category may want more than a text
+        warning_message.message = UserWarning(encodable(text))  # a category may need more arguments than a text
 
 
 def sendable(value: Any) -> Any:
-    """The value in types that pytest-xdist sends; others become their description."""
+    """Convert the value to types that pytest-xdist can send; others become their description."""
     match value:
         case None | bool() | int() | float() if type(value) in (type(None), bool, int, float):
             return value
@@ -48,5 +48,5 @@ def sendable(value: Any) -> Any:
 
 
 def encodable(text: str) -> str:
-    """The text with lone surrogates as backslash escapes."""
+    """Replace lone surrogates in the text by backslash escapes."""
     return str.__str__(text).encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""Fail a test that leaves something behind in its process, and name what it left.
+"""Fail a test that leaves something behind in its process, and name it.
 
-A test that changes its process decides what the tests after it see, so that they pass or fail by their order. This plugin
-compares the process before and after every test and its own fixtures. What fixtures of a wider scope hold open is theirs:
-they are set up before the first look. Warning filters need no look: pytest takes them back after every test.
+A test that changes its process affects the tests after it, which then pass or fail by their order. This plugin
+compares the process before and after every test and its own fixtures. Fixtures of a wider scope may keep resources open:
+they are set up before the first comparison. Warning filters are not compared: pytest restores them after every test.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from _pytest.logging import LogCaptureHandler
 from support.commands.child_processes import Children, mark
 
 PATIENCE_SECONDS = 10.0
-"""How long threads and processes that were told to end may take."""
+"""Seconds that threads and processes may take to end."""
 
 PERMANENT_THREADS = {
     "tqdm._monitor": "one for every progress bar there will ever be",
     "grpc._cython": "it ends when the garbage collector finds the last channel or server of grpc.aio",
 }
-"""Modules whose threads outlast what started them, and why."""
+"""Modules whose threads may outlast the test that started them, with the reason."""
 
 LIBRARY_LOGGERS = {
     "dbos": "its first launch sets it up, for good",
     **dict.fromkeys(("mlflow", "alembic", "huey", "urllib3.connectionpool"), "mlflow sets them up when it is imported"),
 }
-"""Loggers that a library sets up later than at its import, and why they stay so."""
+"""Loggers that a library sets up permanently after its import, with the reason."""
 
 LIBRARY_VARIABLES = {b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler"}
-"""Environment variables that a library sets when it is imported, and why."""
+"""Environment variables that a library sets when it is imported, with the reason."""
 
 LIBRARY_CONTEXT = {
     "deterministic": "torch's compiler follows whether algorithms are deterministic, which is looked at by itself",
     "torch._dynamo.config.": "torch's compiler keeps one for each of its decorators",
     "torch._inductor.config.": "torch's compiler keeps what it knows of its settings",
 }
-"""Beginnings of the names of context variables that a library sets later than at its import, and why."""
+"""Prefixes of context variables that a library sets after its import, with the reason."""
 
 _FIELDS = ("level", "propagate", "disabled", "handlers", "filters")
 _UNTOUCHED = (logging.NOTSET, True, False, (), ())
@@ -68,7 +68,7 @@ _STARTED_BY: WeakKeyDictionary[threading.Thread, threading.Thread] = WeakKeyDict
 
 
 def pytest_configure() -> None:
-    """Mark the processes that tests start; note when pools are made and who starts threads, which Python does not."""
+    """Mark the processes that tests start; record new pools and the starters of threads, which Python does not record."""
     mark()
     initialize, start = ThreadPoolExecutor.__init__, threading.Thread.start
 
@@ -99,7 +99,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, tmp_path_factory: pytest
 
 @dataclass(frozen=True)
 class Look:
-    """What a process is at one moment, by kind and name."""
+    """The state of a process at one moment, by kind and name."""
 
     state: Mapping[str, Mapping[str, Any]]
     threads: frozenset[threading.Thread]
@@ -109,7 +109,7 @@ class Look:
 
     @classmethod
     def now(cls, folder: Path) -> Look:
-        """Look at this process, and at what is mounted in a folder."""
+        """Read the state of this process and the mounts in a folder."""
         return cls(
             state={kind: read() for kind, read in _READERS.items()},
             threads=frozenset(threading.enumerate()),
@@ -119,7 +119,7 @@ class Look:
         )
 
     def left_since(self, test: str, folder: Path) -> list[str]:
-        """Describe what the test left: what is not as it was, what still runs, what is still mounted in the folder."""
+        """Describe what the test left: changed state, running threads and processes, mounts in the folder."""
         left = [
             _described(kind, name, before, after)
             for kind, read in _READERS.items()
@@ -138,14 +138,14 @@ class Look:
             if thread in self.threads or self._may_stay(thread):
                 continue
             if _pool(thread) is not None:
-                gc.collect()  # a pool that nobody holds any more ends its threads when it is collected
+                gc.collect()  # an unused pool ends its threads when it is collected
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 left.append(f"thread {thread.name!r} of {_owner(thread)}")
         return left
 
     def _may_stay(self, thread: threading.Thread) -> bool:
-        """Whether a new thread is not the test's: of a library, not of Python, or of a pool or a thread that was there before."""
+        """Return whether a new thread is not the test's: of a library, not of Python, or of an earlier pool or thread."""
         if _owner(thread).startswith(tuple(PERMANENT_THREADS)) or isinstance(thread, threading._DummyThread):
             return True
         if any(starter in self.threads for starter in _starters(thread)):
@@ -177,7 +177,7 @@ def _short(value: Any) -> str:
 
 
 def _pool(thread: threading.Thread) -> ThreadPoolExecutor | None:
-    """The pool that a thread works for: one of a wider fixture starts threads when it needs them, in any test."""
+    """Return the pool of a thread: the pool of a wider fixture may start threads in any test."""
     if getattr(thread, "_target", None) is not _worker:
         return None
     pool = thread._args[0]()  # type: ignore[attr-defined]
@@ -185,7 +185,7 @@ def _pool(thread: threading.Thread) -> ThreadPoolExecutor | None:
 
 
 def _starters(thread: threading.Thread) -> Iterator[threading.Thread]:
-    """Who started a thread, who started that one, and so on up to the main thread, which is left out."""
+    """Return the chain of threads that started this one, without the main thread."""
     starter = _STARTED_BY.get(thread)
     while starter not in (None, threading.main_thread()):
         yield starter
@@ -193,13 +193,13 @@ def _starters(thread: threading.Thread) -> Iterator[threading.Thread]:
 
 
 def _owner(thread: threading.Thread) -> str:
-    """The module whose code runs in a thread."""
+    """Return the module whose code runs in a thread."""
     target = getattr(thread, "_target", None)
     return str(getattr(target, "__module__", None) or type(thread).__module__)
 
 
 def _is_excused(kind: str, name: str | bytes, before: object, after: object) -> bool:
-    """Whether a difference is of a library, which sets itself up when it is imported, or a logger is only new."""
+    """Return whether a difference comes from a library's setup at its import, or is only a new logger."""
     new = before is _ABSENT
     match kind:
         case "torch":

@@ -1,4 +1,4 @@
-"""Take back what a block sets up of the product's logs."""
+"""Undo a block's changes to the product's loggers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def logs_kept() -> Iterator[None]:
-    """Put the product's loggers back as they were before the block."""
+    """Restore the product's loggers after the block."""
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "slipway"]
     before = {
         logger: (logger.level, logger.propagate, list(logger.handlers))

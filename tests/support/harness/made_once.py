@@ -1,4 +1,4 @@
-"""What takes minutes to make is made by one pytest-xdist worker; the others take what it made."""
+"""Let one pytest-xdist worker make costly files; the others reuse them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
-    """A folder that all workers of a run share; one at a time is in the block, and whoever comes later finds the files."""
+    """Yield a folder that all workers of a run share; only one is in the block at a time, and later ones find the files."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)

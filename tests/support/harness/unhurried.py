@@ -1,4 +1,4 @@
-"""How slow this machine is at the moment: other tests, other people, a smaller processor."""
+"""Measure how slow this machine is at the moment: other tests, other programs, a smaller processor."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _UNEVEN = 2.0  # a load comes and goes
 
 
 def unhurried(seconds: float) -> float:
-    """A promise of so many seconds on an idle machine, in seconds of this one as it is now; never less.
+    """Convert a time limit for an idle machine to this machine's present speed; never less.
 
-    A promise is about what a program does by itself. Work that always takes the same says what the machine makes of it.
+    The limit is for an undisturbed program. A fixed amount of work measures how slow the machine is now.
     """
     began = time.monotonic()
     sum(step * step for step in range(_STEPS))

@@ -1,1 +1,1 @@
-"""Grammars of hostile values, and files that tell when they are run."""
+"""Grammars of hostile values, and files that record when they are run."""

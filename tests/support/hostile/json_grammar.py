@@ -1,6 +1,6 @@
-"""A grammar of hostile JSON, as text: what no writer of JSON writes, or nobody in their right mind puts into a file.
+"""A grammar of hostile JSON, as text: invalid JSON, and valid JSON that no reasonable program writes.
 
-Every parser of a foreign file is fed from here and has to end as :func:`answer` says.
+Every parser of a foreign file gets these texts and must end as :func:`answer` says.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ VALUES = st.recursive(
 
 @st.composite
 def objects(draw: st.DrawFn, good: Mapping[str, Any]) -> str:
-    """A valid object with one to three of its fields replaced, repeated or added."""
+    """Draw a valid object with one to three fields replaced, repeated or added."""
     fields = [(json.dumps(name), json.dumps(value)) for name, value in good.items()]
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(fields)))
@@ -83,7 +83,7 @@ def objects(draw: st.DrawFn, good: Mapping[str, Any]) -> str:
 
 
 def documents(good: Mapping[str, Any]) -> st.SearchStrategy[bytes]:
-    """Files that should have been JSON of this kind."""
+    """Draw files in place of JSON of this kind."""
     texts = st.one_of(objects(good), objects(good), objects(good), VALUES, WHOLES).map(
         lambda text: text.encode("utf-8", "surrogatepass")
     )
@@ -92,9 +92,9 @@ def documents(good: Mapping[str, Any]) -> st.SearchStrategy[bytes]:
 
 
 def answer(call: Callable[[], _T], *, seconds: float = 1.0, megabytes: float = 100.0) -> _T | ModelExportError:
-    """What a call gives: a value, or an error with a documented reason that is not a fault of Slipway, within limits.
+    """Return a call's value or error; check that the error has a documented reason other than a fault of Slipway, within limits.
 
-    Memory is what the kernel counts. Time is the processor's, of this process and its children: other programs of the machine do not count.
+    Memory is what the kernel counts. Time is the processor time of this process and its children, without other programs.
     """
     before = _start_of_peak()
     begin = _processor_time()
@@ -115,7 +115,7 @@ def answer(call: Callable[[], _T], *, seconds: float = 1.0, megabytes: float = 1
 
 
 def _start_of_peak() -> int:
-    """Let the kernel measure the peak of this process's memory anew; gives what it has now, in bytes."""
+    """Reset the kernel's peak of this process's memory; return the present memory in bytes."""
     if _STATUS.exists():
         Path("/proc/self/clear_refs").write_text("5")
     return _resident("VmRSS")

@@ -1,4 +1,4 @@
-"""A grammar of values that programs trip over, as YAML, as text and as values; and the bounds that whoever reads them keeps."""
+"""A grammar of values that break programs, as YAML, text and values; and the bounds that every reader must keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECEPTIVE = (
     "\x1b[2J\x1b]0;owned\x07", "\x9b31m", "a\rb", "a\nprojects/x succeeded", "\x7f", "pay\u202eslap", "\u2066a\u2069", "\u200fa\u200e",
     "pay\u200bpal", "pay\u200dpal", "a\u2028b", "\ufeffa", "a\u00adb", "\u3164", "\U000e0041", "\ud83d", "\udcff",
 )  # fmt: skip
-"""Texts that are not shown as they are."""
+"""Texts that are not shown unchanged."""
 
 SCALARS = (
     "2001-99-99", "2001-02-30 25:61:61", "0x_", "0b_", "0o9", "!!int abc", "!!float abc", "!!bool maybe", "!!timestamp soon",
@@ -42,7 +42,7 @@ TEXTS = (
 
 @st.composite
 def yaml_documents(draw: st.DrawFn, keys: tuple[str, ...]) -> str:
-    """A configuration file in which some settings have a hostile value, or that is hostile as a whole."""
+    """Draw a configuration file in which some settings have a hostile value, or that is hostile as a whole."""
     kind = draw(st.integers(0, 9))
     if kind == 0:
         return draw(st.sampled_from(whole_documents()))
@@ -58,7 +58,7 @@ def yaml_documents(draw: st.DrawFn, keys: tuple[str, ...]) -> str:
 
 
 def whole_documents() -> list[str]:
-    """Documents that stand for far more than they hold."""
+    """Return documents that expand to far more than their size."""
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     merged = ["a0: &a0 {" + ", ".join(f"k{n}: x" for n in range(50)) + "}"]
@@ -102,12 +102,12 @@ def _nested() -> st.SearchStrategy[str]:
 
 @contextmanager
 def within_bounds(*, allowed: set[str] | None = None) -> Iterator[None]:
-    """Whatever is read in this block becomes a value, or an error with a reason of the table, in bounded time and memory.
+    """Check that the block gives a value, or an error with a reason of the table, in bounded time and memory.
 
     Args:
-        allowed: The reasons there may be; any that was foreseen, by default.
+        allowed: The allowed reasons; by default all that are foreseen.
     """
-    Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, began = _resident_bytes("VmRSS"), time.process_time()
     try:
         yield

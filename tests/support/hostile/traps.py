@@ -1,4 +1,4 @@
-"""Files that tell when Python runs them: what a checkpoint could hold to have its code run."""
+"""Files that record when Python runs them, as a hostile checkpoint may contain to get its code run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Traps:
     """Modules in a folder, of every name that a program may import; each writes its name down and ends the process.
 
     Args:
-        folder: Where they lie.
-        record: File that names those which ran; elsewhere.
+        folder: Folder of the modules.
+        record: File outside the folder in which modules that ran write their names.
     """
 
     def __init__(self, folder: Path, record: Path) -> None:
@@ -28,12 +28,12 @@ class Traps:
             (folder / f"{name}.py").write_text(_TRAP.format(record=str(record)))
 
     def ran(self) -> list[str]:
-        """Names of those that ran."""
+        """Return the names of the modules that ran."""
         return self._record.read_text().split() if self._record.exists() else []
 
 
 def _names() -> set[str]:
-    """Names of the standard library, of what is installed, of Slipway's own packages, and what Python imports by itself."""
+    """Return module names of the standard library, installed packages and Slipway, and those that Python imports by itself."""
     installed = {name for name in packages_distributions() if name.isidentifier()}
     own = {"slipway", "slipway_protos", "slipway_merge", "slipway_validate", "slipway_coordinator"}
     return {*sys.stdlib_module_names, *installed, *own, "sitecustomize", "usercustomize", "support"}

@@ -1,1 +1,1 @@
-"""Rendered manifests as objects, rules about them, and other people's checkers."""
+"""Rendered manifests as objects, rules about them, and third-party checkers."""

@@ -1,4 +1,4 @@
-"""Programs that others wrote to check manifests with; they are installed by tests/k8s/tools/tools.sh, and missing otherwise."""
+"""Run third-party checkers of manifests; tests/k8s/tools/tools.sh installs them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _OPTIONS = [
 
 
 def has_schema(thing: Object) -> bool:
-    """Whether an object's kind is one that npm's schemas are for."""
+    """Return whether npm has a schema for an object's kind."""
     return thing["apiVersion"].partition("/")[0] in _PACKAGES
 
 
 def schema_problems(things: Sequence[Object], folder: Path) -> list[str]:
-    """Say what the schemas of custom resources refuse: wrong values, and fields that there are not.
+    """Return what the schemas of custom resources refuse: wrong values and unknown fields.
 
     Schemas alone let unknown fields pass, as the API server drops them silently; the same schemas as types do not.
 
@@ -84,7 +84,7 @@ def schema_problems(things: Sequence[Object], folder: Path) -> list[str]:
 
 
 def checkov_complaints(things: Sequence[Object], folder: Path) -> dict[str, list[str]]:
-    """Return what checkov complains of, without any exception: the objects by check.
+    """Return all of checkov's complaints, without its exceptions: the objects by check.
 
     Args:
         things: All objects of a cluster.
@@ -105,7 +105,7 @@ def checkov_complaints(things: Sequence[Object], folder: Path) -> dict[str, list
 
 
 def exceptions() -> set[str]:
-    """The checks that checkov's configuration leaves out."""
+    """Return the checks that checkov's configuration skips."""
     return set(yaml.safe_load(EXCEPTIONS.read_text())["skip-check"])
 
 

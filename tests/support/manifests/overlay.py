@@ -1,4 +1,4 @@
-"""What an overlay renders to, as objects that rules can ask."""
+"""Render an overlay into objects that rules can examine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OVERLAYS = sorted(path.parent.name for path in (ROOT / "k8s" / "overlays").glob(
 NAMESPACE = "slipway"
 CERTIFICATE_KEYS = {"ca.crt", "tls.crt", "tls.key"}
 EXTERNAL_SECRETS = {"slipway-state": {"pg_service.conf"}, "slipway-s3": {"credentials"}}
-"""What an administrator brings; named in docs/kubernetes.md."""
+"""Objects that an administrator provides; named in docs/kubernetes.md."""
 
 Object = dict[str, Any]
 
 
 def render(folder: Path) -> list[Object]:
-    """The objects of a kustomization."""
+    """Return the objects of a kustomization."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl renders the overlays, and is not on this machine")
     command = ["kubectl", "kustomize", str(folder)]
@@ -43,13 +43,13 @@ def _objects(overlay: str) -> list[Object]:
 
 
 def rendered(overlay: str) -> list[Object]:
-    """The objects of an overlay, anew for every call."""
+    """Return a new copy of the objects of an overlay."""
     return copy.deepcopy(_objects(overlay))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Something that makes pods of one container."""
+    """A workload whose pods have one container."""
 
     object: Object
     settings: dict[str, str]
@@ -64,7 +64,7 @@ class Workload:
 
     @property
     def template(self) -> Object:
-        """What its pods are made from."""
+        """Return the template of its pods."""
         spec = self.object["spec"]
         return dict(spec["jobTemplate"]["spec"]["template"] if self.kind == "CronJob" else spec["template"])
 
@@ -83,7 +83,7 @@ class Workload:
 
     @property
     def program(self) -> str:
-        """The service that runs, or ``slipway`` for another of its commands."""
+        """Return the name of the service that runs, or ``slipway`` for another command."""
         slipway, *service = self.container["command"]
         assert slipway == "slipway"
         return str(service[0]) if service else "slipway"
@@ -108,7 +108,7 @@ class Workload:
         return found
 
     def arguments(self) -> argparse.Namespace:
-        """The arguments as the program itself reads them; SystemExit when it does not take them.
+        """Return the arguments as the program itself parses them; SystemExit if it refuses them.
 
         A command of the command line is in ``command``; it listens nowhere.
         """
@@ -126,11 +126,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All objects of an overlay, and where the database that it is given is."""
+    """All objects of an overlay, and the place of its database."""
 
     objects: list[Object]
     database: str = "*/postgresql 5432"
-    """Where the service in the Secret ``slipway-state`` is; the default is a pod, as manifests have no Secret."""
+    """Place of the service in the Secret ``slipway-state``; a pod by default, because manifests contain no Secret."""
 
     def of(self, kind: str) -> list[Object]:
         return [thing for thing in self.objects if thing["kind"] == kind]
@@ -161,7 +161,7 @@ class Cluster:
 
 
 def understood(words: list[str]) -> argparse.Namespace:
-    """What the command line makes of its arguments."""
+    """Return the command line's parsed arguments."""
     import typer
     from typer.exceptions import TyperException
 
@@ -182,7 +182,7 @@ def understood(words: list[str]) -> argparse.Namespace:
 
 
 def matches(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector selects; an empty one selects everything."""
+    """Return whether a label selector matches; an empty one matches everything."""
     wanted = selector.get("matchLabels", {})
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False
@@ -194,7 +194,7 @@ def matches(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def walk(value: Any) -> Iterator[Object]:
-    """Every mapping within."""
+    """Yield every mapping inside a value."""
     if isinstance(value, dict):
         yield value
         for inner in value.values():
@@ -205,7 +205,7 @@ def walk(value: Any) -> Iterator[Object]:
 
 
 def port_of(address: str) -> int:
-    """Port of ``HOST:PORT`` or a URL."""
+    """Return the port of ``HOST:PORT`` or a URL."""
     port = address.rpartition(":")[2].partition("/")[0]
     return int(port) if port else {"http": 80, "https": 443}[address.partition(":")[0]]
 
@@ -216,7 +216,7 @@ def host_of(address: str) -> str:
 
 
 def place_of(url: str) -> str:
-    """The namespace that a URL leads to, or ``outside``, and the port: as in a rule of a network policy."""
+    """Return the namespace of a URL, or ``outside``, and the port, as in a rule of a network policy."""
     host = host_of(url)
     return f"{host.split('.')[1] if host.endswith('.svc') else 'outside'} {port_of(url)}"
 

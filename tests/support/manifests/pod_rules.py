@@ -1,4 +1,4 @@
-"""Rules about pods and the programs in them: each gives the sentences that say what is wrong."""
+"""Rules about pods and the programs in them: each yields one sentence per violation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def restricted_pods(cluster: Cluster) -> Iterator[str]:
 
 
 def images(cluster: Cluster) -> Iterator[str]:
-    """Images are ones that deploy/build.sh makes, by a tag of their version, and hold the stage that runs in them."""
+    """Check that deploy/build.sh makes the images, that tags name their version, and that they contain their pod's stage."""
     for one in cluster.workloads():
         image = one.container["image"]
         if image not in built_images():
@@ -63,7 +63,7 @@ def images(cluster: Cluster) -> Iterator[str]:
 
 @cache
 def built_images() -> dict[str, tuple[str, ...]]:
-    """Images that can be built, each with the extras that are installed in it."""
+    """Return the images that can be built, each with its installed extras."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     rows = re.findall(
         r"^    \[([a-z-]+)\]=\"(cpu|cuda) (.*)\"$", (ROOT / "deploy" / "build.sh").read_text(), re.MULTILINE
@@ -132,7 +132,7 @@ def service_accounts(cluster: Cluster) -> Iterator[str]:
 
 
 def mounts(cluster: Cluster) -> Iterator[str]:
-    """Every volume is mounted, and every file or folder that a variable names lies in one."""
+    """Check that every volume is mounted and contains every file or folder that a variable names."""
     for one in cluster.workloads():
         volumes = {volume["name"] for volume in one.pod.get("volumes", ())}
         mounted = {mount["name"]: mount["mountPath"] for mount in one.container.get("volumeMounts", ())}
@@ -160,7 +160,7 @@ def _mounted_files(cluster: Cluster, one: Workload, mounted: dict[str, str]) -> 
 
 
 def flags(cluster: Cluster) -> Iterator[str]:
-    """Every program takes its arguments; the parser is the program's own."""
+    """Check that every program accepts its arguments, with the program's own parser."""
     for one in cluster.workloads():
         try:
             arguments = one.arguments()
@@ -179,7 +179,7 @@ def flags(cluster: Cluster) -> Iterator[str]:
 
 
 def environment(cluster: Cluster) -> Iterator[str]:
-    """Every variable is one that something reads, or that an argument holds."""
+    """Check that every variable is read by a program or used in an argument."""
     for one in cluster.workloads():
         in_arguments = set(re.findall(r"\$\((\w+)\)", " ".join(one.container.get("args", ()))))
         unknown = set(one.environment) - known_variables() - in_arguments
@@ -187,7 +187,7 @@ def environment(cluster: Cluster) -> Iterator[str]:
 
 
 def disruptions(cluster: Cluster) -> Iterator[str]:
-    """Workers end one at a time and have time to; nothing stops a drain for ever."""
+    """Check that workers end one at a time with enough time, and that nothing blocks a drain for ever."""
     protected: list[str] = []
     for budget in cluster.of("PodDisruptionBudget"):
         selected = [one.name for one in cluster.selected(budget["spec"]["selector"])]
@@ -211,7 +211,7 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
 
 
 def rollouts(cluster: Cluster) -> Iterator[str]:
-    """A worker that finds room only when its predecessor has drained has not failed before."""
+    """Check that a rollout waits long enough for a new worker that needs its predecessor's room."""
     for one in cluster.workers():
         deadline = one.object["spec"].get("progressDeadlineSeconds", 600)
         if deadline < one.pod["terminationGracePeriodSeconds"] + 600:
@@ -219,7 +219,7 @@ def rollouts(cluster: Cluster) -> Iterator[str]:
 
 
 def scratch(cluster: Cluster) -> Iterator[str]:
-    """What a worker keeps of the bucket leaves half of its volume to the task that runs."""
+    """Check that a worker's cache of the bucket leaves half of its volume to the running task."""
     for one in cluster.workers():
         claims = [volume["ephemeral"]["volumeClaimTemplate"] for volume in one.pod["volumes"] if "ephemeral" in volume]
         for claim in claims:
@@ -230,7 +230,7 @@ def scratch(cluster: Cluster) -> Iterator[str]:
 
 
 def quantity(value: str | int) -> float:
-    """A Kubernetes quantity in units."""
+    """Convert a Kubernetes quantity to a number."""
     found = re.fullmatch(r"(\d+)(m|Ki|Mi|Gi|Ti|G)?", str(value))
     assert found is not None, value
     scale = {"m": 1e-3, None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "G": 1e9}
@@ -239,13 +239,13 @@ def quantity(value: str | int) -> float:
 
 @cache
 def _services_by_stage() -> dict[str, str]:
-    """Whose code each stage is, which is what an image is built of; a service may have several."""
+    """Return the service of each stage, from which its image is built; a service may have several stages."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["slipway.stages"]
     return {stage: target.partition(".")[0].removeprefix("slipway_") for stage, target in points.items()}
 
 
 def _extras_of_stages() -> dict[str, str]:
-    """The extra that each stage needs; sources are imported by what reads buckets."""
+    """Return the extra that each stage needs; services that read buckets import the sources."""
     return {**_services_by_stage(), IMPORT: "s3"}
 
 
@@ -261,7 +261,7 @@ def _services(program: str) -> tuple[str, ...]:
 
 @cache
 def known_variables() -> frozenset[str]:
-    """Every variable that the sources name, and those that libraries read."""
+    """Return every variable that the sources name, and those that libraries read."""
     from slipway.settings.security import Security
 
     sources = [path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py")]

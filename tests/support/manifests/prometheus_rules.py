@@ -1,4 +1,4 @@
-"""Alerts and the dashboard as Prometheus itself sees them, through its own tool for testing rules."""
+"""Evaluate alerts and the dashboard with Prometheus' own tool for testing rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dashboard() -> Any:
 
 
 def dashboard_queries(*, cluster: str = "", namespace: str = "") -> list[str]:
-    """The queries of all panels, with an installation chosen."""
+    """Return the queries of all panels, with an installation chosen."""
     queries = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
     return [query.replace("$cluster", cluster).replace("$namespace", namespace) for query in queries]
 
@@ -40,7 +40,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def series(name: str, labels: Labels, values: str) -> dict[str, str]:
-    """A series of a test: its name with labels, and its values minute by minute in promtool's own notation."""
+    """Make a series of a test: its name with labels, and one value a minute in promtool's notation."""
     return {"series": named(name, labels), "values": values}
 
 
@@ -50,7 +50,7 @@ def named(name: str, labels: Labels) -> str:
 
 
 def fired(name: str, labels: Labels) -> dict[str, Any]:
-    """An alert that is firing: with its labels, and its text about them."""
+    """Make a firing alert with its labels and its text."""
     (alert,) = (one for one in alerts() if one["alert"] == name)
     prefix = f"{labels['namespace']}: " if labels.get("namespace") else ""
     text = alert["annotations"]["summary"].replace("{{ with $labels.namespace }}{{ . }}: {{ end }}", prefix)
@@ -66,14 +66,14 @@ def prometheus_expects(
     firing: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     queries: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Let Prometheus evaluate alerts and queries over some series.
+    """Evaluate alerts and queries over some series with Prometheus.
 
     Args:
         folder: An empty folder.
-        given: As :func:`series` makes them, one value a minute.
-        at: Time of the look, such as ``25m``.
-        firing: The alerts of each name that are firing then, all of them.
-        queries: Queries with what they give, in promtool's form.
+        given: Series from :func:`series`, one value a minute.
+        at: Time of the evaluation, such as ``25m``.
+        firing: All alerts that fire then, by name.
+        queries: Queries with their results, in promtool's form.
     """
     case = {
         "interval": "1m",

@@ -1,4 +1,4 @@
-"""Rules about the artifact store: everybody uses the same one, and somebody cleans it up without taking what is in use."""
+"""Rules about the artifact store: all pods use the same one, and a job cleans it up without removing artifacts in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DAY_SECONDS = 86_400
 
 
 def one_store(cluster: Cluster) -> Iterator[str]:
-    """Coordinator, workers and cleanup find the same artifacts."""
+    """Check that coordinator, workers and cleanup use the same artifacts."""
     places: dict[str, list[str]] = {}
     for one in cluster.workloads():
         if one.kind != "Job":
@@ -25,7 +25,7 @@ def one_store(cluster: Cluster) -> Iterator[str]:
 
 
 def cleanup(cluster: Cluster) -> Iterator[str]:
-    """One job a day removes what nobody has, told by the coordinator what somebody has; never two at once, nor for ever."""
+    """Check that one job a day removes unused artifacts, asks the coordinator which are in use, and never overlaps or hangs."""
     jobs = [one for one in cluster.workloads() if one.kind == "CronJob"]
     if len(jobs) != 1:
         yield f"{len(jobs)} jobs clean up"
@@ -48,7 +48,7 @@ def cleanup(cluster: Cluster) -> Iterator[str]:
 
 
 def _store(one: Workload) -> str:
-    """The bucket, or the claim and the folder in it; empty for what goes with the pod."""
+    """Return the bucket, or the claim and the folder in it; empty for a store that ends with the pod."""
     environment = one.environment
     if environment.get("SLIPWAY_STORE"):
         return environment["SLIPWAY_STORE"]
@@ -68,7 +68,7 @@ def _days(age: str | None) -> float:
 
 
 def _sees_everything(cluster: Cluster, one: Workload) -> bool:
-    """Whether the access file, if there is one, shows it the artifacts of all projects, and lets it do nothing."""
+    """Return whether the access file, if there is one, lets it read the artifacts of all projects and nothing more."""
     files = [file["data"]["access.yaml"] for file in cluster.of("ConfigMap") if "access.yaml" in file["data"]]
     return all(_views_all(text, _certificates(cluster, one)) for text in files)
 
@@ -85,7 +85,7 @@ def _views_all(text: str, names: set[str]) -> bool:
 
 
 def _certificates(cluster: Cluster, one: Workload) -> set[str]:
-    """Names in the certificates that are mounted in its pods."""
+    """Return the names in the certificates that are mounted in its pods."""
     mounted = {volume["secret"]["secretName"] for volume in one.pod["volumes"] if "secret" in volume}
     specs: list[Object] = [certificate["spec"] for certificate in cluster.of("Certificate")]
     return {name for spec in specs if spec["secretName"] in mounted for name in spec.get("dnsNames", ())}

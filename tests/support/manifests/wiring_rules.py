@@ -1,4 +1,4 @@
-"""Rules about how objects belong together: who reaches, names, scales and trusts whom."""
+"""Rules about the relations of objects: network, references, scaling and trust."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFERENCES = {
 }
 
 CREDENTIAL_AGENTS = ("169.254.170.23/32", "fd00:ec2::23/128")
-"""Where EKS's Pod Identity hands out credentials, to nodes with IPv4 and with IPv6."""
+"""Addresses at which EKS's Pod Identity gives credentials to nodes with IPv4 and with IPv6."""
 
 
 def default_deny(cluster: Cluster) -> Iterator[str]:
@@ -52,7 +52,7 @@ def default_deny(cluster: Cluster) -> Iterator[str]:
 
 
 def edges(cluster: Cluster) -> Iterator[str]:
-    """Every pod may reach, and be reached at, exactly the ports it uses."""
+    """Check that every pod may reach, and be reached at, exactly the ports that it uses."""
     for one in cluster.workloads():
         allowed, needed = _allowed(cluster, one), _needed(cluster, one)
         yield from (f"{one.name}: {edge} is allowed, and nothing uses it" for edge in sorted(allowed - needed))
@@ -93,7 +93,7 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
 
 
 def _needed_by_callers(cluster: Cluster, one: Workload) -> set[str]:
-    """Who has to reach a coordinator: at its main port, and those with a token at theirs; both by way of a standby, too."""
+    """Return the peers that must reach a coordinator, also through a standby: at its main port, or at that for tokens."""
     arguments = one.arguments()
     main, *more = (port_of(address) for address in (arguments.listen, arguments.token_listen) if address)
     needed = {f"from worker {main}", *(f"from client {port}" for port in (main, *more))}
@@ -118,12 +118,12 @@ def _allowed(cluster: Cluster, one: Workload) -> set[str]:
 
 
 def _calls(one: Workload) -> bool:
-    """Whether it calls the coordinator."""
+    """Return whether it calls the coordinator."""
     return bool(getattr(one.arguments(), "coordinator", ""))
 
 
 def _let_in(cluster: Cluster, one: Workload) -> bool:
-    """Whether its pods are among those that may come in at the coordinator."""
+    """Return whether the coordinator admits its pods."""
     (coordinator,) = (other for other in cluster.workloads() if other.name == "slipway-coordinator")
     policies = [p["spec"] for p in cluster.of("NetworkPolicy") if matches(p["spec"]["podSelector"], coordinator.labels)]
     peers = [peer for spec in policies for rule in spec.get("ingress", ()) for peer in rule["from"]]
@@ -132,7 +132,7 @@ def _let_in(cluster: Cluster, one: Workload) -> bool:
 
 
 def _peer(peer: Object) -> str:
-    """``NAMESPACE/APPLICATION``, the component of this namespace, a single address, or ``outside``."""
+    """Return ``NAMESPACE/APPLICATION``, the component of this namespace, a single address, or ``outside``."""
     if "ipBlock" in peer:
         cidr = str(peer["ipBlock"]["cidr"])
         return cidr if cidr.endswith(("/32", "/128")) else "outside"
@@ -146,7 +146,7 @@ def _peer(peer: Object) -> str:
 
 
 def references(cluster: Cluster) -> Iterator[str]:
-    """Whatever an object refers to by name is there, or comes from outside as documented."""
+    """Check that every object referred to by name exists, or is provided from outside as documented."""
     made = {one["spec"]["secretName"]: CERTIFICATE_KEYS for one in cluster.of("Certificate")}
     secrets = {**made, **EXTERNAL_SECRETS}
     for one in cluster.objects:
@@ -163,7 +163,7 @@ def references(cluster: Cluster) -> Iterator[str]:
 
 
 def _secret_keys(inner: Object) -> list[tuple[str, str]]:
-    """Secrets that a mapping names, with the key if it names one."""
+    """Yield the Secrets that a mapping names, with the key if it names one."""
     references = [inner["secretKeyRef"]] if "secretKeyRef" in inner else inner.get("secretTargetRef", [])
     whole = [(inner["secretName"], "")] if "secretName" in inner else []
     return [*whole, *((reference["name"], reference["key"]) for reference in references)]
@@ -213,13 +213,13 @@ def ports(cluster: Cluster) -> Iterator[str]:
 
 
 def _listened(arguments: argparse.Namespace) -> list[str]:
-    """Addresses at which a program listens."""
+    """Return the addresses at which a program listens."""
     named = [getattr(arguments, name, "") for name in ("listen", "metrics", "health_listen", "token_listen")]
     return [address for address in named if address]
 
 
 def _service_ports(cluster: Cluster, services: list[Object]) -> set[int]:
-    """Ports behind which a pod listens."""
+    """Return the ports on which a pod listens."""
     found = set()
     for service in services:
         selected = cluster.selected({"matchLabels": service["spec"]["selector"]})
@@ -232,7 +232,7 @@ def _service_ports(cluster: Cluster, services: list[Object]) -> set[int]:
 
 
 def access(cluster: Cluster) -> Iterator[str]:
-    """Names in the access file are names in certificates of clients; with an authority, everybody shows a certificate."""
+    """Check that names in the access file are those of client certificates; with an authority, every client has one."""
     from slipway.security.access.access_file import load_access
 
     clients = {
@@ -255,7 +255,7 @@ def access(cluster: Cluster) -> Iterator[str]:
 
 
 def scaling(cluster: Cluster) -> Iterator[str]:
-    """Whoever is scaled is scaled by its own stages, and by the GPU that it is given."""
+    """Check that every scaled worker is scaled by its own stages and by its GPU."""
     scaled = {one["spec"]["scaleTargetRef"]["name"]: one for one in cluster.of("ScaledObject")}
     if not scaled:
         return
@@ -269,7 +269,7 @@ def scaling(cluster: Cluster) -> Iterator[str]:
             yield f"{one.name}: every apply would set the number of replicas back"
         if spec["minReplicaCount"] != 0 or spec["maxReplicaCount"] < 1:
             yield f"{one.name} does not scale to zero and back"
-        # By one trigger for all of them: of several the highest metric counts, not the sum.
+        # One trigger for all stages: with several, the highest metric counts and not the sum.
         if [sorted(trigger["stage"].split(",")) for trigger in triggers] != [stages_of(one)]:
             yield f"{one.name} is scaled by {[trigger['stage'] for trigger in triggers]}"
         if {trigger.get("gpuArchitecture", "") for trigger in triggers} != {_architecture(one)}:
@@ -286,7 +286,7 @@ def _architecture(one: Workload) -> str:
 
 
 def state(cluster: Cluster) -> Iterator[str]:
-    """Several coordinators share PostgreSQL, whose tables a Job makes; one has a file of its own."""
+    """Check that several coordinators share PostgreSQL, whose tables a Job makes, and that a single one has its own file."""
     (coordinator,) = (one for one in cluster.workloads() if one.name == "slipway-coordinator")
     place, spec = coordinator.environment["SLIPWAY_STATE"], coordinator.object["spec"]
     shared, replicas = place.startswith("postgresql:"), spec["replicas"]
@@ -307,7 +307,7 @@ def state(cluster: Cluster) -> Iterator[str]:
 
 
 def selectors(cluster: Cluster) -> Iterator[str]:
-    """Selectors select their own pods and nobody else's."""
+    """Check that selectors match their own pods and no others."""
     for one in cluster.workloads():
         if one.kind == "Deployment":
             names = [other.name for other in cluster.selected(one.object["spec"]["selector"])]
@@ -320,7 +320,7 @@ def selectors(cluster: Cluster) -> Iterator[str]:
 
 
 def custom_resources(cluster: Cluster) -> Iterator[str]:
-    """Fields of KEDA's and cert-manager's objects that are used here; their own schemas are in the cluster."""
+    """Check the fields of KEDA's and cert-manager's objects, whose schemas are only in a cluster."""
     fields = {
         "Certificate": (
             "cert-manager.io/v1",

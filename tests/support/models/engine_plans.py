@@ -1,8 +1,8 @@
-"""Compare two engines that TensorRT-RTX built from one graph: they are equal but for how the sizes in them are numbered.
+"""Compare two engines that TensorRT-RTX built from one graph: they may differ only in the numbers of their symbolic sizes.
 
 An engine is a table of sections and two sections: the graph, and the weights. The graph's middle, more than nine tenths
 of it, is the source of the kernels; the tables before and after it refer to symbolic sizes (batch, sequence, past and
-what follows from them) by numbers that TensorRT gives anew in every build. See the service's README for what was measured.
+sizes derived from them) by numbers that TensorRT assigns again in every build. The service's README has the measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(rb"\[-\d+\]")
 
 
 def assert_same_plan(one: bytes, other: bytes) -> None:
-    """Same length and sections, same weights, same kernels, and in the tables the same names."""
+    """Check for equal length, sections, weights and kernels, and equal names in the tables."""
     assert len(one) == len(other), "the lengths differ"
     sections = _sections(one)
     graph, weights = sections[_GRAPH], sections[_WEIGHTS]
@@ -35,12 +35,12 @@ def assert_same_plan(one: bytes, other: bytes) -> None:
 
 
 def _sections(plan: bytes) -> dict[bytes, slice]:
-    """Where each section lies; the first begins where the table ends."""
+    """Return the range of each section; the first begins where the table ends."""
     (_, end, _) = _ENTRY.unpack_from(plan, _TABLE)
     entries = (_ENTRY.unpack_from(plan, at) for at in range(_TABLE, end, _ENTRY.size))
     return {name: slice(offset, offset + size) for name, offset, size in entries}
 
 
 def _names(table: bytes) -> Counter[bytes]:
-    """Names of tensors and layers with how often each occurs; their order follows the numbers."""
+    """Count the names of tensors and layers; their order depends on the numbers."""
     return Counter(_NUMBERED.sub(b"[]", name) for name in _NAME.findall(table))

@@ -1,4 +1,4 @@
-"""One small model of each family with random weights, and an adapter on it that matters, saved as training saves them."""
+"""Make one small model of each family with random weights, and an adapter with a visible effect, saved as training saves them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _WHISPER = {
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """A model and what LoRA trains of it.
+    """A model and the part of it that LoRA trains.
 
     Attributes:
-        model: Makes it.
+        model: Function that makes the model.
         family: The name of its family.
         targets: Layers with a LoRA.
-        task: What peft calls the task.
+        task: peft's name of the task.
         saved: Modules trained in full.
     """
 
@@ -137,7 +137,7 @@ CASES: dict[str, FamilyCase] = {
 
 
 def make_family_model(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Path:
-    """Save the model of a case: its weights are spread out, so that a change of one shows in what the model gives."""
+    """Save the model of a case: its weights are spread widely, so that each of them affects the results."""
     torch.manual_seed(7)
     model = CASES[kind].model().eval()
     with torch.no_grad():
@@ -170,13 +170,13 @@ def make_family_adapter(kind: str, base: Path, folder: Path) -> Path:
 
 
 def tuned_model(kind: str, base: Path, adapter: Path) -> Any:
-    """Base and adapter, unmerged."""
+    """Load base and adapter, unmerged."""
     model = type(CASES[kind].model()).from_pretrained(base, dtype=torch.float32)
     return peft.PeftModel.from_pretrained(model, adapter).get_base_model().eval()
 
 
 def inputs_of(kind: str) -> dict[str, torch.Tensor]:
-    """Inputs for the model of a case, with one end of text in each row."""
+    """Make inputs for the model of a case, with one end of text in each row."""
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(3, 48, (1 if "unpadded" in kind else 3, 9), generator=generator)
     tokens[:, -1] = 2
@@ -188,7 +188,7 @@ def inputs_of(kind: str) -> dict[str, torch.Tensor]:
 
 
 def given_by(model: Any, kind: str) -> torch.Tensor:
-    """What a model gives on :func:`inputs_of`, in double precision."""
+    """Return a model's results for :func:`inputs_of`, in double precision."""
     with torch.no_grad():
         found = model.eval()(**inputs_of(kind))
     names = ("logits", "start_logits", "end_logits", "last_hidden_state")

@@ -1,4 +1,4 @@
-"""A small model of each family, an adapter that matters, and what peft's own merge makes of both; outputs of it, right and wrong."""
+"""A small model of each family, an adapter with a visible effect, their merge by peft, and right and wrong outputs of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.models.validation_models import TEXT
 
 VOCABULARY = 120
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-"""In this order, as RoBERTa has them: the padding token is 1."""
+"""Special tokens in RoBERTa's order: the padding token is 1."""
 PADDING, END = 1, 2
 HEADS = ("lm_head", "proj_out", "score", "classifier", "qa_outputs", "cls.predictions.decoder")
 LEVELS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -106,11 +106,11 @@ MAKERS: dict[str, tuple[Callable[[], Any], Any]] = {
     "roberta-classes": (_roberta, _QUERY),
     "qwen3-classes": (_qwen3_classifier, ["q_proj", "v_proj", "down_proj"]),
 }
-"""By name: the base model, and which of its modules the adapter is on."""
+"""Base model and adapted modules by name."""
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A tokenizer that puts a token before and one behind each text."""
+    """Make a tokenizer that puts a token before and one after each text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIAL), show_progress=False)
@@ -131,8 +131,8 @@ class FamilyModel:
 
     Attributes:
         name: Key of :data:`MAKERS`.
-        root: Where its folders are.
-        tokenizer: Whether it has one.
+        root: Folder of its folders.
+        tokenizer: Whether it has a tokenizer.
     """
 
     name: str
@@ -157,7 +157,7 @@ class FamilyModel:
         return get_peft_model(self.base_module(), config).eval()
 
     def output(self, name: str, module: Any, *, level: str = "") -> Path:
-        """A folder with a model, of a level where one is named."""
+        """Write a model into a folder, at a level if one is named."""
         folder = self.root / name
         module.save_pretrained(folder)
         self._beside(folder)
@@ -166,7 +166,7 @@ class FamilyModel:
         return folder
 
     def merged(self, *, factor: float = 1.0) -> Any:
-        """Base + adapter by peft's own merge, at another scale where one is given."""
+        """Merge base + adapter by peft's own merge, at another scale if one is given."""
         module = self.adapted()
         for layer in module.modules():
             if isinstance(getattr(layer, "scaling", None), dict):  # attention has a scaling too, a float
@@ -174,7 +174,7 @@ class FamilyModel:
         return module.merge_and_unload()
 
     def outputs(self) -> dict[str, Path]:
-        """Right outputs of every level."""
+        """Write correct outputs of every level."""
         found = {"pytorch": self.output("pytorch", self.merged())}
         found |= {f"pytorch-{level}": self.output(level, self.merged().to(dtype)) for level, dtype in LEVELS.items()}
         return {**found, "pytorch-int8": self.output("int8", rounded(self.merged(), bits=8), level="int8")}
@@ -195,7 +195,7 @@ def make(name: str, root: Path, *, tokenizer: bool = True) -> FamilyModel:
 
 
 def rounded(module: Any, *, bits: int) -> Any:
-    """The weights of linear layers but the head rounded to so many bits in groups of 32, kept in float32."""
+    """Round the weights of linear layers other than the head to some bits in groups of 32; keep them in float32."""
     largest = 2 ** (bits - 1) - 1
     with torch.no_grad():
         for name, layer in module.named_modules():

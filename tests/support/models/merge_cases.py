@@ -42,7 +42,7 @@ def make_model(kind: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def randomise(model: Any, seed: int = 11) -> None:
-    """Give every trainable weight values a training might have left, B included."""
+    """Give every trainable weight, including B, values as after training."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -53,14 +53,14 @@ def randomise(model: Any, seed: int = 11) -> None:
 
 @dataclass
 class Case:
-    """A base folder, an adapter folder, and where a merge may write."""
+    """A base folder, an adapter folder, and a folder for the merge's output."""
 
     base: Path
     adapter: Path
     workdir: Path
 
     def reference(self, dtype: torch.dtype | None = None) -> Any:
-        """The unmerged model: base and adapter as peft loads them."""
+        """Load the unmerged model: base and adapter by peft."""
         base = tf.AutoModelForCausalLM.from_pretrained(self.base, dtype=dtype or "auto")
         return PeftModel.from_pretrained(base, self.adapter).eval()
 
@@ -86,7 +86,7 @@ def load(folder: Path, **options: Any) -> Any:
 def make_case(
     folder: Path, kind: str, dtype: torch.dtype = torch.float32, *, shard: str = "5GB", resize: int = 0, **lora: Any
 ) -> Case:
-    """A base of one of :data:`CONFIGS` and an adapter for it."""
+    """Make a base of one of :data:`CONFIGS` and an adapter for it."""
     lora.setdefault("target_modules", ["c_attn", "c_proj", "c_fc"] if kind == "gpt2" else "all-linear")
     return save_case(folder, make_model(kind, dtype), shard=shard, resize=resize, task_type="CAUSAL_LM", **lora)
 

@@ -1,4 +1,4 @@
-"""Every adapter form that the merge is compared with peft on: name → model and configuration.
+"""Every adapter form for which the merge is compared with peft: name → model and configuration.
 
 Run as a program it prints the table of services/merge/README.md.
 """
@@ -31,7 +31,7 @@ class Form:
     alone: bool = False
 
     def build(self) -> peft.PeftConfig:
-        """The configuration as peft's own object; peft changes what it is given, so it gets a copy."""
+        """Return the configuration as peft's object; peft changes its arguments, so it gets a copy."""
         options = copy.deepcopy(self.options)
         for name, cls in _CONFIGS.items():
             if name in options:
@@ -178,7 +178,7 @@ FORMS: dict[str, Form] = {
 
 
 def save_form(folder: Path, form: Form, dtype: torch.dtype) -> tuple[Case, type[Any]]:
-    """A base, and an adapter of this form whose every trained value differs from where the training began."""
+    """Make a base, and an adapter of this form whose trained values all differ from their initial values."""
     case = Case(folder / "base", folder / "adapter", folder / "work")
     model = make_family(form.model, dtype)
     model.save_pretrained(case.base)
@@ -194,7 +194,7 @@ def save_form(folder: Path, form: Form, dtype: torch.dtype) -> tuple[Case, type[
 
 
 def table() -> str:
-    """The forms as a Markdown table, in the order above."""
+    """Return the forms as a Markdown table, in the order above."""
     rows = ["| form | model of the test | peft configuration of the test |", "|---|---|---|"]
     for name, entry in FORMS.items():
         options = ", ".join(f"{key}={value!r}" for key, value in entry.options.items())

@@ -50,7 +50,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 def make_family(kind: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of one of :data:`FAMILIES`, or of ``merge_cases.CONFIGS``."""
+    """Make a model of one of :data:`FAMILIES`, or of ``merge_cases.CONFIGS``."""
     if kind not in FAMILIES:
         return make_model(kind, dtype)
     torch.manual_seed(7)
@@ -62,9 +62,9 @@ def make_family(kind: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def outputs(model: Any, kind: str) -> torch.Tensor:
-    """Logits of a model on fixed inputs of its kind."""
+    """Return the logits of a model on fixed inputs of its kind."""
     if kind in ("mixtral", "qwen3-moe"):
-        model = model.float()  # its grouped products know no double
+        model = model.float()  # its grouped products do not support double
     generator = torch.Generator().manual_seed(3)
     dtype = next(model.parameters()).dtype
     inputs: dict[str, torch.Tensor] = {"input_ids": TOKENS}

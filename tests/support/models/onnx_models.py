@@ -1,4 +1,4 @@
-"""Tiny models of each family for the ONNX export's tests, and what one run of the stage left behind."""
+"""Tiny models of each family for the ONNX export's tests, and the results of a run of the stage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _model(family: str) -> Any:
 
 
 def save_model(family: str, folder: Path, *, dtype: str = "float32", **saving: Any) -> Path:
-    """A model whose every weight matters: matrices large enough to tell positions apart, vectors far from 0 and 1."""
+    """Make a model in which every weight matters: matrices large enough to tell positions apart, vectors far from 0 and 1."""
     import torch
 
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def save_model(family: str, folder: Path, *, dtype: str = "float32", **saving: A
 
 
 class Exported:
-    """What one run of the stage left behind."""
+    """The results of one run of the stage."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
         self.folder = folder
@@ -73,12 +73,12 @@ class Exported:
 
     @property
     def onnx(self) -> Any:
-        """The graph, without external data."""
+        """Load the graph without external data."""
         import onnx
 
         return onnx.load(self.folder / "model.onnx", load_external_data=False)
 
     @property
     def opset(self) -> int:
-        """The opset of the written file."""
+        """Return the opset of the written file."""
         return next(entry.version for entry in self.onnx.opset_import if not entry.domain)

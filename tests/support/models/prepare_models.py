@@ -1,4 +1,4 @@
-"""Whole models in every form that the prepare stage takes, stored by code of this file's own, and what it makes of them."""
+"""Whole models in every form that the prepare stage accepts, stored by this file's own code, and the stage's results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def loads(folder: Path):
 
 
 def pack_gptq(weight, group):
-    """v1 files of 4 bits, packed value by value; answers the parts and the dense weight they stand for."""
+    """v1 files of 4 bits, packed value by value; return the parts and their dense weight."""
     outputs, inputs = weight.shape
     grouped = weight.float().reshape(outputs, inputs // group, group)
     scales = ((grouped.amax(2) - grouped.amin(2)) / 15).half().T.contiguous()  # (groups, outputs)

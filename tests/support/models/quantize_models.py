@@ -1,4 +1,4 @@
-"""Tiny models for quantization, and ways to run what becomes of them."""
+"""Tiny models for quantization, and ways to run the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = 512
 
 
 def save_tiny(folder: Path, *, dtype: torch.dtype = torch.float32, tied: bool = True, **changes: Any) -> Path:
-    """A random two-layer Qwen3 as transformers saves it."""
+    """Save a random two-layer Qwen3 with transformers."""
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -49,7 +49,7 @@ def onnx_session(folder: Path) -> ort.InferenceSession:
 
 
 def onnx_step(session: ort.InferenceSession, tokens: np.ndarray, past: dict[str, np.ndarray] | None = None) -> Any:
-    """One call: (logits, past for the next call)."""
+    """Run one call; return (logits, past for the next call)."""
     batch, sequence = tokens.shape
     length = next(iter(past.values())).shape[2] if past else 0
     feeds: dict[str, np.ndarray] = {
@@ -74,7 +74,7 @@ def onnx_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
 
 
 def divergence(reference: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """Mean KL divergence in nats, and top-1 agreement. reference, other: logits (batch, sequence, vocabulary)."""
+    """Return mean KL divergence in nats, and top-1 agreement. reference, other: logits (batch, sequence, vocabulary)."""
     p = torch.log_softmax(torch.from_numpy(reference), -1)
     q = torch.log_softmax(torch.from_numpy(other), -1)
     agreement = (p.argmax(-1) == q.argmax(-1)).float().mean()

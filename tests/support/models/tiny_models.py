@@ -1,4 +1,4 @@
-"""Small models with random weights and an adapter that matters, saved as training runs save them."""
+"""Small models with random weights and an adapter with a visible effect, saved as training runs save them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = [
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A word-level tokenizer of 64 entries."""
+    """Save a word-level tokenizer of 64 entries."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -51,7 +51,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def make_base(folder: Path, *, seed: int = 0, hidden: int = 64) -> Path:
-    """A Qwen3 of two layers with tied embeddings."""
+    """Save a Qwen3 of two layers with tied embeddings."""
     import torch
     import transformers
 
@@ -94,7 +94,7 @@ def describe_a_layer_more(folder: Path) -> None:
 
 
 def make_checkpoint(base: Path, run: Path, *, step: int = 10, seed: int = 1) -> Path:
-    """A LoRA on all linear layers, rank 4 and alpha 6, in ``run/checkpoint-<step>``."""
+    """Save a LoRA on all linear layers, rank 4 and alpha 6, in ``run/checkpoint-<step>``."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""Validates outputs in this process: everything of the stage but the processes that it runs models in."""
+"""Validate outputs in this process: the whole stage without its runner processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Validated:
         )  # fmt: skip
         where = CaseResults(work / "reference", work / "reference", self.reference.measure)
         cases = [compare_case(case, where) for case in spec.cases]
-        self.reference = self.reference.completed(cases)
+        self.reference = self.reference.with_figures(cases)
         self.evaluator = Evaluator(self.reference, family, LIMITS, decode=lambda _: "")
 
     def spec(self, runtime: str, folder: Path) -> RunSpec:

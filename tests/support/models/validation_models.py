@@ -31,7 +31,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def make_base() -> transformers.Qwen3ForCausalLM:
-    """Weights larger than an untrained model's, so that logits differ enough for mistakes to show."""
+    """Make a base whose weights are larger than an untrained model's, so that errors show in the logits."""
     torch.manual_seed(3)
     config = transformers.Qwen3Config(
         vocab_size=VOCABULARY,
@@ -71,14 +71,14 @@ class Models:
         self._save(self.merged_module, self.merged)
 
     def variant(self, name: str, change: Callable[[Any], None]) -> Path:
-        """The merged model with a change to its weights."""
+        """Write the merged model with a change to its weights."""
         module = make_adapted(make_base()).merge_and_unload()
         with torch.no_grad():
             change(module)
         return self._save(module, self.root / name)
 
     def scaled(self, name: str, factor: float) -> Path:
-        """The adapter merged at another scale."""
+        """Write the model with the adapter merged at another scale."""
         module = make_adapted(make_base())
         for layer in module.modules():
             if isinstance(getattr(layer, "scaling", None), dict):  # attention has a scaling too, a float
@@ -98,7 +98,7 @@ class Models:
 
 
 class Flat(torch.nn.Module):
-    """A decoder with flat inputs and outputs, as its ONNX graph has them."""
+    """A decoder with flat inputs and outputs, like its ONNX graph."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Flat(torch.nn.Module):
 
 
 def export_onnx(module: Any, folder: Path) -> Path:
-    """The graph with the field's names, dynamic in batch, sequence and past."""
+    """Write the graph with the usual names, dynamic in batch, sequence and past."""
     folder.mkdir()
     heads, size, layers = 2, 16, 2
     ids = torch.randint(0, VOCABULARY, (2, 3))
@@ -140,7 +140,7 @@ def export_onnx(module: Any, folder: Path) -> Path:
 
 
 def edited_onnx(source: Path, folder: Path, *, replaced: str, by: Callable[[str, str], list[onnx.NodeProto]]) -> Path:
-    """A copy of a graph in which all uses of an input read what the given nodes compute from it instead."""
+    """Copy a graph and replace all uses of an input by the result of the given nodes."""
     model = onnx.load(source / "model.onnx")
     new = f"{replaced}.changed"
     for node in model.graph.node:
@@ -155,7 +155,7 @@ def edited_onnx(source: Path, folder: Path, *, replaced: str, by: Callable[[str,
 
 
 def fixed_batch(source: Path, folder: Path) -> Path:
-    """A copy of a graph that takes batch 1 only."""
+    """Copy a graph so that it accepts batch 1 only."""
     model = onnx.load(source / "model.onnx")
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
@@ -165,7 +165,7 @@ def fixed_batch(source: Path, folder: Path) -> Path:
 
 
 def all_ones(name: str, new: str) -> list[onnx.NodeProto]:
-    """The graph sees a mask of ones: it ignores the one it is given."""
+    """Copy a graph so that it ignores its mask and uses a mask of ones."""
     one = numpy_helper.from_array(np.array([1], dtype=np.int64))
     return [
         onnx.helper.make_node("Shape", [name], [f"{new}.shape"]),
@@ -174,5 +174,5 @@ def all_ones(name: str, new: str) -> list[onnx.NodeProto]:
 
 
 def negated(name: str, new: str) -> list[onnx.NodeProto]:
-    """The graph reads its cache with the wrong sign."""
+    """Copy a graph so that it reads its cache with the wrong sign."""
     return [onnx.helper.make_node("Neg", [name], [new])]

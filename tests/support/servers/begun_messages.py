@@ -1,4 +1,4 @@
-"""A client that begins many large requests and ends none: gRPC's own clients cannot, so it speaks HTTP/2 itself."""
+"""A client that starts many large requests and completes none; gRPC's own clients cannot do this, so it speaks HTTP/2 itself."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Authority:
         replace(self.ca, self._authority.cert_pem.bytes())
 
     def files(self, name: str, *names: str) -> TlsFiles:
-        """Certificate and key for DNS names and addresses, in files called ``name``; replaces earlier ones."""
+        """Issue a certificate and key for DNS names and addresses, in files called ``name``; replace earlier ones."""
         made = self._authority.issue_cert(*(names or (name,)))
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         replace(key, made.private_key_pem.bytes())
@@ -28,13 +28,13 @@ class Authority:
         return TlsFiles(ca=self.ca, certificate=certificate, key=key)
 
     def client(self, name: str, **more: Path) -> Security:
-        """Settings of a client with a certificate."""
+        """Return the settings of a client with a certificate."""
         files = self.files(name)
         return Security(tls_ca_file=self.ca, tls_cert_file=files.certificate, tls_key_file=files.key, **more)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file at once, as those who renew certificates do."""
+    """Replace a file atomically, as programs that renew certificates do."""
     new = path.with_suffix(".new")
     new.write_bytes(content)
     new.replace(path)

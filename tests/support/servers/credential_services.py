@@ -1,4 +1,4 @@
-"""What hands out temporary credentials, on loopback: an STS that knows web identities, and a container's agent."""
+"""Services for temporary credentials on loopback: an STS with web identities, and a container's agent."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REFUSED = "<ErrorResponse><Error><Code>{}</Code><Message>no</Message></Error></
 
 @dataclass
 class CredentialService:
-    """A server of both protocols: POST is STS, GET the agent. Every answer has another key: ``KEY1``, ``KEY2`` …
+    """A server of both protocols: POST is STS, GET the agent. Every response has a new key: ``KEY1``, ``KEY2`` …
 
     Attributes:
-        tokens: Tokens that are taken; another is refused.
-        lifetime: Of credentials, in seconds.
-        status: Answer every request with it, unless it is 200.
-        pause: Seconds before an answer.
+        tokens: Accepted tokens; all others are refused.
+        lifetime: Lifetime of credentials, in seconds.
+        status: Status of every response, unless it is 200.
+        pause: Seconds before a response.
         seen: Path and token of each request, with the form of those to STS.
-        handed_out: Answers with credentials so far.
-        body: Answer this instead of credentials.
+        handed_out: Number of responses with credentials so far.
+        body: Response instead of credentials.
     """
 
     tokens: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""A hub on loopback that speaks as much of the Hugging Face hub's API as reading a repository takes."""
+"""A hub on loopback with the part of the Hugging Face hub's API that is needed to read a repository."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+)")
 
 @dataclass
 class HubServer:
-    """Repositories by name and commit; what is large is in LFS, whose digests the hub tells.
+    """Repositories by name and commit; large files are in LFS, whose digests the hub reports.
 
     Attributes:
         repositories: Folder by repository and commit.
         branches: Commit by repository and branch.
-        token: Needed for everything, unless empty.
+        token: Token required for every request, unless empty.
         seen: Path and range of each request.
-        cut: Bytes after which an answer with content breaks off, once each; 0 never.
-        status: Answer all with it, unless it is 200.
-        flip: Send other content than there is of large files, but for their headers.
+        cut: Bytes after which each response with content breaks off once; 0 never.
+        status: Status of every response, unless it is 200.
+        flip: Send wrong content of large files after their headers.
     """
 
     repositories: dict[tuple[str, str], Path] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class HubServer:
     flip: bool = False
 
     def push(self, name: str, folder: Path, *, branch: str = "main") -> str:
-        """Make a commit of a folder the head of a branch."""
+        """Commit a folder as the head of a branch."""
         content = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
         commit = hashlib.sha1(content, usedforsecurity=False).hexdigest()
         self.repositories[name, commit] = folder
@@ -50,7 +50,7 @@ class HubServer:
         return commit
 
     def downloads(self) -> list[str]:
-        """Names of the files of which more than a header was read."""
+        """Return the names of the files of which more than a header was read."""
         whole = [path for path, span in self.seen if "/resolve/" in path and not span.startswith("bytes=0-")]
         return [path.rpartition("/")[2] for path in whole]
 
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def sibling(folder: Path, path: Path) -> dict[str, Any]:
-    """A file as the hub lists it."""
+    """Return a file's entry as the hub lists it."""
     data = path.read_bytes()
     found: dict[str, Any] = {
         "rfilename": path.relative_to(folder).as_posix(),

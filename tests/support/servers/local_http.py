@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback for the length of a block."""
+"""Run a small HTTP server on loopback within a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def local_http(handler: type[BaseHTTPRequestHandler], *, waits: bool) -> Iterator[str]:
-    """Serve with a handler; gives the address. Its end waits for open connections if asked for: a client may keep them open."""
+    """Serve with a handler; yield the address. At the end, wait for open connections only if requested: clients may keep them."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = not waits
         thread = threading.Thread(target=server.serve_forever, daemon=True)

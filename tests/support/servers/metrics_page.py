@@ -1,4 +1,4 @@
-"""The metrics a process shows, read as Prometheus reads them."""
+"""Read the metrics of a process as Prometheus does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def page(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample by its name and labels."""
+    """Return every sample by its name and labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]

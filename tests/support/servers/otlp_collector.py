@@ -1,4 +1,4 @@
-"""A real OTLP collector in this process: a gRPC server that keeps the spans it is sent."""
+"""A real OTLP collector in this process: a gRPC server that keeps the spans that it receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the spans it is sent, and who sent each."""
+    """Keeps the received spans and their senders."""
 
     def __init__(self) -> None:
         self.spans: list[trace_pb2.Span] = []
@@ -22,7 +22,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def Export(  # noqa: N802 - the service's own name
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        """Take spans in."""
+        """Receive spans."""
         for resource in request.resource_spans:
             sender = facts(resource.resource.attributes)["service.name"]
             for scope in resource.scope_spans:
@@ -31,18 +31,18 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def named(self, name: str) -> list[trace_pb2.Span]:
-        """Spans of this name, each once, in the order of their beginnings."""
+        """Return the spans of this name, each once, in order of their start."""
         found = {span.span_id: span for span in list(self.spans) if span.name == name}
         return sorted(found.values(), key=lambda span: span.start_time_unix_nano)
 
     def one(self, name: str) -> trace_pb2.Span:
-        """The one span of this name."""
+        """Return the only span of this name."""
         (span,) = self.named(name)
         return span
 
 
 def facts(attributes: object) -> dict[str, object]:
-    """Attributes as a dict."""
+    """Return the attributes as a dict."""
     values: dict[str, object] = {}
     for attribute in attributes:  # type: ignore[attr-defined]
         assert isinstance(attribute, common_pb2.KeyValue)
@@ -52,7 +52,7 @@ def facts(attributes: object) -> dict[str, object]:
 
 @contextmanager
 def collecting() -> Iterator[tuple[Collector, str]]:
-    """A collector and its address, until the block ends."""
+    """Run a collector until the block ends; yield it with its address."""
     kept = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)

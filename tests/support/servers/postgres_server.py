@@ -1,4 +1,4 @@
-"""A real PostgreSQL of its own, in a process that ends with the block; stopped, started and frozen at will."""
+"""A separate real PostgreSQL, which ends with the block and can be stopped, started and frozen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PostgresServer:
     """A server over one data folder.
 
     Args:
-        folder: Empty folder that anybody may enter.
+        folder: Empty folder that every user may enter.
         durable: Whether commits wait for the disk; a test that ends processes, never the machine, does not need it.
     """
 
@@ -50,11 +50,11 @@ class PostgresServer:
         return self.database("postgres")
 
     def database(self, name: str) -> str:
-        """URL of a database on this server."""
+        """Return the URL of a database on this server."""
         return f"postgresql://slipway@127.0.0.1:{self.port}/{name}"
 
     def create(self, name: str) -> str:
-        """Make an empty database; answers its URL."""
+        """Make an empty database; return its URL."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
         return self.database(name)
@@ -92,7 +92,7 @@ class PostgresServer:
         raise AssertionError("PostgreSQL did not start: " + (self._folder / "log").read_text())
 
     def ask_for_password(self, role: str) -> None:
-        """Let a role in only with its password, from now on."""
+        """Require a role's password from now on."""
         rules = self._data / "pg_hba.conf"
         rules.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -107,12 +107,12 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """Its first process, which starts the others."""
+        """Return the id of its first process, which starts the others."""
         assert self._process is not None
         return self._process.pid
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """End it: by default at once but in order, closing all connections; SIGQUIT leaves recovery to the next start."""
+        """End it: by default a fast, orderly shutdown that closes all connections; after SIGQUIT the next start recovers."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait(120)
@@ -120,13 +120,13 @@ class PostgresServer:
             self._process = None
 
     def dump(self, name: str) -> Path:
-        """Back a database up, as the documents say; returns the file."""
+        """Back a database up as documented; return the file."""
         file = self._folder / f"{name}.dump"
         self._run("pg_dump", "--format=custom", f"--file={file}", f"--dbname={self.database(name)}")
         return file
 
     def restore(self, name: str, file: Path) -> None:
-        """Restore it over what is there, as the documents say."""
+        """Restore it over the present content as documented."""
         self._run("pg_restore", "--clean", "--if-exists", "--no-owner", f"--dbname={self.database(name)}", file)
 
     def _run(self, program: str, *arguments: str | Path) -> None:
@@ -137,7 +137,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
-    """A running server, gone with its data when the block ends."""
+    """Run a server that is removed with its data when the block ends."""
     # Not in a test's folder, which only its user may enter.
     with tempfile.TemporaryDirectory(prefix="slipway-postgres-", dir="/tmp") as folder:
         server = PostgresServer(Path(folder), durable=durable)

@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on loopback, and a proxy before it that misbehaves on purpose."""
+"""A real S3 server (SeaweedFS) on loopback, and a proxy in front of it that misbehaves on purpose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUCKET = "slipway"
 
 @dataclass
 class S3Server:
-    """A server whose data lie in a folder; it can be stopped and started again on the same ports."""
+    """A server with its data in a folder; it can be stopped and restarted on the same ports."""
 
     folder: Path
     ports: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class S3Server:
         return Minio(self.endpoint.removeprefix("http://"), ACCESS_KEY, SECRET_KEY, secure=False, region="us-east-1")
 
     def start(self) -> None:
-        """Start and wait until the bucket takes objects."""
+        """Start the server and wait until the bucket accepts objects."""
         self.ports = self.ports or free_ports(8)
         (self.folder / "data").mkdir(parents=True, exist_ok=True)
         config = self.folder / "s3.json"
@@ -93,7 +93,7 @@ class S3Server:
             self._process = None
 
     def _wait_until_ready(self) -> None:
-        """An object can be written: the port alone answers earlier."""
+        """Wait until an object can be written; the port answers earlier than that."""
         client, deadline = self.client(), time.monotonic() + 120
         client._http.connection_pool_kw["retries"] = False
         while time.monotonic() < deadline:
@@ -110,7 +110,7 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """A running server that ends with the context."""
+    """Run a server that ends with the context."""
     server = S3Server(folder)
     try:
         server.start()
@@ -120,7 +120,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 class _Counted(BaseHTTPRequestHandler):
-    """Knows which connections are open."""
+    """Keeps a list of open connections."""
 
     connections: set[socket.socket]
 
@@ -137,12 +137,12 @@ class FaultyProxy:
     """An HTTP proxy that passes requests on, but refuses some and cuts some answers short, chosen by a seed.
 
     Args:
-        endpoint: Where to.
-        refuse: Share of calls.
-        status: What refused ones are answered with.
-        truncate: Share of answers that break off in the middle.
-        shorten: How many answers, the first ones, are half of themselves, and say that this is all.
-        seed: Of the choices.
+        endpoint: Target of the requests.
+        refuse: Share of refused calls.
+        status: Status of refused calls.
+        truncate: Share of responses that break off in the middle.
+        shorten: Number of responses, from the first, that contain only half of their content and a matching length.
+        seed: Seed of the choices.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A TCP proxy whose target changes and whose traffic can be held up: a service's address, and a network that fails."""
+"""A TCP proxy with a changeable target whose traffic can be stopped: like a service's address, and a failing network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_THREADS = 256
 
 
 class TcpProxy:
-    """Passes connections on to what ``target`` answers; without one they are closed.
+    """Passes connections on to the address that ``target`` returns; closes them if there is none.
 
     Args:
-        target: Where a new connection goes.
+        target: Returns the address for a new connection.
         host: Address to listen on.
     """
 
@@ -37,11 +37,11 @@ class TcpProxy:
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tcp-proxy")
 
     def hold(self) -> None:
-        """Let nothing through from now on, without a word to either side."""
+        """Stop all traffic from now on without telling either side."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """Let everything through again."""
+        """Let all traffic pass again."""
         self._flowing.set()
 
     def cut(self, *, unless: Target | None = None) -> None:

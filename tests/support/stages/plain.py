@@ -40,7 +40,7 @@ def echo(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[s
 
 
 def speak(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
-    """Print, read and write as libraries do, without saying in which encoding."""
+    """Print, read and write as libraries do, without naming an encoding."""
     out = ctx.workdir / "out"
     out.mkdir()
     text = (inputs["in"] / "text.txt").read_text()
@@ -140,7 +140,7 @@ def trouble(inputs: Mapping[str, Path], params: TroubleParams, ctx: Context) -> 
 
 
 def wait_until(path: str, ctx: Context) -> None:
-    """Go on when a file is there, saying so all the while."""
+    """Wait for a file, and report progress meanwhile."""
     deadline = time.monotonic() + 120
     while not Path(path).exists() and time.monotonic() < deadline:
         ctx.progress("waiting", done=0)

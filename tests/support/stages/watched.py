@@ -1,4 +1,4 @@
-"""Stages small enough to watch: they copy text, count their runs, sleep, fail or crash as their parameters say."""
+"""Small stages for tests: they copy text, count their runs, sleep, fail or crash as their parameters say."""
 
 from __future__ import annotations
 

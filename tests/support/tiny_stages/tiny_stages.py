@@ -1,7 +1,7 @@
-"""Stages of the real names that do next to nothing, found before the real ones where this folder leads the Python path.
+"""Stages with the real names that do almost nothing; Python finds them first if this folder is first on its path.
 
-What they do besides is in ``SLIPWAY_TEST_STAGES``, a folder: each run is one line of ``runs``, and a stage waits while a file
-``hold-{stage}`` is there, and fails where ``fail-{stage}`` is, with a quantization level in it for that one alone. ``SLIPWAY_TEST_SECONDS`` is how long each takes.
+The folder ``SLIPWAY_TEST_STAGES`` records and controls them: each run is one line of ``runs``, a stage waits while a file
+``hold-{stage}`` exists, and fails if ``fail-{stage}`` exists (a quantization level in it limits this to that level). Each takes ``SLIPWAY_TEST_SECONDS``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _stage(name: str, output: str, *, role: Role | None = None) -> Stage[AnyPara
 
 
 def _digest(inputs: Mapping[str, Path]) -> str:
-    """What everything that came in has in common with nothing else."""
+    """Return a digest of all input files."""
     digest = hashlib.sha256()
     for name, folder in sorted(inputs.items()):
         for path in sorted(folder.rglob("*")):

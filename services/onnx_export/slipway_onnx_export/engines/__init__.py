@@ -1,7 +1,7 @@
-"""Engines that make the graph of a decoder; they never touch its weights.
+"""Engines that make the graph of a decoder; they never read its weights.
 
 Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`GraphRequest` and returns an
-:class:`EngineGraph`: the graph with named initializers that have no value, and where each value lies.
+:class:`EngineGraph`: the graph with named initializers that have no value, and the tensor of each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipway_onnx_export.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """What is asked of an engine: the parameters that shape the graph, with the opset decided."""
+    """A request to an engine: the parameters that shape the graph, with the chosen opset."""
 
     opset: int
     optimize: bool
@@ -33,8 +33,8 @@ class EngineGraph:
     """A decoder's graph without weights.
 
     Attributes:
-        model: The graph. Inputs and outputs carry the field's names; every weight is an initializer without a value.
-        weights: For each such initializer, the tensor it stands for (a view of the source's mapped files).
+        model: The graph. Inputs and outputs have the usual names; every weight is an initializer without a value.
+        weights: The tensor of each such initializer (a view of the source's mapped files), by name.
     """
 
     model: ir.Model
@@ -43,13 +43,13 @@ class EngineGraph:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One way of making a graph.
+    """One way to make a graph.
 
     Attributes:
-        name: As in the stage's ``engine`` parameter.
-        opsets: Opsets it can really write, ascending.
-        preferred: Opset taken when none is asked for, by runtime.
-        module: Module with ``build(source, request) -> EngineGraph``; imported when first used.
+        name: Value of the stage's ``engine`` parameter.
+        opsets: Opsets that it can write, ascending.
+        preferred: Default opset, by runtime.
+        module: Module with ``build(source, request) -> EngineGraph``; imported at first use.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Engine:
         """Make the graph.
 
         Raises:
-            ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` when the architecture is not known to it,
-                ``EXPORT_ENGINE_FAILED`` when it stops with an error of its own.
+            ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if the engine does not support the architecture,
+                ``EXPORT_ENGINE_FAILED`` if it stops with an error of its own.
         """
         build: Callable[[ModelSource, GraphRequest], EngineGraph] = import_module(self.module).build
         return build(source, request)
@@ -82,15 +82,15 @@ ENGINES: Mapping[str, Engine] = {
     )
 }
 
-# TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; 20 is what it parses in full.
+# TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; opset 20 it parses in full.
 TENSORRT_MAX_OPSET = 20
 
 
 def choose_opset(engine: Engine, opset: int | None, *, runtime: Runtime) -> int:
-    """The opset to write: the one asked for, or the engine's preferred one.
+    """Return the requested opset, or the engine's preferred one.
 
     Raises:
-        ONNXExportError: ``OPSET_UNSUPPORTED``; ``about`` tells what the engine supports for this runtime.
+        ONNXExportError: ``OPSET_UNSUPPORTED``; ``about`` lists the engine's opsets for this runtime.
     """
     limit = TENSORRT_MAX_OPSET if runtime == "tensorrt" else max(engine.opsets)
     supported = tuple(number for number in engine.opsets if number <= limit)
@@ -108,5 +108,5 @@ def choose_opset(engine: Engine, opset: int | None, *, runtime: Runtime) -> int:
 
 
 def opset_span(opsets: tuple[int, ...]) -> str:
-    """Opsets as ``18-23``; empty when there are none. Engines support contiguous ranges."""
+    """Format opsets as ``18-23``; empty if there are none. Engines support contiguous ranges."""
     return f"{min(opsets)}-{max(opsets)}" if opsets else ""

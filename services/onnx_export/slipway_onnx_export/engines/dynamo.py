@@ -1,4 +1,4 @@
-"""Graphs traced by ``torch.onnx.export(dynamo=True)`` from a model without weights."""
+"""Trace graphs with ``torch.onnx.export(dynamo=True)`` from a model without weights."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
-from slipway_onnx_export.hollow import (
+from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.weightless import (
     BATCH,
     PAST,
     SEQUENCE,
     TOTAL,
     FlatDecoder,
-    hollow_decoder,
+    build_weightless_decoder,
     interface_names,
     tied_weights,
     trace_inputs,
 )
-from slipway_onnx_export.source import ModelSource
 
-# FlatDecoder holds the transformers model under this attribute.
+# FlatDecoder has the transformers model in this attribute.
 PREFIX = "model."
 
 
 def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
-    """Trace the graph; every causal language model of transformers whose code torch.export understands."""
-    decoder = hollow_decoder(source, engine="dynamo", attention=("sdpa", "eager"))
+    """Trace the graph of any causal language model of transformers whose code torch.export supports."""
+    decoder = build_weightless_decoder(source, engine="dynamo", attention=("sdpa", "eager"))
     model = _trace(decoder, source, opset=request.opset)
     initializers = model.graph.initializers
     parameters = {PREFIX + name for name, _ in decoder.model.named_parameters(remove_duplicate=False)}
     for name in [name for name in initializers if name in parameters]:
-        # Their values are placeholders; hidden before optimizing, or they would be folded into the graph.
+        # Remove the placeholder values before optimizing, or they would be folded into the graph.
         initializers[name].const_value = None
         initializers[name].name = name.removeprefix(PREFIX)
     onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
-    onnxscript.rewriter.onnx_fusions.fuse(model)  # to the operators of opset 23 where the graph is written in it
+    onnxscript.rewriter.onnx_fusions.fuse(model)  # into the operators of opset 23, if the graph is written in it
     return EngineGraph(model=model, weights=tied_weights(decoder, source))
 
 
 def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> Any:
-    """The untouched graph as an onnx_ir model."""
+    """Return the graph as an onnx_ir model, before any optimization."""
     example = trace_inputs(decoder)
     inputs, outputs = interface_names(len(example[3]) // 2)
     axes = {0: BATCH, 1: SEQUENCE}
     shapes = (axes, {0: BATCH, 1: TOTAL}, axes, [{0: BATCH, 2: PAST}] * len(example[3]))
     try:
-        with _quiet(), torch.no_grad():
+        with _silence_torch(), torch.no_grad():
             program = torch.onnx.export(
                 decoder,
                 example,
@@ -77,8 +77,8 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's notes about its own progress out of the stage's log."""
+def _silence_torch() -> Iterator[None]:
+    """Keep torch's progress messages out of the stage's log."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -93,7 +93,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the innermost cause says, in one line."""
+    """Return the first line of the innermost cause's message."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Graphs traced by ``torch.onnx.export(dynamo=False)``, the TorchScript exporter, for opsets below 18."""
+"""Trace graphs with ``torch.onnx.export(dynamo=False)``, the TorchScript exporter, for opsets below 18."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from torch.jit._trace import TracerWarning
 
 from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
-from slipway_onnx_export.hollow import (
+from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.weightless import (
     BATCH,
     PAST,
     SEQUENCE,
     TOTAL,
     FlatDecoder,
-    hollow_decoder,
+    build_weightless_decoder,
     interface_names,
     tied_weights,
     trace_inputs,
 )
-from slipway_onnx_export.source import ModelSource
 
-# FlatDecoder holds the transformers model under this attribute.
+# FlatDecoder has the transformers model in this attribute.
 PREFIX = "model."
 
-# Modules of transformers whose branches on tensor values decide nothing that varies between calls of a decoder with a
-# cache and a mask: whether the cache is empty, whether a mask may be left out. The parity check covers both.
+# Modules of transformers that branch on tensor values, but only on whether the cache is empty or a mask may be left out.
+# Neither varies between calls of a decoder with cache and mask, and the parity check covers both.
 HARMLESS = ("cache_utils.py", "masking_utils.py", "sdpa_attention.py")
 
 
 def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
-    """Trace the graph. Weights stay outside: the exporter is told to leave parameters as inputs."""
-    decoder = hollow_decoder(source, engine="legacy", attention=("eager",))
+    """Trace the graph. Weights stay outside: the exporter leaves parameters as inputs."""
+    decoder = build_weightless_decoder(source, engine="legacy", attention=("eager",))
     model = _trace(decoder, source, opset=request.opset)
     graph = model.graph
     names = set(interface_names(source.layers)[0])
@@ -67,21 +67,21 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> ir.Model
                 dynamo=False,
                 export_params=False,
                 keep_initializers_as_inputs=True,
-                do_constant_folding=False,  # it would fold the placeholders of the weights too
+                do_constant_folding=False,  # would fold the placeholders of the weights too
                 input_names=inputs,
                 output_names=outputs,
                 dynamic_axes=axes,
                 opset_version=opset,
             )
         except Exception as error:  # the TorchScript exporter lets any exception of the model's or its own code through
-            raise tracer_failure(source, error) from error
+            raise translate_tracer_error(source, error) from error
         model = ir.from_proto(onnx.load(path))
     refuse_tracer_warnings(caught)
     return model
 
 
-def tracer_failure(source: ModelSource, error: Exception) -> ONNXExportError:
-    """The typed error for whatever the TorchScript exporter raised."""
+def translate_tracer_error(source: ModelSource, error: Exception) -> ONNXExportError:
+    """Translate an exception of the TorchScript exporter into a typed error."""
     about = {"engine": "legacy", "architecture": source.architecture, "cause": type(error).__name__}
     text = str(error)
     if "unordered_map" in text:  # libstdc++ says unordered_map::at, others "invalid unordered_map<K, T> key"
@@ -100,10 +100,10 @@ def tracer_failure(source: ModelSource, error: Exception) -> ONNXExportError:
 
 
 def refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
-    """Stop at the first tracer warning that is not known to be harmless.
+    """Refuse the trace at the first tracer warning that is not known to be harmless.
 
     Raises:
-        TracerWarningError: with file and line in ``about``.
+        TracerWarningError: With file and line in ``about``.
     """
     for warning in caught:
         if not issubclass(warning.category, TracerWarning):
@@ -121,6 +121,6 @@ def refuse_tracer_warnings(caught: list[warnings.WarningMessage]) -> None:
 
 
 def _only_guards(warning: warnings.WarningMessage) -> bool:
-    """Whether the branch is an assertion, or does nothing but raise: either decides only whether to go on."""
+    """Return whether the branch is an assertion or only raises: then it decides only whether to continue."""
     line, after = (linecache.getline(warning.filename, warning.lineno + step).strip() for step in (0, 1))
     return line.startswith("assert ") or (line.startswith("if ") and line.endswith(":") and after.startswith("raise "))

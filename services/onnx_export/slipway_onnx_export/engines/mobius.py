@@ -1,4 +1,4 @@
-"""Graphs built by mobius-onnx from the configuration alone: no tracing, no weights."""
+"""Build graphs with mobius-onnx from the configuration alone: no tracing, no weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 
 def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
-    """Build the graph for a text decoder that mobius knows.
+    """Build the graph of a text decoder that mobius supports.
 
-    ``GroupQueryAttention`` as mobius emits it derives positions and lengths from the sum of the attention mask, which is
-    wrong for left padding; the standard Attention operator takes the mask itself, so that is what is asked for.
+    ``GroupQueryAttention``, in the form that mobius emits, derives positions and lengths from the sum of the attention mask,
+    which is wrong for left padding. So this requests the standard Attention operator, which takes the mask itself.
     """
-    module, config = _module(source)
+    module, config = _find_module(source)
     provider = "default" if request.optimize and request.runtime == "onnxruntime" else "onnx-standard"
     try:
         with warnings.catch_warnings():
@@ -36,35 +36,37 @@ def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
             about={"engine": "mobius", "architecture": source.architecture},
         ) from error
     model = package["model"]
-    # Bodies of ONNX Runtime's own operators, for runtimes without them; written in an opset of their own.
+    # Drop the functions that define ONNX Runtime's own operators for other runtimes: they use another opset.
     model.functions.clear()
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
     return EngineGraph(model=model, weights=weights)
 
 
-def _module(source: ModelSource) -> tuple[Any, Any]:
-    """The module and configuration for the source's architecture, as mobius knows them."""
+def _find_module(source: ModelSource) -> tuple[Any, Any]:
+    """Return mobius' module and configuration for the source's architecture."""
     config = source.config
     if config.model_type not in registry:
-        raise _unsupported(source, f"mobius does not know model type {config.model_type!r}")
+        raise _unsupported_error(source, f"mobius does not know model type {config.model_type!r}")
     task = _default_task_for_model(config.model_type)
     if task != "text-generation":
-        raise _unsupported(source, f"mobius builds {config.model_type!r} for {task}, not as a text decoder")
+        raise _unsupported_error(source, f"mobius builds {config.model_type!r} for {task}, not as a text decoder")
     if source.sliding_window > WINDOW_LIMIT:
-        # mobius leaves the window out for some architectures; only a comparison beyond it would show.
-        raise _unsupported(source, f"a sliding window of {source.sliding_window} tokens is longer than can be proven")
+        # mobius drops the window for some architectures; only a comparison beyond the window would show it.
+        raise _unsupported_error(
+            source, f"a sliding window of {source.sliding_window} tokens is too long for the comparison with PyTorch"
+        )
     kind = registry.get(config.model_type)
     settings = _config_from_hf(config, parent_config=config, module_class=kind)
     settings.dtype = ir.DataType.FLOAT
     module = kind(settings)
     window = getattr(getattr(module, "model", None), "_gqa_local_window_size", None)
     if window is not None and window() > 0:
-        raise _unsupported(source, f"mobius would drop the sliding window of {window()} tokens")
+        raise _unsupported_error(source, f"mobius would drop the sliding window of {window()} tokens")
     return module, settings
 
 
-def _unsupported(source: ModelSource, message: str) -> ONNXExportError:
+def _unsupported_error(source: ModelSource, message: str) -> ONNXExportError:
     return ONNXExportError(
         message,
         reason="EXPORT_ENGINE_UNSUPPORTED",

@@ -1,4 +1,4 @@
-"""Reading the weights of a Hugging Face folder, a few rows at a time."""
+"""Read the weights of a Hugging Face folder, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a checkpoint's header says of one tensor."""
+    """One tensor in a checkpoint's header."""
 
     name: str
     dtype: torch.dtype
@@ -34,12 +34,12 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor's data."""
+        """Return the size of the tensor's data."""
         return self.numel * self.dtype.itemsize
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return torch.Size(self.shape).numel()
 
 
@@ -74,7 +74,7 @@ class Checkpoint:
         self._open.close()
 
     def rows(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """The tensor in pieces along its first axis: (first row, rows). Scalars come as one piece of shape ()."""
+        """Yield the tensor in pieces along its first axis: (first row, rows). A scalar is one piece of shape ()."""
         info = self.tensors[name]
         file = self._files[self._where[name]]
         if len(info.shape) == 0 or info.numel == 0:
@@ -113,14 +113,14 @@ class Checkpoint:
         self._files[file] = opened
         for name in sorted(views):
             self._where[name] = file
-            self.tensors[name] = _info(name, views[name], file=file)
+            self.tensors[name] = _tensor_info(name, views[name], file=file)
 
 
-def _info(name: str, view: Any, *, file: str) -> TensorInfo:
+def _tensor_info(name: str, view: Any, *, file: str) -> TensorInfo:
     dtype = DTYPES.get(view.get_dtype())
     if dtype is None:
         raise QuantizationError(
-            f"tensor {name!r} in {file} has the data type {view.get_dtype()}, which is not converted here",
+            f"tensor {name!r} in {file} has the data type {view.get_dtype()}, which cannot be converted",
             reason="DTYPE_UNSUPPORTED",
             remedy="start from weights in float32, bfloat16 or float16",
             about={"tensor": name, "file": file},
@@ -132,7 +132,7 @@ def require_finite(values: Tensor, name: str) -> None:
     """Refuse NaN and infinity.
 
     Raises:
-        QuantizationError: ``NON_FINITE_WEIGHTS``, naming the tensor and how many values are not finite.
+        QuantizationError: ``NON_FINITE_WEIGHTS``, with the tensor's name and the number of values that are not finite.
     """
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
         count = int((~torch.isfinite(values)).sum())
@@ -145,7 +145,7 @@ def require_finite(values: Tensor, name: str) -> None:
 
 
 def cast_to_half(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Finite ``values`` as ``dtype``; finite values that it cannot hold are an error, never an infinity.
+    """Convert finite ``values`` to ``dtype``; a value beyond its range is an error and never becomes infinity.
 
     Raises:
         QuantizationError: ``NON_FINITE_WEIGHTS`` or ``WEIGHT_OVERFLOW``.
@@ -155,7 +155,7 @@ def cast_to_half(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     if not bool(torch.isfinite(cast).all()):
         largest = float(values.abs().max())
         raise QuantizationError(
-            f"tensor {name!r} holds {largest:.6g}, more than {dtype} can (at most {torch.finfo(dtype).max:.6g})",
+            f"tensor {name!r} holds {largest:.6g}, beyond the range of {dtype} (at most {torch.finfo(dtype).max:.6g})",
             reason="WEIGHT_OVERFLOW",
             remedy="use bf16, which has the range of float32, or int8",
             about={"tensor": name, "largest": largest, "dtype": str(dtype).removeprefix("torch.")},

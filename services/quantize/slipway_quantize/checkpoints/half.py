@@ -1,4 +1,4 @@
-"""fp16 and bf16 of a Hugging Face folder: every floating-point tensor cast, a few rows at a time."""
+"""Cast every floating-point tensor of a Hugging Face folder to fp16 or bf16, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_half(source: Path, target: Path, *, level: str, max_shard_bytes: int, 
     """Write the folder's weights and config.json in ``level``'s type.
 
     Raises:
-        QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, and what reading a checkpoint raises.
+        QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, and the reasons of :class:`Checkpoint`.
     """
     dtype = HALF[level]
     outcome = Outcome(method=f"cast to {str(dtype).removeprefix('torch.')}")
@@ -35,10 +35,10 @@ def write_half(source: Path, target: Path, *, level: str, max_shard_bytes: int, 
                     cast = cast_to_half(values, dtype, info.name) if values.is_floating_point() else values
                     weights.write(info.name, cast, row=row)
                     done += values.numel() * values.element_size()
-                _note(checkpoint.tensors[info.name], dtype, outcome)
+                _record(checkpoint.tensors[info.name], dtype, outcome)
         ctx.progress("cast", done=done, total=total)
     if not outcome.quantized:
-        ctx.warn(f"the model is in {level} already: the level {level} saves nothing")
+        ctx.warn(f"the model is already in {level}: the level {level} saves nothing")
     _write_config(target, dtype)
     return outcome
 
@@ -47,7 +47,7 @@ def _cast_info(info: TensorInfo, dtype: torch.dtype) -> TensorInfo:
     return replace(info, dtype=dtype) if info.dtype.is_floating_point else info
 
 
-def _note(info: TensorInfo, dtype: torch.dtype, outcome: Outcome) -> None:
+def _record(info: TensorInfo, dtype: torch.dtype, outcome: Outcome) -> None:
     if not info.dtype.is_floating_point:
         outcome.kept[info.name] = "not floating point"
     elif info.dtype == dtype:

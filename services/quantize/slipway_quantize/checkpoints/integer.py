@@ -1,7 +1,7 @@
-"""int8 and int4 weights of a Hugging Face folder in the ``pack-quantized`` format of compressed-tensors.
+"""Write int8 and int4 weights of a Hugging Face folder in the ``pack-quantized`` format of compressed-tensors.
 
-transformers and vLLM load it without further settings. Written here a few rows at a time, because the library itself
-needs the whole model in memory, twice.
+transformers and vLLM load it without further settings. This module writes a few rows at a time; the library itself needs the
+whole model in memory, twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite
-from slipway_quantize.checkpoints.structure import LinearWeight, inspect, known_family, model_config
+from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
@@ -30,7 +30,7 @@ _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is written for each tensor of the checkpoint: the linear weights made of it, and whether it stays itself."""
+    """What is written for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself."""
 
     linear: dict[str, list[LinearWeight]]
     dense: frozenset[str]
@@ -44,12 +44,12 @@ class _Plan:
 def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: int, ctx: Context) -> Outcome:
     """Write the folder's weights with its linear layers in ``level``, and config.json to match.
 
-    A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 loads no
-    quantized embedding. Other heads stay as they are.
+    A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 cannot
+    load a quantized embedding. Other heads are not quantized.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and what
-            reading a checkpoint raises.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and the
+            reasons of :class:`Checkpoint`.
     """
     with Checkpoint(source) as checkpoint:
         plan = _plan(source, checkpoint, level)
@@ -57,7 +57,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
             method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
             details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
         )
-        groups = [_written(info, plan, level) for info in checkpoint.tensors.values()]
+        groups = [_planned_tensors(info, plan, level) for info in checkpoint.tensors.values()]
         total = sum(info.nbytes for info in checkpoint.tensors.values())
         _require_smaller(total, sum(info.nbytes for group in groups for part in group for info in part), level)
         done = 0
@@ -69,7 +69,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
                     require_finite(values, info.name)
                     _write_rows(info.name, values, row, plan=plan, level=level, weights=weights, outcome=outcome)
                     done += values.numel() * values.element_size()
-                _note(info.name, plan, outcome)
+                _record(info.name, plan, outcome)
         ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
     _warn_kept(checkpoint, plan, ctx)
@@ -79,7 +79,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
 
 def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
     config = model_config(source)
-    structure = inspect(config, known_family(source), checkpoint.tensors)
+    structure = find_linear_layers(config, require_family(source), checkpoint.tensors)
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
     for weight in structure.linear:
@@ -114,16 +114,16 @@ def _require_smaller(before: int, after: int, level: IntLevel) -> None:
     """Refuse a level that only adds a quantized lm_head to a tied embedding, or little more."""
     if level.packed and after >= before:
         raise QuantizationError(
-            f"{level.bits}-bit weights would make this model larger, {after} instead of {before} bytes: its tied lm_head gets "
-            "weights of its own, and few other weights are linear layers",
+            f"{level.bits}-bit weights would make this model larger, {after} instead of {before} bytes: its tied lm_head needs "
+            "its own weights, and few other weights are linear layers",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="use level fp16 or bf16, or the ONNX format, where embedding and lm_head share their quantized weights",
             about={"size_before_bytes": before, "size_after_bytes": after},
         )
 
 
-def _written(info: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorInfo]]:
-    """The tensors written for one of the checkpoint, grouped by what must lie in one shard."""
+def _planned_tensors(info: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorInfo]]:
+    """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
     groups = [[info]] if info.name in plan.dense else []
     for weight in plan.linear.get(info.name, []):
         rows, columns = info.shape
@@ -167,17 +167,17 @@ def _write_rows(
             weights.write(f"{weight.module}.weight", rounded.to(values.dtype), row=row)
 
 
-def _note(name: str, plan: _Plan, outcome: Outcome) -> None:
+def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
     outcome.quantized.extend(f"{weight.module}.weight" for weight in plan.linear.get(name, []))
     if name in plan.dense:
         unaligned = any(weight.source == name for weight in plan.unaligned)
         head = name.removesuffix(".weight") in plan.kept
-        why = "a head" if head else "no linear layer's weight"
-        outcome.kept[name] = "input width is no multiple of the group size" if unaligned else why
+        why = "a head" if head else "not the weight of a linear layer"
+        outcome.kept[name] = "input width is not a multiple of the group size" if unaligned else why
 
 
 def _warn_kept(checkpoint: Checkpoint, plan: _Plan, ctx: Context) -> None:
-    """Say so when much of the model could not be quantized (expert weights that are no linear layers, for example)."""
+    """Warn if much of the model could not be quantized (for example expert weights that are not linear layers)."""
     tied = {source for source in plan.linear if source in plan.dense}
     kept = sum(info.nbytes for name, info in checkpoint.tensors.items() if name in plan.dense and name not in tied)
     total = sum(info.nbytes for info in checkpoint.tensors.values())
@@ -205,7 +205,7 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
 
 
 def quantization_config(level: IntLevel, *, ignore: list[str]) -> dict[str, Any]:
-    """``quantization_config`` of config.json, as compressed-tensors 0.20 writes it."""
+    """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it."""
     weights = {
         "num_bits": level.bits,
         "type": "int",

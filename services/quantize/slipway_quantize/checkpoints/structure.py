@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are weights of linear layers, asked of transformers without allocating the model."""
+"""Find the tensors of a checkpoint that are weights of linear layers, with transformers and without allocating the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slipway.models.families import (
 from slipway_quantize.checkpoints.checkpoint import TensorInfo
 
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
-"""Families whose answer comes from a layer of a few rows, which is nothing to save and much to lose."""
+"""Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class LinearWeight:
     """One linear layer's weight.
 
     Attributes:
-        module: Name of the module, as loaders know it.
-        source: Tensor of the checkpoint that holds the weight; another module's where the two are tied.
+        module: Name of the module in the loaded model.
+        source: Tensor of the checkpoint that holds the weight; that of another module if the two are tied.
     """
 
     module: str
@@ -50,11 +50,11 @@ class Structure:
     """How a model uses its tensors.
 
     Attributes:
-        linear: Linear layers whose weight is in the checkpoint, in the model's order.
-        kept: Linear layers that stay as they are: heads, and in most families those tied to an embedding.
-        unpacked: Whether transformers has to unpack the weights when it loads them: compressed-tensors, which does it at the model's
-            first run, knows only ``Linear``; T5 looks at the type of a weight before that; and generating runs an encoder by itself.
-        dtype: Data type the model is loaded in.
+        linear: Linear layers to quantize whose weight is in the checkpoint, in the model's order.
+        kept: Linear layers that are not quantized: heads, and in most families those tied to an embedding.
+        unpacked: Whether transformers must unpack the weights while it loads them: compressed-tensors unpacks at the model's first
+            run and supports only ``Linear``; T5 reads the type of a weight before that; and generating runs an encoder by itself.
+        dtype: Data type in which the model is loaded.
     """
 
     linear: tuple[LinearWeight, ...]
@@ -64,7 +64,7 @@ class Structure:
 
 
 def model_config(folder: Path) -> Any:
-    """The folder's transformers configuration.
+    """Return the folder's transformers configuration.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` without a readable config.json.
@@ -82,26 +82,26 @@ def model_config(folder: Path) -> Any:
         ) from error
 
 
-def known_family(folder: Path) -> Family:
+def require_family(folder: Path) -> Family:
     """Return the family of the model in a folder.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` where it is not known.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if the family is unknown.
     """
     family = model_family(folder)
     if family is None:
         config = read_config(folder)
         raise QuantizationError(
-            f"what a {described(config)} computes is not known, so its weights are not rounded to integers",
+            f"the family of a {described(config)} is unknown, so its weights are not rounded to integers",
             reason="QUANTIZATION_UNSUPPORTED",
-            remedy=f"use level fp16 or bf16; integers are for: {', '.join(one.name for one in FAMILIES)}",
+            remedy=f"use level fp16 or bf16; integer levels support: {', '.join(one.name for one in FAMILIES)}",
             about={"model_type": config.get("model_type"), "architectures": config.get("architectures")},
         )
     return family
 
 
 def meta_model(config: Any, family: Family) -> Any:
-    """The model of ``config`` without storage: names, types and shapes only.
+    """Build the model of ``config`` without storage: names, types and shapes only.
 
     Raises:
         QuantizationError: ``BASE_MODEL_INVALID`` if transformers cannot build it.
@@ -114,13 +114,13 @@ def meta_model(config: Any, family: Family) -> Any:
             f"transformers cannot build the {family.name} of model type {config.model_type!r} "
             f"({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
             reason="BASE_MODEL_INVALID",
-            remedy="give a folder written by save_pretrained; level fp16 or bf16 needs no structure",
+            remedy="give a folder written by save_pretrained; level fp16 or bf16 does not need to build the model",
             about={"model_type": config.model_type},
         ) from error
 
 
-def inspect(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
-    """The linear layers of ``config``'s model whose weights ``tensors`` has, directly or through a tie.
+def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
+    """Find the linear layers of ``config``'s model whose weights are in ``tensors``, directly or through a tie.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if transformers rearranges the checkpoint's weights when it loads them.
@@ -152,10 +152,10 @@ def inspect(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Stru
 
 
 def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed: bool) -> bool:
-    """Whether a linear layer stays as it is.
+    """Return whether a linear layer is not quantized.
 
-    Only a decoder's head can be untied from its embedding alone. Other families tie more to it (both embeddings of a
-    translator, the bias of a masked language model's head), and a GPT-2 is small beside its head.
+    Only a decoder's head is tied to nothing but its embedding and can be untied. Other families tie more to it (both
+    embeddings of a translator, the bias of a masked language model's head), and a GPT-2's head is large compared with its layers.
     """
     if family in _WITH_HEADS and not module.startswith(f"{model.base_model_prefix}."):
         return True
@@ -169,7 +169,7 @@ def _in_float32(model: Any, module: str) -> bool:
 def _require_same_names(config: Any, model: Any, tensors: dict[str, TensorInfo], ties: dict[str, str]) -> None:
     """Refuse models whose weights transformers renames or fuses while loading: it would not find the quantized ones.
 
-    Tensors that no weight takes are fine where all weights have theirs: transformers leaves them out.
+    Additional tensors are accepted if no weight is missing: transformers ignores them.
     """
     known = set(model.state_dict())
     optional = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
@@ -181,8 +181,8 @@ def _require_same_names(config: Any, model: Any, tensors: dict[str, TensorInfo],
     other = sorted(name for name, info in tensors.items() if len(info.shape) > 1 and name not in known)
     if other and missing:
         raise QuantizationError(
-            f"{counted(len(other), 'weight')} of this {config.model_type} model become others when it is loaded (fused experts, "
-            f"or names of an earlier version), first {other[0]!r}; they are not quantized by this version",
+            f"transformers renames or fuses {counted(len(other), 'weight')} of this {config.model_type} model while loading "
+            f"(fused experts, or names of an earlier version), first {other[0]!r}; this version cannot quantize them",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="use level bf16 or fp16",
             about={"tensor": other[0], "model_type": config.model_type},

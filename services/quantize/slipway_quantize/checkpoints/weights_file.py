@@ -1,4 +1,4 @@
-"""Writing safetensors whose layout is known before the first weight is read, so that nothing is held in memory."""
+"""Write safetensors whose layout is known before the first weight is read, so that no weight stays in memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, TensorInfo
 
 
 def tensor_bytes(values: Tensor) -> memoryview:
-    """The tensor's data as little-endian bytes."""
+    """Return the tensor's data as little-endian bytes."""
     return values.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write every byte at ``offset``; a plain ``pwrite`` may stop short.
+    """Write every byte at ``offset``; a plain ``pwrite`` may write less.
 
     Raises:
         OSError: For example ENOSPC.
@@ -41,15 +41,15 @@ class _Place:
 
 
 class WeightsFile:
-    """A Hugging Face folder's weights, written at any place in any order.
+    """A Hugging Face folder's weights, written in any order.
 
     One ``model.safetensors``, or shards of at most ``max_shard_bytes`` (one larger tensor makes one larger shard) with
-    their index. Tensors given together in one group stay in one shard, because loaders expect the parts of a quantized
-    weight side by side.
+    their index. The tensors of one group stay in one shard, because loaders expect the parts of a quantized weight
+    together.
 
     Args:
-        folder: Folder to write into; it exists.
-        groups: Every tensor that will be written.
+        folder: Existing folder to write into.
+        groups: Every tensor that will be written, in groups.
         max_shard_bytes: Largest size of one file's data.
     """
 
@@ -77,7 +77,7 @@ class WeightsFile:
         self._open.close()
 
     def write(self, name: str, values: Tensor, *, row: int = 0) -> None:
-        """Write ``values`` as the rows of tensor ``name`` that begin at ``row``.
+        """Write ``values`` as rows of tensor ``name``, starting at ``row``.
 
         Raises:
             OSError: For example ENOSPC.

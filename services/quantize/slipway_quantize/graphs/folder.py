@@ -1,4 +1,4 @@
-"""Reading and writing an ONNX folder without its weights in memory: graph in ``model.onnx``, data beside it."""
+"""Read and write an ONNX folder without its weights in memory: graph in ``model.onnx``, data in a file beside it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from slipway_quantize.checkpoints.weights_file import write_all
 
 GRAPH_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
-# Runtimes map external data into memory; a tensor that starts on a page needs no copy.
+# Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
 _PAGE = 4096
 _SMALL = 64
 _FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
 
 
 def load_graph(folder: Path) -> ir.Model:
-    """The graph of ``folder``; its external tensors stay on disk and are known to lie inside the folder.
+    """Load the graph of ``folder``; check that its external tensors lie inside the folder, and leave them on disk.
 
     Raises:
-        QuantizationError: ``ONNX_INVALID`` if the graph cannot be read, or its data is missing, truncated or elsewhere.
+        QuantizationError: ``ONNX_INVALID`` if the graph cannot be read, or its data is missing, truncated or outside the folder.
     """
     path = folder / GRAPH_FILE
     try:
@@ -45,29 +45,27 @@ def load_graph(folder: Path) -> ir.Model:
         if isinstance(value.const_value, ir.ExternalTensor):
             _check_external(folder, value.const_value)
     for node in model.graph:
-        if not isinstance(node.op_type, str) or not isinstance(node.domain, str):  # bytes that are no UTF-8
+        if not isinstance(node.op_type, str) or not isinstance(node.domain, str):  # bytes that are not UTF-8
             raise _invalid(f"node {node.name!r} has the unreadable operator {node.op_type!r}", node=node.name)
     return model
 
 
 def save_graph(model: ir.Model, folder: Path) -> None:
-    """Write ``model.onnx``; its external data is there already.
+    """Write ``model.onnx``; its external data has already been written.
 
     Raises:
-        QuantizationError: ``ONNX_INVALID`` if the graph that was read holds what cannot be written.
+        QuantizationError: ``ONNX_INVALID`` if the graph that was read cannot be written.
     """
     try:
         ir.save(model, folder / GRAPH_FILE)
     except SerdeError as error:
-        raise _invalid(
-            f"the graph holds what cannot be written ({error.__cause__ or error})", file=GRAPH_FILE
-        ) from error
+        raise _invalid(f"the graph cannot be written ({error.__cause__ or error})", file=GRAPH_FILE) from error
 
 
 def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:
-    """A constant's values; those of an external tensor stay in the file and are read as they are touched.
+    """Return a constant's values; those of an external tensor are mapped, and read from the file when they are used.
 
-    The mapping is made here and not by onnx_ir, which refuses files that have a second hard link: an artifact's files do.
+    onnx_ir would refuse to map a file with a second hard link, which an artifact's files have; so this function maps it.
     """
     if not isinstance(tensor, ir.ExternalTensor):
         return np.asarray(tensor.numpy())
@@ -82,7 +80,7 @@ def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:
 
 
 def row_chunks(values: NDArray[Any], *, multiple: int = 1) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Pieces of ``values`` along its first axis, each but the last a multiple of ``multiple`` rows: (first row, rows)."""
+    """Yield ``values`` in pieces along its first axis: (first row, rows). All but the last have a multiple of ``multiple`` rows."""
     if values.ndim == 0 or values.size == 0:
         yield 0, values
         return
@@ -93,7 +91,7 @@ def row_chunks(values: NDArray[Any], *, multiple: int = 1) -> Iterator[tuple[int
 
 
 class DataFile:
-    """The external data of a graph being written: room is reserved, then filled in any order.
+    """The external data of a graph that is being written: reserve space, then fill it in any order.
 
     Args:
         folder: Folder of the new ``model.onnx``.
@@ -111,7 +109,7 @@ class DataFile:
         os.close(self._descriptor)
 
     def reserve(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
-        """Room for a tensor, as the constant a graph refers to it by."""
+        """Reserve space for a tensor; return the constant that refers to it."""
         length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._end += -self._end % (_PAGE if length >= _PAGE else _SMALL)
         tensor = ir.ExternalTensor(
@@ -122,7 +120,7 @@ class DataFile:
         return tensor
 
     def fill(self, tensor: ir.ExternalTensor, values: NDArray[Any], *, row: int = 0) -> None:
-        """Write ``values`` as the rows of ``tensor`` that begin at ``row``.
+        """Write ``values`` as rows of ``tensor``, starting at ``row``.
 
         Raises:
             OSError: For example ENOSPC.
@@ -142,7 +140,7 @@ def bind(value: ir.Value, tensor: Any) -> None:
 
 
 def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
-    """A new initializer of the graph."""
+    """Add a new initializer to the graph."""
     value = ir.Value(name=tensor.name)
     bind(value, tensor)
     model.graph.register_initializer(value)
@@ -150,7 +148,7 @@ def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
 
 
 def copy_external(folder: Path, model: ir.Model, data: DataFile) -> None:
-    """Copy what is still external in the old folder to ``data``."""
+    """Copy to ``data`` every tensor that is still in the old folder's data file."""
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == folder:
@@ -166,7 +164,7 @@ def _check_external(folder: Path, tensor: ir.ExternalTensor) -> None:
     location = Path(str(tensor.location))
     path = folder / location
     if location.is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
-        raise _invalid(f"tensor {tensor.name!r} lies outside the folder, in {location}", tensor=tensor.name)
+        raise _invalid(f"tensor {tensor.name!r} is outside the folder, in {location}", tensor=tensor.name)
     if not path.is_file():
         raise _invalid(f"the data file {location} is missing", file=location)
     needed = (tensor.offset or 0) + tensor.nbytes

@@ -1,4 +1,4 @@
-"""fp16 of an ONNX decoder: weights, KV cache and logits in half precision, delicate arithmetic in float32."""
+"""Write an ONNX decoder in fp16: weights, KV cache and logits in half precision, sensitive operations in float32."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _HALF_MAX = float(torch.finfo(torch.float16).max)
 
 
 def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
-    """Write ``source``'s graph into ``target`` in float16; inputs and outputs that were float32 are float16 too.
+    """Write ``source``'s graph into ``target`` in float16; float32 inputs and outputs become float16 too.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, or ``QUANTIZATION_UNSUPPORTED``
-            for graphs whose value types are unknown or that branch.
+            for graphs with branches or loops.
     """
     model = load_graph(source)
     _infer_types(model)
@@ -46,7 +46,7 @@ def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
                 continue
             half = plan.wants_half(node)
             for index, value in list(float_inputs(node)):
-                node.replace_input_with(index, _as(value, half=half, plan=plan, weights=weights, casts=casts))
+                node.replace_input_with(index, _in_precision(value, half=half, plan=plan, weights=weights, casts=casts))
         _convert_interface(model.graph, plan, casts)
         _declare_types(model.graph, plan)
         weights.drop_unused()
@@ -57,7 +57,7 @@ def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
 
 
 class _HalfWeights:
-    """Initializers in float16, each written once, when its first user asks for it."""
+    """Initializers in float16, each written once, when it is first used."""
 
     def __init__(self, source: Path, model: ir.Model, data: DataFile, outcome: Outcome, ctx: Context) -> None:
         self._source, self._model, self._data, self._outcome, self._ctx = source, model, data, outcome, ctx
@@ -79,11 +79,11 @@ class _HalfWeights:
         self._ctx.progress("cast", done=self._total, total=self._total)
 
     def drop_unused(self) -> None:
-        """Remove the float32 originals nobody needs any more; the others are kept beside their copies."""
+        """Remove the float32 originals that are no longer used; keep the others beside their copies."""
         for value in self._converted:
             assert value.name is not None
             if value.uses():
-                self._outcome.kept[value.name] = "also used where float16 is not exact enough"
+                self._outcome.kept[value.name] = "also used where float16 is not precise enough"
             else:
                 del self._model.graph.initializers[value.name]
             self._outcome.quantized.append(value.name)
@@ -93,7 +93,7 @@ class _HalfWeights:
         name = f"{value.name}.fp16"
         values = read_constant(self._source, value.const_value)
         if values.nbytes <= _INLINE_BYTES:
-            return ir.tensor(_small(np.array(values, np.float32), value.name), name=name)
+            return ir.tensor(_small_as_half(np.array(values, np.float32), value.name), name=name)
         stored = self._data.reserve(name, ir.DataType.FLOAT16, values.shape)
         for row, rows in row_chunks(values):
             cast = cast_to_half(torch.from_numpy(np.array(rows, np.float32)), torch.float16, value.name)
@@ -125,8 +125,8 @@ class _Casts:
         return self._made[key]
 
 
-def _as(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts) -> ir.Value:
-    """``value`` in the precision a node wants."""
+def _in_precision(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts) -> ir.Value:
+    """Return ``value`` in the precision that a node needs."""
     if id(value) in plan.constants:
         if not half:
             return value
@@ -135,7 +135,7 @@ def _as(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, c
 
 
 def _convert_interface(graph: ir.Graph, plan: HalfPlan, casts: _Casts) -> None:
-    """Make every float output float16; a value that stays float32 inside gets a cast, which takes over its name."""
+    """Make every float output float16; if its value is computed in float32, a cast is added and takes its name."""
     for index, value in enumerate(graph.outputs):
         if is_float(value) and id(value) not in plan.half:
             name = value.name
@@ -155,8 +155,8 @@ def _declare_types(graph: ir.Graph, plan: HalfPlan) -> None:
                 value.type = half
 
 
-def _small(values: Any, name: str) -> Any:
-    """A small constant in float16. One number that stands for "minus infinity" in a mask becomes the lowest float16."""
+def _small_as_half(values: Any, name: str) -> Any:
+    """Convert a small constant to float16; a single number beyond its range, such as a mask's lowest value, is clipped."""
     if values.size == 1:
         finite = np.isfinite(values)
         return np.where(finite, np.clip(values, -_HALF_MAX, _HALF_MAX), values).astype(np.float16)
@@ -166,7 +166,7 @@ def _small(values: Any, name: str) -> Any:
 def _infer_types(model: ir.Model) -> None:
     """Declare the type of every value that a node computes; weights are not touched.
 
-    ONNX's own inference does not know the operators of ONNX Runtime: there an output has the type of the first input.
+    ONNX's own inference does not know the operators of ONNX Runtime: their outputs get the type of the first input.
     """
     from onnx_ir.passes.common import ShapeInferencePass
 

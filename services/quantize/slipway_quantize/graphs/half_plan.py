@@ -1,8 +1,8 @@
-"""Which values of an ONNX graph may be float16, and which stay float32.
+"""Decide which values of an ONNX graph may be float16, and which stay float32.
 
-Weights, matrix products, attention and the residual stream become half precision: that is where size and speed are.
-What half precision cannot hold stays in float32: squares and means inside norms (overflow above 256), positions and
-their angles (not exact above 2048), softmax and other exponentials.
+Weights, matrix products, attention and the residual stream become half precision: they determine size and speed.
+Values beyond half precision stay float32: squares and means inside norms (overflow above 256), positions and their
+angles (not exact above 2048), softmax and other exponentials.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from slipway.errors import QuantizationError
 
-# Computed in float32 whatever comes in.
+# Always computed in float32.
 _FULL = frozenset(
     [
         "Pow",
@@ -40,7 +40,7 @@ _FULL = frozenset(
         "ReduceLogSumExp",
     ]
 )
-# Computed in float16 whatever comes in: their kernels accumulate in float32 where it matters.
+# Always computed in float16: their kernels accumulate in float32 where it matters.
 _HALF = frozenset(
     [
         "MatMul",
@@ -61,23 +61,23 @@ _HALF = frozenset(
 
 @dataclass(slots=True)
 class HalfPlan:
-    """Precision of every float value that a node computes.
+    """The precision of every float value that a node computes.
 
     Attributes:
         half: Values (by identity) computed in float16; every other float32 value stays float32.
-        constants: Initializers and outputs of Constant nodes: they take the precision their user wants.
+        constants: Initializers and outputs of Constant nodes (by identity); each node reads them in its own precision.
     """
 
     half: set[int] = field(default_factory=set)
     constants: set[int] = field(default_factory=set)
 
     def wants_half(self, node: ir.Node) -> bool:
-        """Whether ``node`` computes in float16."""
+        """Return whether ``node`` computes in float16."""
         return _wants_half(node, self)
 
 
 def plan_half(graph: ir.Graph) -> HalfPlan:
-    """The precision of every value of ``graph``, whose nodes are in topological order.
+    """Choose the precision of every value of ``graph``, whose nodes are in topological order.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` for graphs with branches or loops.
@@ -91,7 +91,7 @@ def plan_half(graph: ir.Graph) -> HalfPlan:
             for attribute in node.attributes.values()
         ):
             raise QuantizationError(
-                f"node {node.name!r} ({node.op_type}) holds a graph of its own; fp16 is not made for branches and loops",
+                f"node {node.name!r} ({node.op_type}) contains a subgraph; fp16 does not support branches and loops",
                 reason="QUANTIZATION_UNSUPPORTED",
                 remedy="use level int8, or export with another engine",
                 about={"node": node.name, "operator": node.op_type},
@@ -104,14 +104,14 @@ def plan_half(graph: ir.Graph) -> HalfPlan:
 
 
 def float_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
-    """Positions and values of the node's float32 inputs."""
+    """Yield index and value of each float32 input of the node."""
     for index, value in enumerate(node.inputs):
         if value is not None and is_float(value):
             yield index, value
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether ``value`` is float32, by what it is declared or known to be."""
+    """Return whether ``value`` is float32, by its declared type or its constant."""
     if value.type is not None:
         return value.type.dtype == ir.DataType.FLOAT
     tensor = ir.convenience.get_const_tensor(value)
@@ -119,7 +119,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def _main_outputs(node: ir.Node) -> list[ir.Value]:
-    """Outputs that follow the node's precision: a norm's mean and deviation are float32 always."""
+    """Return the outputs that have the node's precision; a norm's mean and deviation are always float32."""
     if node.op_type.endswith(("LayerNormalization", "RMSNormalization")):
         return [value for index, value in enumerate(node.outputs) if index not in (1, 2)]
     return list(node.outputs)
@@ -131,6 +131,6 @@ def _wants_half(node: ir.Node, plan: HalfPlan) -> bool:
     if node.op_type in _FULL:
         return False
     if node.op_type == "Cast":
-        return False  # a cast to float32 keeps what it was asked for
+        return False  # an explicit cast to float32 stays one
     computed = [value for _, value in float_inputs(node) if id(value) not in plan.constants]
     return all(id(value) in plan.half for value in computed)

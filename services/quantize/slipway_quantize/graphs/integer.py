@@ -1,4 +1,4 @@
-"""int8 and int4 weights of an ONNX decoder: MatMulNBits, and GatherBlockQuantized for the token embedding.
+"""Write an ONNX decoder with int8 or int4 weights: MatMulNBits, and GatherBlockQuantized for the token embedding.
 
 A tied embedding and lm_head share one quantized tensor. Axes: N output features (or tokens), K input features,
 G = K / group size groups.
@@ -66,21 +66,23 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
             ctx.progress("quantize", done=done, total=total, unit="weights")
             values = read_constant(source, weight.value.const_value)
             if level.packed:
-                _replace(model, weight, values, level, accuracy_level=accuracy_level, data=data, outcome=outcome)
+                _replace_by_integers(
+                    model, weight, values, level, accuracy_level=accuracy_level, data=data, outcome=outcome
+                )
             else:
-                _round(weight, values, level, data=data, outcome=outcome)
+                _write_rounded(weight, values, level, data=data, outcome=outcome)
             outcome.quantized.append(weight.name)
             done += weight.features[0] * weight.features[1]
         copy_external(source, model, data)
     ctx.progress("quantize", done=done, total=total, unit="weights")
     unaligned = [weight.name for weight in weights if weight not in fits]
     warn_unaligned(unaligned, level.group_size, ctx)
-    outcome.kept = dict.fromkeys(unaligned, "input width is no multiple of the group size")
+    outcome.kept = dict.fromkeys(unaligned, "input width is not a multiple of the group size")
     save_graph(model, target)
     return outcome
 
 
-def _replace(
+def _replace_by_integers(
     model: ir.Model,
     weight: Weight,
     values: NDArray[Any],
@@ -90,8 +92,8 @@ def _replace(
     data: DataFile,
     outcome: Outcome,
 ) -> None:
-    """Quantize one matrix, and let the nodes that use it compute with integers."""
-    packed, scales = _quantize(weight, values, level, data=data, outcome=outcome)
+    """Quantize one matrix, and replace the nodes that use it by integer operators."""
+    packed, scales = _write_quantized(weight, values, level, data=data, outcome=outcome)
     quantized = add_initializer(model, packed)
     scale = add_initializer(model, scales)
     rows, columns = weight.features
@@ -102,25 +104,25 @@ def _replace(
         if node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2] is not None:
             inputs += [None, None, node.inputs[2]]  # zero points and group indices are not used; bias
         product = ir.node("MatMulNBits", inputs, attributes, domain=_CONTRIB)
-        _swap(model.graph, node, [product])
+        _replace_node(model.graph, node, [product])
     for node in list(weight.lookups):
-        _swap(model.graph, node, _lookup_nodes(model, node, quantized, scale, weight=weight, shared=shared))
-    _drop(model.graph, weight.value)
+        _replace_node(model.graph, node, _lookup_nodes(model, node, quantized, scale, weight=weight, shared=shared))
+    _remove_unused(model.graph, weight.value)
     model.opset_imports[_CONTRIB] = 1
 
 
 def _lookup_nodes(
     model: ir.Model, node: ir.Node, quantized: ir.Value, scale: ir.Value, *, weight: Weight, shared: dict[str, int]
 ) -> list[ir.Node]:
-    """Look up rows in the (N, G, group bytes) tensor that MatMulNBits uses too, and join their groups.
+    """Return nodes that look up rows in MatMulNBits' (N, G, group bytes) tensor and join their groups.
 
-    MatMulNBits takes scales (N, G), GatherBlockQuantized needs them of the data's rank: only the small scales are
-    reshaped, so that the data exists once also at run time.
+    MatMulNBits takes scales (N, G), GatherBlockQuantized needs scales of the data's rank. Only the small scales are
+    reshaped, so that the data exists only once at run time too.
     """
     rows, columns = weight.features
     groups = columns // shared["block_size"]
-    # Shapes of operators must be inline: runtimes read them before external data.
-    scale_shape = _inline(model, f"{weight.name}.scale_shape", [rows, groups, 1])
+    # Shapes must be inline: runtimes read them before external data.
+    scale_shape = _add_inline_constant(model, f"{weight.name}.scale_shape", [rows, groups, 1])
     row_scale = ir.node("Reshape", [scale, scale_shape])
     lookup = ir.node(
         "GatherBlockQuantized",
@@ -130,11 +132,11 @@ def _lookup_nodes(
     )
     indices = node.inputs[1]
     rank = len(indices.shape) if indices is not None and indices.shape is not None else 2
-    row_shape = _inline(model, f"{weight.name}.row_shape", [*([0] * rank), columns])  # 0 keeps an axis
+    row_shape = _add_inline_constant(model, f"{weight.name}.row_shape", [*([0] * rank), columns])  # 0 keeps an axis
     return [row_scale, lookup, ir.node("Reshape", [lookup.outputs[0], row_shape])]
 
 
-def _quantize(
+def _write_quantized(
     weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome
 ) -> tuple[ir.ExternalTensor, ir.ExternalTensor]:
     """Write the matrix as integers (N, G, group bytes) and scales (N, G), a few output features at a time."""
@@ -145,52 +147,52 @@ def _quantize(
     )
     scales = data.reserve(f"{weight.name}.scale", ir.DataType.FLOAT, (rows, groups))
     for row, piece in row_chunks(values.T if weight.transposed else values):
-        exact = _exact(piece, weight.name)
+        exact = _as_float32(piece, weight.name)
         codes, scale = quantize_groups(exact, bits=level.bits, group_size=level.group_size, scale_dtype=torch.float32)
-        _account(exact, dequantize_groups(codes, scale), outcome)
+        _add_error(exact, dequantize_groups(codes, scale), outcome)
         data.fill(packed, pack_codes(codes, bits=level.bits).numpy(), row=row)
         data.fill(scales, scale.numpy(), row=row)
     return packed, scales
 
 
-def _round(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome) -> None:
-    """Write the matrix in its own layout and type, with the values that the integers stand for."""
+def _write_rounded(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome) -> None:
+    """Write the rounded values of the matrix in its own layout and type."""
     assert weight.value.const_value is not None
     shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
     dense = data.reserve(weight.name, weight.value.const_value.dtype, shape)
     for row, piece in row_chunks(values, multiple=level.group_size if weight.transposed else 1):
-        exact = _exact(piece.T if weight.transposed else piece, weight.name)
+        exact = _as_float32(piece.T if weight.transposed else piece, weight.name)
         codes, scale = quantize_groups(exact, bits=level.bits, group_size=level.group_size, scale_dtype=torch.float32)
         rounded = dequantize_groups(codes, scale)
-        _account(exact, rounded, outcome)
+        _add_error(exact, rounded, outcome)
         stored = rounded.numpy().astype(values.dtype)
         data.fill(dense, stored.T if weight.transposed else stored, row=row)
     bind(weight.value, dense)
 
 
-def _exact(piece: NDArray[Any], name: str) -> Tensor:
-    """A piece of a matrix, (rows, K), as finite float32."""
+def _as_float32(piece: NDArray[Any], name: str) -> Tensor:
+    """Return a piece of a matrix, (rows, K), as finite float32."""
     exact = torch.from_numpy(np.array(piece, dtype=np.float32, order="C"))
     require_finite(exact, name)
     return exact
 
 
-def _account(exact: Tensor, rounded: Tensor, outcome: Outcome) -> None:
+def _add_error(exact: Tensor, rounded: Tensor, outcome: Outcome) -> None:
     outcome.error_energy += float((rounded - exact).square().sum())
     outcome.weight_energy += float(exact.square().sum())
 
 
-def _inline(model: ir.Model, name: str, values: list[int]) -> ir.Value:
+def _add_inline_constant(model: ir.Model, name: str, values: list[int]) -> ir.Value:
     return add_initializer(model, ir.tensor(np.array(values, dtype=np.int64), name=name))
 
 
-def _swap(graph: ir.Graph, old: ir.Node, new: list[ir.Node]) -> None:
-    """Put ``new`` in the place of ``old``; the last node's output takes over the name and all uses."""
+def _replace_node(graph: ir.Graph, old: ir.Node, new: list[ir.Node]) -> None:
+    """Replace ``old`` by ``new``; the output of the last new node takes over the name and all uses."""
     ir.convenience.replace_nodes_and_values(graph, old, [old], new, old.outputs, new[-1].outputs)
 
 
-def _drop(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an initializer nobody uses any more, and the transposes that fed on it."""
+def _remove_unused(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove an initializer that is no longer used, and its unused transposes."""
     for user in list(value.consumers()):
         if not user.outputs[0].uses():
             graph.remove(user, safe=True)

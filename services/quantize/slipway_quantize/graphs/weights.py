@@ -1,4 +1,4 @@
-"""Finding the weights of an ONNX decoder: what a MatMul multiplies by, and the table that tokens are looked up in."""
+"""Find the weights of an ONNX decoder: constant operands of MatMul and Gemm, and the table of token embeddings."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class Weight:
 
     @property
     def name(self) -> str:
-        """Name of the initializer."""
+        """Return the name of the initializer."""
         assert self.value.name is not None
         return self.value.name
 
     @property
     def features(self) -> tuple[int, int]:
-        """(N, K): output and input features."""
+        """Return (N, K): output and input features."""
         assert self.value.shape is not None
         first, second = (int(size) for size in self.value.shape.numpy())
         return (second, first) if self.transposed else (first, second)
 
 
 def find_weights(graph: ir.Graph) -> list[Weight]:
-    """Every weight matrix of ``graph``, in the order of first use; one that is tied appears once, with all its uses.
+    """Find every weight matrix of ``graph``, in order of first use; a tied one appears once, with all its uses.
 
-    A matrix that is also used in another way than by MatMul, Gemm and token lookup is left out.
+    A matrix is left out if anything but MatMul, Gemm or token lookup uses it too.
     """
     found: dict[tuple[str, bool], Weight] = {}
     for node in graph:
-        use = _product(node) or _lookup(node)
+        use = _product_weight(node) or _lookup_table(node)
         if use is None:
             continue
         value, transposed = use
@@ -57,11 +57,11 @@ def find_weights(graph: ir.Graph) -> list[Weight]:
         weight = found.setdefault((value.name, transposed), Weight(value=value, transposed=transposed))
         (weight.lookups if node.op_type == "Gather" else weight.products).append(node)
     names = Counter(name for name, _ in found)
-    return [weight for (name, _), weight in found.items() if names[name] == 1 and _only_these(weight)]
+    return [weight for (name, _), weight in found.items() if names[name] == 1 and _has_no_other_use(weight)]
 
 
-def _product(node: ir.Node) -> tuple[ir.Value, bool] | None:
-    """The weight that a MatMul or plain Gemm multiplies by, and whether it is stored (K, N)."""
+def _product_weight(node: ir.Node) -> tuple[ir.Value, bool] | None:
+    """Return the weight operand of a MatMul or plain Gemm, and whether it is stored (K, N)."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     operand = node.inputs[1]
@@ -80,8 +80,8 @@ def _product(node: ir.Node) -> tuple[ir.Value, bool] | None:
     return (operand, transposed) if _is_matrix(operand) else None
 
 
-def _lookup(node: ir.Node) -> tuple[ir.Value, bool] | None:
-    """The table that a Gather looks up tokens in: stored (N, K), one row per token."""
+def _lookup_table(node: ir.Node) -> tuple[ir.Value, bool] | None:
+    """Return the table in which a Gather looks up tokens: stored (N, K), one row per token."""
     if node.domain != "" or node.op_type != "Gather" or _attribute(node, "axis", 0) != 0:
         return None
     table, indices = node.inputs[0], node.inputs[1]
@@ -104,7 +104,7 @@ def _is_matrix(value: ir.Value | None) -> TypeGuard[ir.Value]:
 
 
 def _comes_from_tokens(value: ir.Value | None) -> bool:
-    """Whether ``value`` is the graph's ``input_ids``, unchanged but for type and shape."""
+    """Return whether ``value`` is the graph's ``input_ids``, perhaps with another type or shape."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type not in _PASS_THROUGH:
             return False
@@ -112,8 +112,8 @@ def _comes_from_tokens(value: ir.Value | None) -> bool:
     return value is not None and value.is_graph_input() and value.name == "input_ids"
 
 
-def _only_these(weight: Weight) -> bool:
-    """Whether nothing else uses the matrix."""
+def _has_no_other_use(weight: Weight) -> bool:
+    """Return whether only the weight's products and lookups use the matrix."""
     known = {id(node) for node in (*weight.products, *weight.lookups)}
     for user in weight.value.consumers():
         if id(user) in known:

@@ -1,1 +1,1 @@
-"""From the logits that runners wrote to figures, checks and a verdict."""
+"""Turn the logits that runners wrote into figures, checks and a verdict."""

@@ -1,4 +1,4 @@
-"""Turns the results that runners wrote into the figures of the report."""
+"""Turn the results that runners wrote into the figures of the report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from slipway_validate.protocol.messages import LOGITS_FILE, Case, case_file, pla
 
 
 def load_logits(path: Path) -> npt.NDArray[np.float32]:
-    """Results a runner wrote, mapped rather than read: (N, P, V)."""
+    """Map the results of a runner into memory: (N, P, V)."""
     logits: npt.NDArray[np.float32] = np.load(path, mmap_mode="r")
     return logits
 
 
 def compare_windows(other: npt.NDArray[np.float32], own: npt.NDArray[np.float32], measure: Measure) -> LogitComparison:
-    """All windows of one model against another's. other, own: (N, P, V)."""
+    """Compare all windows of one model with another's. other, own: (N, P, V)."""
     comparer = measure.comparer()
     for theirs, ours in zip(other, own, strict=True):
         comparer.add(theirs, ours)
@@ -30,12 +30,12 @@ def compare_windows(other: npt.NDArray[np.float32], own: npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class CaseResults:
-    """Where a case's results are to be compared.
+    """The places of a case's results, and how to compare them.
 
     Attributes:
         folder: The runner's folder, with the case's file.
-        reference_folder: The reference's.
-        measure: How.
+        reference_folder: The folder of the reference's runner.
+        measure: How to compare them.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class CaseResults:
 
 
 def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeCase:
-    """One shape case against the same positions of plain passes."""
+    """Compare one shape case with the same positions of plain passes."""
     if skipped:
         return ShapeCase(name=case.name, batch=len(case.rows), skipped=skipped)
     found: Logits = np.load(where.folder / case_file(case.name))
@@ -64,16 +64,16 @@ def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeC
 
 
 def compare_rows(other: Logits, own: Logits, measure: Measure) -> LogitComparison:
-    """Positions of one model against another's. other, own: (positions, V)."""
+    """Compare positions of one model with another's. other, own: (positions, V)."""
     comparer = measure.comparer()
     comparer.add(other, own)
     return comparer.result()
 
 
 def _plain(case: Case, folder: Path, found: Logits) -> Logits:
-    """Results of plain passes at a case's positions, in the order in which the case's file has them.
+    """Return the results of plain passes at a case's positions, in the order of the case's file.
 
-    One row's case may end before its plain pass does: what a decoder gives does not depend on what follows.
+    A row of the case may end before its plain pass: a decoder's results do not depend on later tokens.
     """
     if case.plain:
         alone: Logits = np.load(folder / plain_file(case.plain))
@@ -83,7 +83,7 @@ def _plain(case: Case, folder: Path, found: Logits) -> Logits:
 
 
 def compare_greedy(reference: tuple[tuple[int, ...], ...], own: tuple[tuple[int, ...], ...]) -> GreedyComparison | None:
-    """Continuations of the same prompts; None without prompts."""
+    """Compare continuations of the same prompts; None without prompts."""
     if not reference or not own:
         return None
     pairs = list(zip(reference, own, strict=True))

@@ -1,4 +1,4 @@
-"""Runs one output and turns what came out into its result."""
+"""Turn what the runner of an output wrote into the output's result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipway_validate.judging import explain
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
-from slipway_validate.judging.measures import distance_of, measure_of
+from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.numerics import Logits, adapter_strength, perplexity
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
@@ -37,13 +37,13 @@ class MergedRun:
 
 
 class Evaluator:
-    """Makes the result of an output from what its runner wrote.
+    """Makes the result of an output from the files of its runner.
 
     Args:
-        reference: What to compare with; None when outputs are only to run.
-        family: Of the model.
+        reference: The run to compare with; None if outputs are only run.
+        family: The model's family.
         limits: Limits by level.
-        decode: Token ids to text, for the example of a continuation.
+        decode: Function from token ids to text, for the example of a continuation.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Evaluator:
     def evaluate(
         self, name: str, folder: Path, *, spec: RunSpec, result: RunResult, run_folder: Path
     ) -> OutputValidation:
-        """The result of one output; its logits are removed unless it is the merged model."""
-        output = started(name, folder, result)
+        """Return the result of one output; remove its logits unless it is the merged model."""
+        output = begin_result(name, folder, result)
         if result.status != "done":
-            return unusable(output, result)
+            return result_not_run(output, result)
         reference = self._reference
         if reference is None:
             exact = self._limits["float32"]
-            judge = Judge(Rule(exact, exact, measure_of(self._family.comparison, width=result.vocabulary)))
+            judge = Judge(Rule(exact, exact, choose_measure(self._family.comparison, width=result.vocabulary)))
             return self._verdict(output, result, judge)
         if result.vocabulary != reference.result.vocabulary:
             message = f"its results have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
-            return unusable(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
+            return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
         judge = self._judge(measured, reference)
         measured = measured.model_copy(update={"limits": judge.limits, "notes": judge.notes()})
@@ -150,15 +150,15 @@ class Evaluator:
 
     def _verdict(self, output: OutputValidation, result: RunResult, judge: Judge) -> OutputValidation:
         checked = output.model_copy(update={"checks": judge.checks(output, non_finite=result.non_finite)})
-        explanation, remedy = explain.of_checks(
+        explanation, remedy = explain.explain_checks(
             checked, merged=self.merged.validation if self.merged else None, where=result.first_non_finite
         )
         status = OutputStatus.FAILED if checked.failed_checks else OutputStatus.PASSED
         return checked.model_copy(update={"status": status, "explanation": explanation, "remedy": remedy})
 
 
-def started(name: str, folder: Path, result: RunResult) -> OutputValidation:
-    """The beginning of an output's result: what is known before anything is compared."""
+def begin_result(name: str, folder: Path, result: RunResult) -> OutputValidation:
+    """Return an output's result with the facts known before any comparison."""
     format_name, level = folders.format_and_level(name)
     return OutputValidation(
         name=name,
@@ -172,11 +172,11 @@ def started(name: str, folder: Path, result: RunResult) -> OutputValidation:
     )
 
 
-def unusable(output: OutputValidation, result: RunResult) -> OutputValidation:
-    """The result of an output that was not run, or could not be."""
+def result_not_run(output: OutputValidation, result: RunResult) -> OutputValidation:
+    """Return the result of an output that was not or could not be run."""
     if result.status == "not_run":
         return output.model_copy(update={"status": OutputStatus.NOT_RUN, "status_reason": result.message})
-    explanation, remedy = explain.of_failure(result.reason, result.message)
+    explanation, remedy = explain.explain_failure(result.reason, result.message)
     return output.model_copy(
         update={
             "status": OutputStatus.FAILED,

@@ -1,4 +1,4 @@
-"""Says in words why an output failed and what to change."""
+"""Explain why an output failed, and say what to change."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from slipway_validate.judging.measures import distance_of
 
 SHAPE_CAUSES = {
     "left_padded": (
-        "it gives other logits when the batch is padded on the left: it ignores attention_mask or position_ids, "
-        "or is specialised to the batch size it was exported with"
+        "it gives other logits if the batch is padded on the left: it ignores attention_mask or position_ids, "
+        "or is specialised to the batch size of its export"
     ),
-    "single_token": "it gives other logits for one token alone: it is specialised to the length it was exported with",
+    "single_token": "it gives other logits for one token alone: it is specialised to the length of its export",
     "decode": "tokens decoded one at a time get other logits than in one pass: its KV cache or its positions are wrong",
     "decode_left_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
     "right_padded": (
-        "it gives other results when the batch is padded on the right: it ignores attention_mask, has another pad_token_id, or is "
-        "specialised to the batch size it was exported with"
+        "it gives other results if the batch is padded on the right: it ignores attention_mask, has another pad_token_id, or is "
+        "specialised to the batch size of its export"
     ),
-    "batch": "it gives other results for several inputs at once: it is specialised to the batch size it was exported with",
+    "batch": "it gives other results for several inputs at once: it is specialised to the batch size of its export",
     "decode_right_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
     "decode_batch": "decoding several inputs at once gives other logits: its KV cache or its positions are wrong",
-    "chunked": "several tokens at once behind a KV cache get other logits: its causal mask ignores the cached tokens",
-    "native_dtype": "in the data type it is served in, it leaves the range or precision it needs",
+    "chunked": "several tokens at once after a KV cache get other logits: its causal mask ignores the cached tokens",
+    "native_dtype": "the data type in which it is served has too little range or precision for it",
 }
 SHOWN_CHECKS = 4
 LIKELY_CRASH = {
@@ -33,21 +33,21 @@ LIKELY_CRASH = {
 }
 
 
-def of_failure(reason: str, message: str) -> tuple[str, str]:
-    """Explanation and remedy of an output that could not be loaded or run."""
+def explain_failure(reason: str, message: str) -> tuple[str, str]:
+    """Return explanation and remedy for an output that could not be loaded or run."""
     remedy = LIKELY_CRASH.get(
-        reason, "export this format again; if it stays, try another engine or leave the format away"
+        reason, "export this format again; if it fails again, try another engine or leave the format out"
     )
     return f"it could not be loaded or run: {message}", remedy
 
 
-def of_checks(output: OutputValidation, *, merged: OutputValidation | None, where: str = "") -> tuple[str, str]:
-    """Explanation and remedy of an output whose checks failed; both empty when none did.
+def explain_checks(output: OutputValidation, *, merged: OutputValidation | None, where: str = "") -> tuple[str, str]:
+    """Return explanation and remedy for an output whose checks failed; both empty if none failed.
 
     Args:
         output: The output with its figures and checks.
-        merged: The merged model's result, when it is an output too.
-        where: Where the first NaN or infinity was seen.
+        merged: The merged model's result, if it is an output too.
+        where: Place of the first NaN or infinity.
     """
     failed = output.failed_checks
     if not failed:
@@ -70,7 +70,7 @@ def _cause(
     if _is_base(output):
         return (
             "it behaves like the base model: the adapter is missing from it",
-            "merge again, and export from the merged model; see whether base model and checkpoint are those of the training",
+            "merge again, and export from the merged model; check that base model and checkpoint are those of the training",
         )
     shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
     if shape and all("." in check.name for check in failed):
@@ -78,27 +78,27 @@ def _cause(
     if merged is not None and merged.failed_checks and _agrees_with_merged(output):
         return (
             "it agrees with the merged model, which itself differs from base + adapter",
-            "the merge is at fault, not this format: see what is said of pytorch",
+            "the merge is wrong, not this format: see the explanation of pytorch",
         )
     if "adapter_strength_error" in names and _strength_explains(output):
         strength = f"{output.adapter_strength:.3g} times the adapter's effect instead of 1"
         return (
-            f"it has {strength}: a wrong scale (lora_alpha, r, rsLoRA), or some of the adapter's tensors left out",
+            f"it has {strength}: the scale is wrong (lora_alpha, r, rsLoRA), or some of the adapter's tensors are missing",
             "merge again; check lora_alpha, r and the patterns in adapter_config.json",
         )
     return _distance_cause(output)
 
 
 def _is_base(output: OutputValidation) -> bool:
-    """Whether the output is closer to the base without adapter than to the reference."""
+    """Return whether the output is closer to the base without adapter than to the reference."""
     to_reference, to_base = distance_of(output.to_reference), distance_of(output.to_base)
     return to_reference is not None and to_base is not None and to_base < to_reference
 
 
 def _strength_explains(output: OutputValidation) -> bool:
-    """Whether the distance to the reference is about what the adapter's wrong strength gives, rather than noise.
+    """Return whether the adapter's wrong strength, rather than noise, explains the distance to the reference.
 
-    A scale off by s moves the strength by about s / 2 and the distance by about s² of the adapter's effect.
+    A scale wrong by s moves the strength by about s / 2, and the distance by about s² of the adapter's effect.
     """
     strength, to_base, to_reference = output.adapter_strength, output.to_base, output.to_reference
     if strength is None or to_base is None or to_reference is None:
@@ -127,20 +127,20 @@ def _distance_cause(output: OutputValidation) -> tuple[str, str]:
         case "fp16" | "bf16":
             return (
                 "it is further from the reference than 16-bit rounding explains",
-                "use the other 16-bit type or none; if the unquantized format fails too, look at that first",
+                "use the other 16-bit type or none; if the unquantized format fails too, examine that first",
             )
     if output.format == "pytorch" and output.to_base is None:
         return (
-            "its weights are not the base model's, which is what it was made from",
+            "its weights are not those of the base model from which it was made",
             "export it again; check that the base model was not changed meanwhile",
         )
     if output.format == "pytorch":
         return (
-            "the merged weights are not base + adapter: wrong scale (lora_alpha, r, rsLoRA), a tensor left out, another base",
+            "the merged weights are not base + adapter: wrong scale (lora_alpha, r, rsLoRA), a missing tensor, or another base",
             "merge again from the checkpoint's own base model; check lora_alpha, r and the patterns in adapter_config.json",
         )
     return (
-        f"the {output.format} graph does not compute what the model computes",
+        f"the {output.format} graph computes something else than the model",
         "export with another engine (mobius, dynamo, legacy) or opset, or with optimize_graph off",
     )
 

@@ -1,4 +1,4 @@
-"""Checks: each figure of an output against its limit."""
+"""Check each figure of an output against its limit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Against = Literal["reference", "merged", "itself"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one output is judged by.
+    """The limits and figures by which one output is judged.
 
     Attributes:
         limits: Limits against the reference.
-        merged_limits: Limits against the merged model, which differ where the merged weights are rounded themselves.
+        merged_limits: Limits against the merged model, which differ if the merged weights are rounded themselves.
         measure: How results are compared.
-        logit_scale: The reference's.
-        noise: The reference's arithmetic noise, logits.
-        effect: Distance of base and reference: how much the adapter matters on this text. None: there is no adapter, or not known.
+        logit_scale: The reference's scale of logits.
+        noise: The reference's arithmetic noise, in logits.
+        effect: Distance of base and reference: the effect of the adapter on this text. None: there is no adapter, or it is unknown.
     """
 
     limits: Limits
@@ -47,7 +47,7 @@ class Judge:
     """Makes the checks of one output.
 
     Attributes:
-        limits: Against the reference.
+        limits: Limits against the reference.
     """
 
     def __init__(self, rule: Rule, *, adapter: bool = True) -> None:
@@ -57,24 +57,26 @@ class Judge:
         self._scale = rule.logit_scale
         self._noise = rule.noise
         self._adapter = adapter
-        # Where rounding may move the model further than the adapter does, the adapter's strength drowns in it.
+        # If rounding may move the model further than the adapter does, the adapter's strength cannot be measured.
         drowning = rule.measure.limit(rule.limits)
         self._sees_adapter = rule.effect is not None and rule.effect >= drowning
         self._strength_limit = rule.limits.adapter_strength_error
         if rule.effect and not rule.measure.many:
-            # Noise that few values show is not orthogonal to the effect: it moves the strength by a part of its own size.
+            # With few values, noise is not orthogonal to the effect: it moves the strength by a part of its own size.
             self._strength_limit = max(self._strength_limit, ALONG_EFFECT * math.sqrt(drowning / rule.effect))
 
     def notes(self) -> tuple[str, ...]:
-        """Remarks on what could not be judged."""
+        """Return remarks on properties that could not be judged."""
         if not self._adapter:
             return ("there is no adapter: its presence and strength were not judged",)
         if self._sees_adapter:
             return ()
-        return ("the adapter hardly matters on this text, so its strength was not judged: give text of its own kind",)
+        return (
+            "the adapter has almost no effect on this text, so its strength was not judged: give text like its training data",
+        )
 
     def checks(self, output: OutputValidation, *, non_finite: int) -> tuple[Check, ...]:
-        """Every check that the output's figures allow."""
+        """Return all checks that the output's figures allow."""
         found = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
         is_merged = output.name == "pytorch"
         if output.to_reference:
@@ -111,7 +113,7 @@ class Judge:
         ]
 
     def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
-        """Against the reference; and against itself, where no rounding of weights hides a mistake."""
+        """Check a case against the reference, and against the output itself, where no rounding of weights hides an error."""
         if not self._measure.logits:
             return self._case_of_values(case, native_dtype=native_dtype)
         name = f"{case.name}.mean_kl"
@@ -149,7 +151,7 @@ class Judge:
 
 
 def _values(figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
-    """Of values that are no logits; a single score has no direction, and so no cosine distance."""
+    """Check values that are not logits; a single score has no direction and therefore no cosine distance."""
     error, distance = figures.relative_error, figures.cosine_distance
     found = [_at_most("relative_error", error, limits.relative_error or 0.0, unit="share", against=against)]
     if distance is not None and limits.cosine_distance is not None:

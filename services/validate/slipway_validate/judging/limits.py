@@ -1,22 +1,23 @@
-"""How far an output may be from the reference, by the precision its weights are stored in.
+"""Limit the distance of an output from the reference, by the precision of its stored weights.
 
-Where the figures come from: rounding a weight to n levels adds noise of relative size about 2^-24 (float32), 2^-12
-(float16), 2^-9 (bfloat16), 1/127 of a row's or group's largest weight (int8) and 1/7 of it (int4); KL grows with the
-square of the noise. Measured on a small trained Qwen3 whose adapter moves the base by 0.32 nats per token: bfloat16 mean
-KL 1.2e-6 and adapter strength off by 2e-4, float16 2e-8 and 5e-7, int8 6e-6 and 2e-4, int4 1.4e-3 and 4e-3 (round to
-nearest, group 32). Each limit leaves room for deeper models and is far below what a lost adapter (0.32), a scale
-wrong by a tenth (3.2e-3, strength off by 5e-2) or an ignored mask gives. Top-1 agreement also falls where the model itself is undecided: Qwen3-0.6B's shape with random
-weights, whose distributions are nearly flat, keeps 97.7 % in bfloat16; KL and strength are what judges 16-bit weights. All logits are compared in float32 where the runtime
-allows it, so that the limits judge the stored weights and the graph, not the arithmetic of this machine.
+Origin of the figures: rounding a weight to n levels adds noise of relative size about 2^-24 (float32), 2^-12 (float16), 2^-9
+(bfloat16), 1/127 of a row's or group's largest weight (int8) and 1/7 of it (int4); KL grows with the square of the noise.
+Measured on a small trained Qwen3 whose adapter moves the base by 0.32 nats per token: bfloat16 mean KL 1.2e-6 and an error of
+the adapter strength of 2e-4, float16 2e-8 and 5e-7, int8 6e-6 and 2e-4, int4 1.4e-3 and 4e-3 (round to nearest, group 32).
+Each limit leaves room for deeper models and is far below the figures of a lost adapter (0.32), of a scale wrong by a tenth
+(3.2e-3, strength wrong by 5e-2) and of an ignored mask. Top-1 agreement also falls if the model itself is undecided:
+Qwen3-0.6B's shape with random weights, whose distributions are nearly flat, keeps 97.7 % in bfloat16; so KL and strength judge
+16-bit weights. All logits are compared in float32 if the runtime allows it, so that the limits judge the stored weights and
+the graph, and not the arithmetic of this machine.
 
 Other families were measured on small models with random weights (``tests/support/models/judged_families.py``: Marian, BART, T5, Whisper, BERT
 with each head, RoBERTa, Qwen3 with classes; 6 windows of 48 tokens, adapters that move the base by 2e-3 to 0.3 nats), merged by peft,
 with linear weights rounded to nearest in groups of 32: mean KL at most 4e-7 in float16, 4e-5 in bfloat16 and 1.6e-4 in int8; relative
 error of embeddings and scores 6e-4, 5e-3 and 1e-2, cosine distance of embeddings 9e-8, 5e-6 and 5e-5. What the stages themselves merge
-and quantize (``tests/support/models/family_models.py``, 18 models) lies below that. The same rows hold. A lost
-adapter has a relative error of 0.5, and one a tenth too weak 0.04. Few values show noise less evenly: the strength of an adapter was
-off by up to 2e-3 in float16, 9e-3 in bfloat16 and 2e-2 in int8, and of two tokens or classes that are as likely either may come
-first; see ``ALONG_EFFECT`` and ``slipway_validate.numerics.NEAR_TIE``.
+and quantize (``tests/support/models/family_models.py``, 18 models) lies below that. The same rows apply. A lost
+adapter has a relative error of 0.5, and one a tenth too weak 0.04. With few values noise averages out less: the strength of an
+adapter was wrong by up to 2e-3 in float16, 9e-3 in bfloat16 and 2e-2 in int8, and of two equally likely tokens or classes either
+may come first; see ``ALONG_EFFECT`` and ``slipway_validate.numerics.NEAR_TIE``.
 """
 
 from __future__ import annotations
@@ -50,26 +51,26 @@ LIMITS: Mapping[str, Limits] = {
     )
     for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength, cosine, relative in _ROWS
 }
-"""From tightest to loosest; ``max_abs_diff`` is a share of the reference's logit scale."""
+"""Limits from tightest to loosest; ``max_abs_diff`` is a share of the reference's logit scale."""
 
 MERGED_FLOAT32_MAX_ABS_DIFF = 1e-5
-"""For the merged model in float32: PyTorch computes both, only the order of additions differs."""
+"""Limit of the merged model in float32: PyTorch computes both, only the order of additions differs."""
 NATIVE_MEAN_KL = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2}
-"""Beyond the level's own limit: what computing in the native data type, rather than float32, may add (mean KL)."""
+"""Mean KL that computing in the native data type instead of float32 may add to the level's own limit."""
 NATIVE_RELATIVE_ERROR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""The same of values that are no logits."""
+"""Relative error that it may add for values that are not logits."""
 CASE_FACTOR = 2.0
-"""A case has few positions: its relative error may be so many times that of all windows, and its KL the square of that."""
+"""Factor for the relative error of a case, because it has few positions; its KL may be larger by the square of this."""
 ALONG_EFFECT = 0.25
-"""Where few values show the adapter, the share of the largest allowed noise that may lie along its effect (measured: up to 0.2)."""
+"""If few values are compared, the share of the largest allowed noise that may lie along the adapter's effect (measured: up to 0.2)."""
 NOISE_FACTOR = 8.0
 """Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
 MAX_NOISE_SHARE = 1e-3
 """… as long as that stays below this share of the logit scale, beyond which noise is no excuse."""
 
 
-def table(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:
-    """The limits by level with the overrides put in."""
+def limits_by_level(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:
+    """Return the limits by level with the overrides applied."""
     return {
         level: limits.model_copy(update=overrides[level].model_dump(exclude_none=True))
         if level in overrides
@@ -79,27 +80,27 @@ def table(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:
 
 
 def level_of(stored_dtype: str) -> str:
-    """Row of the table for a stored data type; an unknown one is judged as float32, the tightest."""
+    """Return the row of the table for a stored data type; an unknown one is judged as float32, the tightest."""
     return stored_dtype if stored_dtype in LIMITS else "float32"
 
 
 def own_level(engine: Engine | None) -> str:
-    """Row of the table for what ran an output.
+    """Return the row of the table for an output's own weights and engine.
 
-    TensorRT multiplies float32 in TF32, whose 10 bits of mantissa are float16's.
+    TensorRT multiplies float32 in TF32, whose mantissa has 10 bits as in float16.
     """
     level = level_of(engine.stored_dtype if engine else "")
     return coarser(level, "float16") if engine is not None and engine.runtime == "tensorrt" else level
 
 
 def coarser(first: str, second: str) -> str:
-    """The level that rounds more."""
+    """Return the level that rounds more."""
     order = list(LIMITS)
     return max(first, second, key=order.index)
 
 
 def absolute_limit(limits: Limits, *, logit_scale: float, noise: float | None) -> float | None:
-    """Largest difference of a logit in logits; None when the level does not limit it."""
+    """Return the largest allowed difference of a logit; None if the level does not limit it."""
     if limits.max_abs_diff is None:
         return None
     floor = min(NOISE_FACTOR * (noise or 0.0), MAX_NOISE_SHARE * logit_scale)

@@ -1,4 +1,4 @@
-"""What is measured between two models, by how their family is compared: distributions that logits are, or values that are none."""
+"""Choose the measure between two models by their family's comparison: distributions from logits, or other values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Measure:
     """How results are compared.
 
     Attributes:
-        comparer: Takes the figures.
-        logits: Whether results are logits: softmax ignores what is added to all of a position.
-        many: Whether there are so many that near ties, and how noise lies to the adapter's effect, do not count: next tokens.
-        limit: Distance (see :func:`distance_of`) that the limits allow.
-        weak_effect: Distance of base and reference below which the adapter hardly changes anything.
+        comparer: Computes the figures.
+        logits: Whether results are logits: softmax ignores a constant added to all logits of a position.
+        many: Whether there are so many results (next tokens) that near ties and noise along the adapter's effect do not matter.
+        limit: Returns the distance (see :func:`distance_of`) that the limits allow.
+        weak_effect: Distance of base and reference below which the adapter has almost no effect.
     """
 
     comparer: Callable[[], LogitComparer | VectorComparer]
@@ -31,8 +31,8 @@ class Measure:
     weak_effect: float
 
 
-def measure_of(comparison: Comparison, *, width: int) -> Measure:
-    """How results of ``width`` values are compared; one class is no class but a score."""
+def choose_measure(comparison: Comparison, *, width: int) -> Measure:
+    """Choose how results of ``width`` values are compared; a single class is a score and not a class."""
     if comparison is Comparison.EMBEDDINGS or (comparison is Comparison.CLASSES and width == 1):
         return Measure(
             VectorComparer,
@@ -46,7 +46,7 @@ def measure_of(comparison: Comparison, *, width: int) -> Measure:
 
 
 def distance_of(figures: LogitComparison | None) -> float | None:
-    """One figure for how far apart two models are, that grows with the square of the difference as KL does; None: not known."""
+    """Return one figure for the distance of two models, which grows with the square of the difference, as KL does; None: unknown."""
     if figures is None:
         return None
     if figures.relative_error is not None:

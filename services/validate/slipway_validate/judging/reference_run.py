@@ -1,4 +1,4 @@
-"""The reference's results and figures, that every output is compared with."""
+"""The reference's results and figures, with which every output is compared."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from slipway.models.families import SPEECH, Family
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import MAX_NOISE_SHARE
-from slipway_validate.judging.measures import Measure, measure_of
+from slipway_validate.judging.measures import Measure, choose_measure
 from slipway_validate.numerics import finite, logit_scale, perplexity_of, window_losses
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult
 from slipway_validate.samples import Samples
 
-UNSTEADY = "the reference itself gives other results in this shape, so it says nothing of an output"
+UNSTEADY = "the reference itself gives other results in this shape, so it cannot judge an output"
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What running the reference gave.
+    """The result of running the reference.
 
     Attributes:
-        folder: Its runner's folder.
-        result: What its runner answered.
-        family: Of the model.
-        samples: What every model computes.
+        folder: Folder of its runner.
+        result: Result of its runner.
+        family: The model's family.
+        samples: The samples that every model computes.
         with_adapter: Whether it is base + adapter, not a plain model.
-        merged_level: Row of the limits for what the merge writes.
+        merged_level: Row of the limits for the merge's data type.
         perplexity: Its perplexity.
-        base_perplexity: Without the adapter.
+        base_perplexity: Perplexity without the adapter.
         gain_per_window: Nats per token that the adapter saves, by window.
-        adapter_effect: The base against the reference.
+        adapter_effect: Comparison of the base with the reference.
         logit_scale: Root mean square of its results, at least 1.
-        noise: Its arithmetic noise, logits.
-        unsteady_cases: Shape cases in which it differs from itself, with that as the reason not to judge by them what runs the
-            same code. A graph has code of its own.
+        noise: Its arithmetic noise, in logits.
+        unsteady_cases: Shape cases in which the reference differs from its plain pass, each with the reason to skip it for
+            outputs that run the same code. A graph has its own code and is judged.
     """
 
     folder: Path
@@ -55,11 +55,11 @@ class ReferenceRun:
     noise: float | None = None
     unsteady_cases: dict[str, str] = field(default_factory=dict)
 
-    def completed(self, cases: list[ShapeCase]) -> ReferenceRun:
-        """This run with the figures that its results give; ``cases`` are its own, compared with itself."""
+    def with_figures(self, cases: list[ShapeCase]) -> ReferenceRun:
+        """Return this run with the figures of its results; ``cases`` are its own, compared with its plain passes."""
         scale = logit_scale(self.logits)
         unsteady = {case.name: UNSTEADY for case in cases if _is_unsteady(case, scale)}
-        if cases and cases[0].name in unsteady:  # what is tried in the native data type is padded as the first
+        if cases and cases[0].name in unsteady:  # the case in the native data type is padded like the first
             unsteady["native_dtype"] = UNSTEADY
         noises = [case.self_max_abs_diff or 0.0 for case in cases if case.name not in unsteady]
         found = replace(self, logit_scale=scale, noise=max(noises, default=None), unsteady_cases=unsteady)
@@ -77,26 +77,26 @@ class ReferenceRun:
         if not self.with_adapter:
             return found
         base_losses = window_losses(self.base_logits, labels)
-        # Nobody speaks in the sound that is drawn: to predict a text from it better or worse says nothing of the adapter.
+        # The random sound has no speech, so predicting a text from it better or worse does not judge the adapter.
         gains = () if self.family == SPEECH else tuple(finite(gain) for gain in base_losses - losses)
         return replace(found, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
 
     @property
     def measure(self) -> Measure:
-        """How results are compared with its own."""
-        return measure_of(self.family.comparison, width=self.result.vocabulary)
+        """Return how results are compared with those of the reference."""
+        return choose_measure(self.family.comparison, width=self.result.vocabulary)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
-        """(N, P, V)."""
+        """Return the results, (N, P, V)."""
         return load_logits(self.folder / LOGITS_FILE)
 
     @property
     def base_logits(self) -> npt.NDArray[np.float32]:
-        """Without the adapter, (N, P, V)."""
+        """Return the results without the adapter, (N, P, V)."""
         return load_logits(self.folder / BASE_LOGITS_FILE)
 
 
 def _is_unsteady(case: ShapeCase, scale: float) -> bool:
-    """Whether a shape changes what the model computes: padding on the left moves the positions that some count."""
+    """Return whether a shape changes the model's results: left padding shifts the positions of some models."""
     return case.self_max_abs_diff is None or case.self_max_abs_diff > MAX_NOISE_SHARE * scale

@@ -1,1 +1,1 @@
-"""Between the stage and its runner processes."""
+"""The protocol between the stage and its runner processes."""

@@ -1,8 +1,9 @@
-"""What the stage tells a runner process to do, and what the runner answers: files in one folder.
+"""The messages between the stage and a runner process: files in one folder.
 
-The stage writes ``spec.json``; the runner writes logits as ``.npy`` files and last ``result.json``, whose presence means
-that it finished. A runner that is to be timed then waits for lines on its standard input: ``TIME`` takes one round, which it writes
-as a line of JSON, ``{"round": …}``. N = windows, T = tokens per window, P = results per window (T where each token has one), V = values of a result.
+The stage writes ``spec.json``. The runner writes logits as ``.npy`` files, and last ``result.json``, which shows that it has
+finished. A runner that will be timed then waits for lines on its standard input: for each ``TIME`` it times one round and writes
+it as a line of JSON, ``{"round": …}``. N = windows, T = tokens per window, P = results per window (T if each token has one),
+V = values of a result.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ RESULT_FILE = "result.json"
 LOGITS_FILE = "logits.npy"
 """(N, P, V) float32."""
 TIME = "time"
-"""The line that asks for a round of timing."""
+"""The line that requests a round of timing."""
 WAITING, ROUND = "waiting", "round"
-"""Keys of a runner's lines: its result is written and it waits; what a round gave."""
+"""Keys of a runner's lines: the result is written and the runner waits; the result of a round."""
 BASE_LOGITS_FILE = "base_logits.npy"
-"""As LOGITS_FILE, with the adapter switched off; written by the reference only."""
+"""Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
 
 def case_file(name: str) -> str:
-    """Logits of a shape case: (positions, V) float32, row by row of the case, padding left out."""
+    """Return the file name of a shape case's logits: (positions, V) float32, row by row, without padding."""
     return f"case_{name}.npy"
 
 
 def plain_file(name: str) -> str:
-    """Results of a case's rows, each computed alone and without padding; as :func:`case_file`."""
+    """Return the file name of the results of a case's rows, each computed alone without padding; as :func:`case_file`."""
     return f"plain_{name}.npy"
 
 
@@ -41,7 +42,7 @@ class _Message(BaseModel):
 
 
 class CaseRow(_Message):
-    """One row of a shape case: the first ``length`` tokens of a window; of an encoder–decoder, of what its encoder reads."""
+    """One row of a shape case: the first ``length`` tokens of a window; for an encoder–decoder, of its encoder's input."""
 
     window: int
     length: int
@@ -51,11 +52,11 @@ class Case(_Message):
     """Prefixes of windows, padded to one length L and computed in consecutive segments of columns.
 
     Attributes:
-        name: As in :class:`slipway.validation.comparisons.ShapeCase`.
-        rows: The batch.
-        segments: Columns computed per call, summing to L; every call after the first uses the KV cache.
-        padding: On which side.
-        plain: Name of the results to compare with: those of each row alone (:func:`plain_file`). Empty: those of the windows.
+        name: Name as in :class:`slipway.validation.comparisons.ShapeCase`.
+        rows: Rows of the batch.
+        segments: Columns per call, with the sum L; every call after the first uses the KV cache.
+        padding: Side of the padding.
+        plain: Name of the results of each row alone (:func:`plain_file`), for the comparison. Empty: compare with the windows.
     """
 
     name: str
@@ -66,13 +67,13 @@ class Case(_Message):
 
 
 class Benchmark(_Message):
-    """What one round of timing is.
+    """The parameters of one round of timing.
 
     Attributes:
         prefill_tokens: Tokens of the prompt.
         prefills: Timed passes over it.
-        decode_steps: Timed decode steps behind it.
-        round_seconds: When a round ends, however little was timed.
+        decode_steps: Timed decode steps after it.
+        round_seconds: Time after which a round ends, even if it is not complete.
     """
 
     prefill_tokens: int
@@ -82,12 +83,12 @@ class Benchmark(_Message):
 
 
 class Round(_Message):
-    """What one round of timing gave.
+    """The result of one round of timing.
 
     Attributes:
         prefill_tokens: Tokens of the prompt.
-        prefill_seconds: Of each timed pass over the prompt.
-        decode_seconds: Of each timed decode step; empty without a KV cache.
+        prefill_seconds: Seconds of each timed pass over the prompt.
+        decode_seconds: Seconds of each timed decode step; empty without a KV cache.
     """
 
     prefill_tokens: int
@@ -102,16 +103,16 @@ class RunSpec(_Message):
         runtime: ``module:attribute`` of the function that loads the model.
         model: Folder of the model.
         family: Name of its family, in :data:`slipway.models.families.FAMILIES`.
-        adapter: Adapter to put on it, unmerged; None for an output, and for a reference without one.
+        adapter: Adapter to add to it, unmerged; None for an output, and for a reference without an adapter.
         samples: Folder of :class:`slipway_validate.samples.Samples`.
         padding_token: Token that pads a batch.
-        threads: Threads the runtime may use.
-        batch_values: Logits that one call may return at most (bounds memory); at least one window is computed.
-        write_logits: Whether logits are compared later; otherwise they are only looked at for NaN.
+        threads: Threads that the runtime may use.
+        batch_values: Largest number of logits per call (bounds memory); a call computes at least one window.
+        write_logits: Whether logits are compared later; otherwise they are only checked for NaN.
         cases: Shape cases to compute.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
-        benchmark: What a round of timing is; the process then stays, and takes a round whenever it is told. None when speed is
+        benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
     """
 
@@ -131,17 +132,17 @@ class RunSpec(_Message):
 
 
 class TokenizeSpec(_Message):
-    """Text to make samples of, done by a runner because tokenizers come with heavy libraries.
+    """Text to turn into samples; a runner does it because tokenizers need heavy libraries.
 
     Attributes:
         tokenizer: Folder with the tokenizer.
-        model: Folder with the model's ``config.json`` and, of a model of speech, its feature extractor.
+        model: Folder with the model's ``config.json`` and, for a speech model, its feature extractor.
         family: Name of its family.
         text: UTF-8 text file.
-        windows: Windows wanted; fewer when the text is short.
-        length: Tokens per window wanted.
-        seed: Places the windows in the text, and draws what is not text.
-        samples: Folder to write: :class:`slipway_validate.samples.Samples`.
+        windows: Requested windows; a short text gives fewer.
+        length: Requested tokens per window.
+        seed: Seed of the places of the windows in the text, and of random inputs.
+        samples: Folder in which to write :class:`slipway_validate.samples.Samples`.
     """
 
     tokenizer: Path
@@ -155,7 +156,7 @@ class TokenizeSpec(_Message):
 
 
 class Spec(_Message):
-    """Contents of ``spec.json``: exactly one of the two."""
+    """Contents of ``spec.json``: exactly one of the two fields."""
 
     run: RunSpec | None = None
     tokenize: TokenizeSpec | None = None
@@ -165,19 +166,19 @@ class RunResult(_Message):
     """Contents of ``result.json``.
 
     Attributes:
-        status: ``done``; ``not_run`` when this machine cannot run it; ``failed`` when the model cannot be used.
-        reason: Of a failure, a key of ``slipway.reasons.REASONS``.
-        message: Why not run or failed, in words.
-        engine: What ran it.
-        vocabulary: V.
-        source: What was made beside the windows of text, in words; of samples.
-        non_finite: Logits that are NaN or infinite, over everything computed (padding left out).
-        first_non_finite: Where the first of them was seen, in words.
-        skipped_cases: Names of cases that do not apply, with why.
+        status: ``done``; ``not_run`` if this machine cannot run it; ``failed`` if the model cannot be used.
+        reason: Reason of a failure, a key of ``slipway.reasons.REASONS``.
+        message: Why it was not run or failed.
+        engine: The engine that ran it.
+        vocabulary: Number of values of a result, V.
+        source: For samples: description of inputs that are not windows of text.
+        non_finite: Number of all computed logits that are NaN or infinite (without padding).
+        first_non_finite: Description of the place of the first of them.
+        skipped_cases: Names of cases that do not apply, with the reason.
         continuations: Greedy continuations, one per prompt.
-        architecture: Class of the model, where known.
-        adapter: The adapter in words, of the reference.
-        device: What computed it: ``cpu`` or the GPU's name.
+        architecture: Class of the model, if known.
+        adapter: For the reference: description of its adapter.
+        device: The device that computed it: ``cpu`` or the GPU's name.
     """
 
     status: Literal["done", "not_run", "failed"] = "done"

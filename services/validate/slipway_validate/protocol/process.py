@@ -1,4 +1,4 @@
-"""Runs runner processes and waits for them: progress on, cancellation and time limit enforced, crashes made typed."""
+"""Run runner processes and wait for them: report progress, enforce cancellation and time limit, type crashes."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ LAST_LINES = 8
 
 
 class RunnerEnded(Exception):  # noqa: N818 - a finding about one process: the output keeps what it gave before
-    """A runner that was to be timed is gone, or did not answer in time; the message says why."""
+    """A runner ended, or took too long, before it was timed; the message says why."""
 
 
 def run(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: float) -> RunResult:
-    """Run a spec in a process of its own and return its result; a crash or a timeout is a failed result.
+    """Run a spec in its own process and return its result; a crash or a timeout is a failed result.
 
-    Arguments and errors are those of :func:`started`.
+    Arguments and errors are those of :func:`start_runner`.
     """
-    with started(spec, folder, ctx, label=label, timeout_seconds=timeout_seconds) as runner:
+    with start_runner(spec, folder, ctx, label=label, timeout_seconds=timeout_seconds) as runner:
         return runner.result
 
 
 @contextmanager
-def started(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: float) -> Iterator[Runner]:
-    """Run a spec in a process of its own, which is ended when the context is left, whatever the way.
+def start_runner(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: float) -> Iterator[Runner]:
+    """Run a spec in its own process, and end the process when the context is left.
 
     Args:
-        spec: What to do.
+        spec: The work to do.
         folder: New folder for spec, logits and result.
         ctx: The stage's context; its cancellation ends the process.
-        label: What progress is reported as.
-        timeout_seconds: The process is ended when its result, or later a round of timing, takes longer.
+        label: Name under which progress is reported.
+        timeout_seconds: Longest time until the result, and later for a round of timing; then the process is ended.
 
     Raises:
         StageError: ``CANCELLED``.
@@ -68,12 +68,12 @@ def started(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_secon
 
 
 class Runner:
-    """A runner process that has given its result. One with a benchmark waits, unless it failed, and can be timed.
+    """A runner process that has returned its result. One with a benchmark waits, unless it failed, and can be timed.
 
     Attributes:
-        result: What it found.
-        label: What its progress is reported as.
-        timeout_seconds: How long its result, and each round, may take.
+        result: Its result.
+        label: Name under which its progress is reported.
+        timeout_seconds: Longest time for its result, and for each round.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Runner:
         self.result = self._first_result()
 
     def time_round(self) -> Round:
-        """Take one round of timing.
+        """Time one round.
 
         Raises:
-            RunnerEnded: The process is gone or takes too long; it is ended then.
+            RunnerEnded: The process has ended, or takes too long and was ended now.
             StageError: ``CANCELLED``.
         """
         self._process.send(f"{TIME}\n".encode())
@@ -108,11 +108,11 @@ class Runner:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """Return whether the process is still alive."""
         return self._process.alive
 
     def anonymous_bytes(self) -> int:
-        """Memory that it holds now, files that are mapped left out; 0 when it is gone."""
+        """Return its present memory in bytes without mapped files; 0 if it has ended."""
         try:
             memory = psutil.Process(self._process.pid).memory_info()
         except psutil.Error:
@@ -120,14 +120,14 @@ class Runner:
         return int(memory.rss - getattr(memory, "shared", 0))
 
     def cpu_seconds(self) -> float:
-        """Processor time that it used so far, as far as it was asked for while it was there."""
+        """Return the processor time that it has used so far; after its end, the last value read before."""
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(self._process.pid).cpu_times()
             self._cpu_seconds = float(times.user + times.system)
         return self._cpu_seconds
 
     def end(self) -> None:
-        """End the process, and wait until it is gone."""
+        """End the process, and wait for its end."""
         self._process.end()
 
     def _first_result(self) -> RunResult:
@@ -136,7 +136,7 @@ class Runner:
         except TimeoutError:
             self.end()
             self._overdue = f"it did not finish within {self.timeout_seconds:g} s"
-            # Where only the timing hangs, what was compared stands.
+            # If only the timing hangs, the comparison stays valid.
             if (self._folder / RESULT_FILE).is_file():
                 return _read(self._folder)
             return RunResult(status="failed", reason="STAGE_TIMEOUT", message=self._overdue)
@@ -146,21 +146,21 @@ class Runner:
         return RunResult(status="failed", reason=failure.reason, message=failure.message)
 
     def _ending(self) -> Failure:
-        """Why the process ended early."""
+        """Return why the process ended early."""
         said = (self._folder / STDERR_FILE).read_text(encoding="utf-8", errors="replace")
         return self._process.explain(name=self.label, said="\n".join(said.strip().splitlines()[-LAST_LINES:]))
 
     def _wait_for(self, key: str) -> Any:
-        """Return what the process writes under a key, passing progress on; None when it ends without.
+        """Return the value that the process writes under a key, and report its progress; None if it ends without.
 
         Raises:
-            TimeoutError: It takes longer than it may.
+            TimeoutError: It takes longer than its time limit.
             StageError: ``CANCELLED``.
         """
         deadline = time.monotonic() + self.timeout_seconds
         while time.monotonic() < deadline:
             self._ctx.check_cancelled()
-            ended = not self._process.alive  # asked before the lines, so that the last of them is seen
+            ended = not self._process.alive  # read before the lines, so that none of them is missed
             event = _next_event(self._lines)
             if key in event:
                 return event[key]
@@ -193,7 +193,7 @@ def _read_lines(pipe: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def _next_event(lines: queue.SimpleQueue[bytes]) -> dict[str, Any]:
-    """Wait a moment for a line; empty when there is none. What a library prints is an event that nobody knows."""
+    """Wait briefly for a line; empty if there is none. A line printed by a library becomes an event with an unused key."""
     try:
         line = lines.get(timeout=POLL_SECONDS)
     except queue.Empty:

@@ -1,1 +1,1 @@
-"""One model in one process: what runs it, and what it computes."""
+"""The runner: load one model in its own process and compute its results."""

@@ -1,7 +1,7 @@
-"""Adapters whose tensors have other names than peft looks for: it would leave them out without an error.
+"""Load adapter tensors with other names than peft expects, which it would ignore without an error.
 
-Compiled or wrapped models, other tools and other versions of transformers save under other prefixes. The names are matched by
-their ends here, on their own and not by what the merge made of them: a reference takes nothing over from what it is compared with.
+Compiled or wrapped models, other tools and other versions of transformers save under other prefixes. This module matches the
+names by their ends. It does not reuse the merge's matching: the reference must be independent of the outputs compared with it.
 """
 
 from __future__ import annotations
@@ -21,37 +21,39 @@ from slipway_validate.runner.model import Unusable
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def take_all(module: Any, adapter: Path) -> None:
-    """Put tensors that peft has left out where they belong.
+def load_ignored_tensors(module: Any, adapter: Path) -> None:
+    """Load the adapter's tensors that peft ignored into their places.
 
     Args:
-        module: The model with the adapter, as ``PeftModel.from_pretrained`` made it.
+        module: The model with the adapter, from ``PeftModel.from_pretrained``.
         adapter: The adapter's folder.
 
     Raises:
-        Unusable: It cannot be told where.
+        Unusable: Their places cannot be determined.
     """
     saved = load_peft_weights(str(adapter), device="cpu")
     if not set_peft_model_state_dict(module, dict(saved)).unexpected_keys:
         return
     wanted = get_peft_model_state_dict(module, save_embedding_layers=False)
-    whole = get_peft_model_state_dict(module, save_embedding_layers=True)  # those of embeddings may be saved, or not
+    whole = get_peft_model_state_dict(
+        module, save_embedding_layers=True
+    )  # an adapter may or may not have those of embeddings
     places = {name: tuple(tensor.shape) for name, tensor in sorted({**whole, **wanted}.items()) if name not in saved}
     left_out = {name: tuple(saved[name].shape) for name in sorted(set(saved) - set(wanted) - set(whole))}
     empty = sorted(set(wanted) - set(saved))
-    found = match(left_out, places)
+    found = match_names(left_out, places)
     if not set(empty) <= set(found.values()):
         raise Unusable(
-            f"peft leaves out {counted(len(left_out), 'tensor')} of the adapter {adapter.name!r}, first {min(left_out)!r}: "
-            f"their names do not say where they belong; it looks for {min(set(empty) - set(found.values()))!r}"
+            f"peft ignores {counted(len(left_out), 'tensor')} of the adapter {adapter.name!r}, first {min(left_out)!r}: "
+            f"their places cannot be determined by their names; peft expects {min(set(empty) - set(found.values()))!r}"
         )
     set_peft_model_state_dict(module, {found.get(name, name): tensor for name, tensor in saved.items()})
 
 
-def match(left_out: Shapes, empty: Shapes) -> dict[str, str]:
-    """Which name is meant by which: the one of equal shape that ends alike the furthest, where that is one alone.
+def match_names(left_out: Shapes, empty: Shapes) -> dict[str, str]:
+    """Match each name to the one of equal shape with the longest common end, if there is exactly one.
 
-    The longest ends are matched first, so that what is left to choose from for the others is not what surely is another's.
+    The longest common ends are matched first, so that their names are no longer candidates for the others.
     """
     by_end: dict[str, list[str]] = {}
     for name in empty:
@@ -72,13 +74,13 @@ def match(left_out: Shapes, empty: Shapes) -> dict[str, str]:
 
 
 def _end(name: str) -> str:
-    """From the first number of a layer on, or, where there is none, from the module on."""
+    """Return the end of a name from its first layer number; without one, from the module."""
     parts = name.split(".")
     module = len(parts) - (3 if parts[-2].startswith("lora_") else 2)
     return ".".join(parts[next((index for index, part in enumerate(parts) if part.isdigit()), module) :])
 
 
 def _alike(name: str, other: str) -> int:
-    """How many parts at the end are the same."""
+    """Return the number of equal parts at the end of two names."""
     parts = zip(name.split(".")[::-1], other.split(".")[::-1], strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], parts))

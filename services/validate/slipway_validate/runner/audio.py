@@ -1,7 +1,7 @@
-"""Sound for models of speech: tones that rise and fall over noise, drawn by a seed, as the model's own feature extractor hears them.
+"""Make random sound for speech models: tones that rise and fall over noise, through the model's own feature extractor.
 
-Features of real sound have silence, tones and noise beside each other, and so have these; nobody speaks, so what a model writes down
-means nothing, and only how two models differ is looked at.
+Like features of real sound, these contain silence, tones and noise. They contain no speech, so a model's transcription has no
+meaning, and only the difference of two models is examined.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from slipway_validate.runner.model import Unusable
 
 TONES = 4
 LOWEST, HIGHEST = 100.0, 3500.0
-"""Hz; most of what is in speech."""
+"""Range of the tones in Hz, which covers most of speech."""
 SECONDS = 10
-"""Of sound, for a feature extractor that has no length of its own."""
+"""Seconds of sound for a feature extractor without its own length."""
 
 
-def features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float32]:
-    """Features of ``count`` sounds, (count, F, frames).
+def make_features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float32]:
+    """Make features of ``count`` sounds, (count, F, frames).
 
     Raises:
         Unusable: The folder has no feature extractor that transformers can load.
@@ -35,7 +35,7 @@ def features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float32]:
     try:
         found = extractor(sounds, sampling_rate=rate, return_tensors="np")[extractor.model_input_names[0]]
     except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
-        raise Unusable(f"the feature extractor of {model.name!r} does not take sound: {error}") from error
+        raise Unusable(f"the feature extractor of {model.name!r} does not accept sound: {error}") from error
     values: npt.NDArray[np.float32] = np.asarray(found, dtype=np.float32)
     return values
 
@@ -54,7 +54,7 @@ def _extractor(model: Path) -> Any:
 
 
 def _sound(draw: np.random.Generator, *, length: int, rate: int) -> npt.NDArray[np.float32]:
-    """Tones whose pitch and loudness change, over noise; (length,) within -1 and 1."""
+    """Make tones with changing pitch and loudness over noise; (length,) within -1 and 1."""
     seconds = np.arange(length) / rate
     sound = 0.02 * draw.standard_normal(length)
     for _ in range(TONES):

@@ -1,6 +1,6 @@
-"""One round of timing of one model, in its own process: a pass over a prompt, then decode steps, batch 1.
+"""Time one round of one model in its own process: a pass over a prompt, then decode steps, batch 1.
 
-The prompt of an encoder–decoder is what its encoder reads, and the pass ends with the first decoded token.
+For an encoder–decoder the prompt is the encoder's input, and the pass ends with the first decoded token.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from slipway_validate.runner.model import LanguageModel, Past, Step, plain_step
 from slipway_validate.samples import Samples
 
 WARM_UP_STEPS = 2
-"""Decode steps that are not timed: what ran before, perhaps another process, has taken the caches."""
+"""Decode steps that are not timed, because earlier work, perhaps of another process, has filled the processor's caches."""
 
 
 def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> Round:
-    """Time prefill and decode. The first window gives prompt and decoded tokens.
+    """Time prefill and decode. The first window gives the prompt and the decoded tokens.
 
-    Wall-clock time of whole calls as a caller sees them, logits included. A round is over after ``round_seconds``, but not before
-    one prefill and one decode step are timed.
+    The figures are wall-clock times of whole calls as a caller sees them, including logits. A round ends after
+    ``round_seconds``, but not before one prefill and one decode step are timed.
     """
     tokens = [int(token) for token in samples.tokens[0]]
     source = source_of(samples, [0])
@@ -36,7 +36,7 @@ def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> 
 def _time_prefill(
     model: LanguageModel, step: Step, benchmark: Benchmark, deadline: float
 ) -> tuple[tuple[float, ...], Past]:
-    """Drop the first of several, which is slower; where there is time for one only, it has to do."""
+    """Time several passes and drop the first, which is slower; if there is time for only one, it counts."""
     times: list[float] = []
     past: Past = None
     # Half of the time at most, so that some is left for decoding.

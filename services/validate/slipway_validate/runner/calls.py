@@ -1,4 +1,4 @@
-"""How a model of each kind of comparison is called in transformers, and which of what it gives is compared.
+"""Call a transformers model for each kind of comparison, and return the results to compare.
 
 Axes as in :mod:`slipway_validate.runner.model`.
 """
@@ -17,7 +17,7 @@ from slipway.models.families import Comparison
 from slipway_validate.runner.model import Past, Step
 
 Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
-"""From the module and one step to the results and what the next step needs."""
+"""Function from the module and one step to the results and the cache for the next step."""
 
 
 def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Tensor, Past]:
@@ -29,7 +29,7 @@ def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Ten
 
 
 def _teacher_forced(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
-    """Run the encoder in the first step, by itself as generating does; the steps behind it take what it gave."""
+    """Run the encoder in the first step, by itself as generating does; later steps reuse its output."""
     source = step.source
     assert source is not None
     masked = {} if source.mask is None else {"attention_mask": _tensor(source.mask)}
@@ -45,7 +45,7 @@ def _teacher_forced(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
 
 
 def _classes(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
-    """(B, 1, C) of a whole text, (B, S, C) of its tokens; classes that do not exclude each other are (B, C, 2), yes and no."""
+    """Return classes (B, 1, C) of a whole text or (B, S, C) of its tokens; for several labels at once (B, C, 2), yes and no."""
     logits = module(**_text(step)).logits
     if module.config.problem_type == "multi_label_classification":
         logits = logits.flatten(1)
@@ -54,7 +54,7 @@ def _classes(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
 
 
 def _spans(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
-    """Where the answer starts and where it ends: (B, 2, S)."""
+    """Return the logits of the answer's start and end: (B, 2, S)."""
     output = module(**_text(step))
     return torch.stack([output.start_logits, output.end_logits], dim=1), None
 
@@ -76,8 +76,8 @@ _CALLS: Mapping[Comparison, Call] = {
 }
 
 
-def call_of(comparison: Comparison, module: Any) -> Call:
-    """How the modules of a kind of comparison are called; the module's own code says whether a decoder takes positions."""
+def choose_call(comparison: Comparison, module: Any) -> Call:
+    """Choose the call for a kind of comparison; a decoder gets positions if its forward accepts them."""
     if comparison is Comparison.NEXT_TOKEN:
         return partial(_next_tokens, positions="position_ids" in inspect.signature(module.forward).parameters)
     return _CALLS[comparison]

@@ -1,4 +1,4 @@
-"""Keeps a runner from outliving the stage that started it, and reads its memory."""
+"""End a runner when the stage that started it ends, and read its memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EXIT_PARENT_GONE = 17
 
 
 def die_with_parent() -> SimpleQueue[str]:
-    """End this process when its parent ends, however that happens; returns the queue of lines that the parent writes.
+    """End this process when its parent ends in any way; return the queue of lines that the parent writes.
 
-    Twice, because each alone leaves a gap: the kernel's signal is tied to the thread that started us and exists on
-    Linux only; the pipe (the parent holds its other end) needs no kernel support, but a thread that can run. Ctrl-C, which
-    a terminal sends to all of its programs, is left to the stage: it decides what is cancelled.
+    There are two mechanisms, because each alone has a gap: the kernel's signal is tied to the thread that started us and
+    exists on Linux only; the pipe, whose other end the parent holds, needs a thread that can run. Ctrl-C, which a terminal
+    sends to all of its programs, is ignored here: the stage decides what is cancelled.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -37,15 +37,15 @@ def _read_to_the_end(lines: SimpleQueue[str]) -> None:
 
 
 def peak_rss_bytes() -> int:
-    """Most resident memory this program ever had.
+    """Return the largest resident memory of this program so far.
 
-    From ``VmHWM``, which starts anew with each program; ``ru_maxrss`` would carry the parent's peak across exec.
+    It reads ``VmHWM``, which starts at zero with each program; ``ru_maxrss`` would keep the parent's peak across exec.
     """
     return _status_bytes("VmHWM")
 
 
 def rss_bytes() -> int:
-    """Resident memory now."""
+    """Return the present resident memory."""
     return _status_bytes("VmRSS")
 
 

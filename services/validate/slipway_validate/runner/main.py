@@ -1,8 +1,8 @@
-"""One model, one process: ``python -P -m slipway_validate.runner.main FOLDER`` does what ``FOLDER/spec.json`` says.
+"""Run one model in one process: ``python -P -m slipway_validate.runner.main FOLDER`` executes ``FOLDER/spec.json``.
 
-Progress goes to stdout as JSON lines; what comes out is ``FOLDER/result.json``. Where speed is to be measured, the process then
-waits with its model and takes a round of timing whenever its standard input says so. It ends when the stage that started it ends,
-and at the end of its standard input.
+Progress goes to stdout as JSON lines, and the result to ``FOLDER/result.json``. If speed is measured, the process then waits
+with its model, and times a round at each request on its standard input. It ends when the stage that started it ends, and at the
+end of its standard input.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from slipway_validate.samples import Samples
 
 
 def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
-    """Import what runs a model, and return the function that loads it: only that is timed as loading.
+    """Import a model's runtime, and return the function that loads the model: only that function is timed as loading.
 
     Raises:
-        NotRunnable: What it needs is not installed here.
+        NotRunnable: A library that it needs is not installed here.
     """
     module, _, attribute = spec.runtime.partition(":")
     try:
         load = getattr(import_module(module), attribute)
     except ImportError as error:
-        raise NotRunnable(f"what runs it is not usable here ({error}): pip install {error.name or module}") from error
+        raise NotRunnable(f"its runtime cannot be used here ({error}): pip install {error.name or module}") from error
     folders = (spec.model,) if spec.adapter is None else (spec.model, spec.adapter)
     return lambda: load(*folders, threads=spec.threads)
 
 
 def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
-    """Load a model, run it as it is served (for its memory), then compute what is compared.
+    """Load a model, run it in its native type (for its memory), then compute the results to compare.
 
     Raises:
         NotRunnable: This machine cannot run it.
@@ -73,9 +73,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
 
     collector.case(native_case(family, *samples.tokens.shape))
     if spec.benchmark:
-        time_round(
-            model, samples, spec.benchmark
-        )  # a first one is slower; its time counts for nothing, its memory does
+        time_round(model, samples, spec.benchmark)  # the first round is slower; its memory counts, its time does not
     memory = Memory(
         peak_rss_bytes=guard.peak_rss_bytes(),
         baseline_rss_bytes=baseline,
@@ -107,7 +105,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
 
 
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
-    """Wait for commands and do them, for as long as the stage is there (the thread that reads them ends the process with it)."""
+    """Execute commands for as long as the stage runs; the thread that reads them then ends the process."""
     assert spec.benchmark is not None
     samples = Samples.read(spec.samples)
     model.leave_comparison()
@@ -118,7 +116,7 @@ def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str])
 
 
 def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector) -> str:
-    """The windows once more without the adapter; returns the adapter in words."""
+    """Compute the windows again without the adapter; return a description of the adapter."""
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
     assert isinstance(model, ReferenceModel)
@@ -131,7 +129,7 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     """Make the samples.
 
     Raises:
-        Unusable: No tokenizer or feature extractor, or too little text.
+        Unusable: There is no tokenizer or feature extractor, or too little text.
     """
     from slipway_validate.runner.sampling import make_samples
 
@@ -141,7 +139,7 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
 
 
 def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
-    """Do what a spec says; whatever goes wrong comes back as a result. The model is still there if it ran."""
+    """Execute a spec; every failure becomes a result. Return the result and, if it ran, the model."""
     try:
         if spec.tokenize is not None:
             return tokenize(spec.tokenize), None
@@ -175,14 +173,14 @@ _progress: TextIO = sys.stdout
 
 
 def main() -> int:
-    """Entry point."""
-    global _progress  # noqa: PLW0603 - the pipe is this process's own from here on
+    """Run the program."""
+    global _progress  # noqa: PLW0603 - main() runs once per process
     _progress = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native libraries print past sys.stdout
     commands = guard.die_with_parent()
     folder = Path(sys.argv[1])
     spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
-    # Libraries print as they like: only our lines may reach the pipe.
+    # Libraries may print to stdout: only our lines may reach the pipe.
     with contextlib.redirect_stdout(sys.stderr):
         result, model = execute(spec, folder)
         temporary = folder / f"{RESULT_FILE}.part"
@@ -192,7 +190,7 @@ def main() -> int:
             take_rounds(spec.run, model, commands)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the result is complete; unloading gigabytes and native threads would only take time, or crash
+    os._exit(0)  # the result is complete; unloading gigabytes and native threads would only take time or crash
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a runtime has to offer to be validated, and how a padded batch is computed with it.
+"""The interface of a runtime's models, and functions that compute padded batches with them.
 
-Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = values of a result (the vocabulary, of next tokens).
+Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = values of a result (for next tokens, the vocabulary).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from slipway_validate.numerics import Ints, Logits
 from slipway_validate.samples import Values
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
-"""How graphs name what goes into their KV cache and what comes out of it."""
+"""Prefixes of the names of a graph's cache inputs and cache outputs."""
 
 Past = Any
 """A runtime's own KV cache; None is an empty one."""
 
 
 class NotRunnable(Exception):  # noqa: N818 - a finding about this machine, not an error
-    """This machine cannot run the output; the message says why and what it takes."""
+    """This machine cannot run the output; the message says why and what is needed."""
 
 
 class Unusable(Exception):  # noqa: N818 - becomes a typed failure in the runner
-    """The output's files do not make a model that can be run; the message says what is wrong."""
+    """The output's files are not a model that can be run; the message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the encoder of an encoder–decoder reads.
+    """The input of the encoder of an encoder–decoder.
 
     Attributes:
         values: Token ids (B, S) or features of sound (B, F, frames).
-        mask: 1 for a token and 0 for padding, (B, S); None of sound, which has one length only.
+        mask: 1 for a token and 0 for padding, (B, S); None for sound, which has one length only.
     """
 
     values: Values
@@ -47,7 +47,7 @@ class Source:
 class Step:
     """One call. input_ids, position_ids: (B, S); attention_mask: (B, P + S), 1 for a token and 0 for padding.
 
-    Of an encoder–decoder, these are the decoder's, and ``source`` is the encoder's.
+    For an encoder–decoder these are the decoder's inputs, and ``source`` is the encoder's.
     """
 
     input_ids: Ints
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest shapes a runtime takes; engines built for fixed profiles have them."""
+    """Largest shapes that a runtime accepts; engines built for fixed profiles have them."""
 
     batch: int = 1 << 30
     sequence: int = 1 << 30
@@ -70,11 +70,11 @@ class LanguageModel(Protocol):
     """A model that gives results for a batch of token sequences.
 
     Attributes:
-        engine: What runs it.
-        native_dtype: Data type it computes in as it is served.
+        engine: The engine that runs it.
+        native_dtype: Data type in which it computes when served.
         device: ``cpu`` or the GPU's name.
-        has_cache: Whether it takes and gives a KV cache.
-        bounds: Largest shapes it takes.
+        has_cache: Whether it accepts and returns a KV cache.
+        bounds: Largest shapes that it accepts.
         architecture: Class of the model, empty when unknown.
     """
 
@@ -86,28 +86,28 @@ class LanguageModel(Protocol):
     architecture: str
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """Results in float32, and the cache with this call's tokens added.
+        """Return results in float32, and the cache extended by this call's tokens.
 
-        Results are (B, S, V), one per token, or (B, P, V) where they stand for a whole row: the classes of a text (P = 1), and where
-        a span starts and ends (P = 2, V = S).
+        Results are (B, S, V), one per token, or (B, P, V) if they describe a whole row: the classes of a text (P = 1), or the
+        start and end of a span (P = 2, V = S).
         """
         ...
 
     def prepare_comparison(self) -> None:
-        """Switch to the arithmetic in which logits are compared (float32 where the runtime lets us choose)."""
+        """Switch to the arithmetic in which logits are compared (float32 if the runtime allows a choice)."""
         ...
 
     def leave_comparison(self) -> None:
-        """Switch back to the arithmetic that it is served in."""
+        """Switch back to the arithmetic in which it is served."""
         ...
 
     def peak_device_bytes(self) -> int | None:
-        """Most GPU memory used so far, None on the CPU."""
+        """Return the largest GPU memory used so far, None on the CPU."""
         ...
 
 
 def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Source | None = None) -> Step:
-    """One unpadded row of tokens behind ``past_length`` cached ones."""
+    """Return the step of one unpadded row of tokens after ``past_length`` cached ones."""
     total = past_length + len(tokens)
     return Step(
         input_ids=np.array([tokens], dtype=np.int64),
@@ -119,12 +119,12 @@ def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Sourc
 
 
 def left_padded(rows: list[Ints]) -> tuple[Ints, Ints]:
-    """Token rows of different lengths as one batch, padded on the left with token 0: ids (B, L) and mask (B, L)."""
+    """Pad token rows of different lengths on the left with token 0 into one batch: ids (B, L) and mask (B, L)."""
     return padded(rows, side="left", token=0)
 
 
 def padded(rows: list[Ints], *, side: str, token: int) -> tuple[Ints, Ints]:
-    """Token rows of different lengths as one batch, padded on a side with a token: ids (B, L) and mask (B, L)."""
+    """Pad token rows of different lengths on a side with a token into one batch: ids (B, L) and mask (B, L)."""
     longest = max(len(row) for row in rows)
     ids = np.full((len(rows), longest), token, dtype=np.int64)
     mask = np.zeros_like(ids)
@@ -136,7 +136,7 @@ def padded(rows: list[Ints], *, side: str, token: int) -> tuple[Ints, Ints]:
 
 
 def positions_of(mask: Ints) -> Ints:
-    """Position ids of a padded batch: tokens are counted from 0, padding has position 0. (B, L) -> (B, L)."""
+    """Return position ids of a padded batch: tokens are counted from 0, padding has position 0. (B, L) -> (B, L)."""
     return np.maximum(np.cumsum(mask, axis=1) - 1, 0)
 
 
@@ -156,6 +156,6 @@ def run_segments(
 
 
 def segments_within(length: int, bounds: Bounds) -> tuple[int, ...]:
-    """Split ``length`` columns into calls that the runtime takes."""
+    """Split ``length`` columns into calls that the runtime accepts."""
     size = min(length, bounds.sequence)
     return tuple(min(size, length - start) for start in range(0, length, size))

@@ -1,4 +1,4 @@
-"""Runs a decoder's ``model.onnx`` with ONNX Runtime on the CPU, cache tensors staying inside the runtime."""
+"""Run a decoder's ``model.onnx`` with ONNX Runtime on the CPU; cache tensors stay inside the runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMPY_TYPES = {
     for name, dtype in numpy_dtypes("F32", "F16", "I64", "I32", "BOOL").items()
 }
 ORT_ERRORS: tuple[type[Exception], ...] = (
-    # ONNX Runtime's own classes share no base but Exception.
+    # ONNX Runtime's own classes have no common base class but Exception.
     ort_state.Fail,
     ort_state.InvalidArgument,
     ort_state.InvalidGraph,
@@ -35,7 +35,7 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 
 
 class OnnxModel:
-    """A decoder graph with the field's usual names; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A decoder graph with the usual names of inputs and outputs; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
     device = "cpu"
     architecture = ""
@@ -76,13 +76,13 @@ class OnnxModel:
         return logits.astype(np.float32, copy=False), values if self.has_cache else None
 
     def prepare_comparison(self) -> None:
-        """The graph fixes its arithmetic; nothing to switch."""
+        """Do nothing: the graph fixes its arithmetic."""
 
     def leave_comparison(self) -> None:
-        """The graph fixes its arithmetic; nothing to switch back."""
+        """Do nothing: the graph fixes its arithmetic."""
 
     def peak_device_bytes(self) -> int | None:
-        """No GPU is used."""
+        """Return None: the model runs on the CPU."""
         return None
 
     def _past_values(self, past: Past, *, batch: int) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class OnnxModel:
         return {name: ort.OrtValue.ortvalue_from_numpy(self._empty(name, batch)) for name in self._past}
 
     def _empty(self, name: str, batch: int) -> np.ndarray[Any, Any]:
-        """An empty cache tensor: (B, heads, 0, head size)."""
+        """Return an empty cache tensor: (B, heads, 0, head size)."""
         node = self._inputs[name]
         _, heads, _, size = node.shape
         return np.zeros((batch, heads, 0, size), dtype=NUMPY_TYPES[node.type])
@@ -104,15 +104,15 @@ class OnnxModel:
         if missing or unknown or odd:
             raise Unusable(
                 f"model.onnx does not have a decoder's inputs and outputs: missing {missing[:3]}, "
-                f"not understood {unknown[:3]}, of a type that cannot be fed {odd[:3]}"
+                f"unknown {unknown[:3]}, of an unsupported type {odd[:3]}"
             )
 
 
 def load(folder: Path, *, threads: int) -> OnnxModel:
-    """An output.
+    """Load an output.
 
     Raises:
-        Unusable: ONNX Runtime cannot load the graph, or it is no decoder.
+        Unusable: ONNX Runtime cannot load the graph, or it is not a decoder.
     """
     options = session_options(threads)
     try:

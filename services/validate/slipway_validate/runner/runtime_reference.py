@@ -1,4 +1,4 @@
-"""Runs the reference by transformers and peft in float32: base + adapter, unmerged, or a plain model."""
+"""Run the reference with transformers and peft in float32: base + adapter, unmerged, or a plain model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors
 from slipway_validate.folders import stored_dtype
-from slipway_validate.runner.adapter_names import take_all
+from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained
 
-#: What peft puts between the name of a layer and that of its weight.
+#: Parts that peft inserts between the name of a layer and that of its weight.
 _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)(?:\.default)?(?=\.)")
 
 
 class ReferenceModel(TransformersModel):
-    """Base + adapter, which can be switched off."""
+    """Base + adapter; the adapter can be switched off."""
 
     def __init__(self, module: Any, family: Family, *, stored: str) -> None:
         super().__init__(module, family, stored=stored)
@@ -39,13 +39,13 @@ class ReferenceModel(TransformersModel):
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """The base model alone, for as long as the context lasts."""
+        """Switch the adapter off within the context."""
         with self._module.disable_adapter():
             yield
 
 
 def load(base: Path, adapter: Path | None = None, *, threads: int) -> TransformersModel:
-    """Base + adapter, or the base alone where there is no adapter.
+    """Load base + adapter, or the base alone if there is no adapter.
 
     Raises:
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
@@ -66,27 +66,27 @@ def _adapted(module: Any, adapter: Path) -> Any:
         saved = load_peft_weights(str(adapter), device="cpu")
         config = peft.PeftConfig.from_pretrained(str(adapter))
         _resize_vocabulary(module, saved)
-        _let_each_have_its_own(config, module, saved)
+        _let_tied_layers_load_their_own(config, module, saved)
         module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
-        take_all(module, adapter)
+        load_ignored_tensors(module, adapter)
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise Unusable(f"peft cannot put the adapter {adapter.name!r} on the base model: {error}") from error
+        raise Unusable(f"peft cannot load the adapter {adapter.name!r} on the base model: {error}") from error
     return module
 
 
 def _resize_vocabulary(module: Any, saved: Mapping[str, torch.Tensor]) -> None:
-    """Give the embeddings as many rows as the adapter saved for them: where the vocabulary was resized before the training."""
+    """Resize the embeddings to the adapter's saved rows: the vocabulary may have been resized before training."""
     layers = (module.get_input_embeddings(), module.get_output_embeddings())
     names = {name.rpartition(".")[2] for name, layer in module.named_modules() if layer in layers}
     plain = ((_WRAPPER.sub("", key).split("."), tensor) for key, tensor in saved.items())
     sizes = {len(tensor) for parts, tensor in plain if parts[-1] == "weight" and parts[-2] in names}
     if len(sizes) == 1 and sizes != {layers[0].num_embeddings}:
-        torch.manual_seed(0)  # rows that the adapter does not have are the same in every run
+        torch.manual_seed(0)  # makes rows that the adapter lacks equal in every run
         module.resize_token_embeddings(sizes.pop(), mean_resizing=False)
 
 
-def _let_each_have_its_own(config: Any, module: Any, saved: Mapping[str, torch.Tensor]) -> None:
-    """Tied layers get the factors that were saved for each; in float32, peft would load those of one for all."""
+def _let_tied_layers_load_their_own(config: Any, module: Any, saved: Mapping[str, torch.Tensor]) -> None:
+    """Let each tied layer load its own saved factors; in float32, peft would load those of one layer for all."""
     if not getattr(config, "ensure_weight_tying", False) or not any(".lora_embedding_" in key for key in saved):
         return
     owners = {key.partition(".lora_")[0] for key in saved if ".lora_" in key}
@@ -98,9 +98,9 @@ def _let_each_have_its_own(config: Any, module: Any, saved: Mapping[str, torch.T
 
 
 def _name_replicated_layers(module: peft.PeftModel) -> None:
-    """Tell a model that peft made deeper (``layer_replication``) of which kind each layer is.
+    """Extend ``layer_types`` for a model that peft made deeper (``layer_replication``).
 
-    peft changes the number of layers only; a model's cache and attention masks go by ``layer_types``.
+    peft changes only the number of layers; a model's cache and attention masks depend on ``layer_types``.
     """
     ranges = getattr(module.peft_config["default"], "layer_replication", None)
     config = module.get_base_model().config.get_text_config()

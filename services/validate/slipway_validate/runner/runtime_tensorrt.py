@@ -1,4 +1,4 @@
-"""Runs a TensorRT (or TensorRT-RTX) engine on the GPU it was built for."""
+"""Run a TensorRT (or TensorRT-RTX) engine on the GPU for which it was built."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
-"""Python module by the builder that ``engine.json`` names."""
+"""Python module of each builder that ``engine.json`` may name."""
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 """``CUdevice_attribute`` values, cuda.h."""
 
 
 def gpu_targets() -> tuple[str, ...]:
-    """Architectures of this machine's GPUs (``sm89``), asked of the driver alone; empty without a driver or a GPU."""
+    """Return the architectures of this machine's GPUs (``sm89``) from the driver alone; empty without a driver or a GPU."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -43,7 +43,7 @@ def _target(cuda: ctypes.CDLL, index: int) -> str:
 
 
 def choose_engine(folder: Path, targets: tuple[str, ...]) -> Path:
-    """The engine file for this machine's first GPU.
+    """Choose the engine file for this machine's first GPU.
 
     Raises:
         NotRunnable: No GPU, or no engine for it.
@@ -52,12 +52,14 @@ def choose_engine(folder: Path, targets: tuple[str, ...]) -> Path:
     built = ", ".join(path.name for path in engines)
     if not targets:
         raise NotRunnable(
-            f"{built}: this machine has no NVIDIA GPU (no CUDA driver answers); validate it on the target"
+            f"{built}: this machine has no NVIDIA GPU (no CUDA driver was found); validate it on the target machine"
         )
     for path in engines:
         if f".{targets[0]}." in path.name:
             return path
-    raise NotRunnable(f"{built}: built for another GPU than this machine's {targets[0]}; validate it on the target")
+    raise NotRunnable(
+        f"{built}: built for another GPU than this machine's {targets[0]}; validate it on the target machine"
+    )
 
 
 class TensorRTModel:
@@ -76,7 +78,9 @@ class TensorRTModel:
         self._past = [name for name in self._inputs if name.startswith(PAST_PREFIX)]
         self._dtypes = {name: _torch_dtype(library, engine.get_tensor_dtype(name)) for name in names}
         if "input_ids" not in self._inputs or "logits" not in self._outputs:
-            raise Unusable(f"the engine has inputs {self._inputs[:3]} and outputs {self._outputs[:3]}, not a decoder's")
+            raise Unusable(
+                f"inputs {self._inputs[:3]} and outputs {self._outputs[:3]} are not those of a decoder's engine"
+            )
         self.has_cache = bool(self._past)
         batch, sequence = engine.get_tensor_profile_shape("input_ids", 0)[2]
         past = engine.get_tensor_profile_shape(self._past[0], 0)[2][2] if self._past else 0
@@ -99,7 +103,7 @@ class TensorRTModel:
         values.update(self._past_values(step.past, batch=len(step.input_ids)))
         for name, value in values.items():
             if not self._context.set_input_shape(name, tuple(value.shape)):
-                raise Unusable(f"the engine's profile does not take {name} of shape {tuple(value.shape)}")
+                raise Unusable(f"the engine's profile does not accept {name} of shape {tuple(value.shape)}")
             self._context.set_tensor_address(name, _address(value))
         results = {name: self._allocate(name) for name in self._outputs}
         for name, value in results.items():
@@ -112,13 +116,13 @@ class TensorRTModel:
         return logits, results if self.has_cache else None
 
     def prepare_comparison(self) -> None:
-        """The engine fixes its arithmetic; nothing to switch."""
+        """Do nothing: the engine fixes its arithmetic."""
 
     def leave_comparison(self) -> None:
-        """The engine fixes its arithmetic; nothing to switch back."""
+        """Do nothing: the engine fixes its arithmetic."""
 
     def peak_device_bytes(self) -> int | None:
-        """Tensors and the engine's own memory together: what the device has in use now."""
+        """Return the memory in use on the device now: tensors and the engine's own memory together."""
         free, total = self._torch.cuda.mem_get_info()
         return int(total - free)
 
@@ -140,7 +144,7 @@ class TensorRTModel:
 
 
 def _address(tensor: Any) -> int:
-    """Device address; an empty tensor has none, and TensorRT refuses null, so it gets one that is never read."""
+    """Return the device address; an empty tensor has none, and TensorRT refuses null, so it gets one that is never read."""
     return int(tensor.data_ptr()) or 256
 
 
@@ -148,12 +152,12 @@ def _torch_dtype(library: ModuleType, dtype: Any) -> Any:
     known = torch_dtypes("F32", "F16", "BF16", "I64", "I32", "BOOL")
     table = {getattr(library, DTYPES[name].torch): dtype for name, dtype in known.items()}
     if dtype not in table:
-        raise Unusable(f"the engine has a tensor of type {dtype}, which cannot be fed")
+        raise Unusable(f"the engine has a tensor of the unsupported type {dtype}")
     return table[dtype]
 
 
 def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the GPU does the work
-    """An output.
+    """Load an output.
 
     Raises:
         NotRunnable: No GPU, no library, or no engine for this GPU.

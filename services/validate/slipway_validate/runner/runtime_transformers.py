@@ -1,4 +1,4 @@
-"""Runs a Hugging Face model folder of any family by transformers on the CPU."""
+"""Run a Hugging Face model folder of any family with transformers on the CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.calls import call_of
+from slipway_validate.runner.calls import choose_call
 from slipway_validate.runner.model import Bounds, Past, Step, Unusable
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
-"""Settings that say how many tokens a model takes: of the decoder where an encoder has its own."""
+"""Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
 
 
 class TransformersModel:
@@ -30,16 +30,16 @@ class TransformersModel:
     def __init__(self, module: Any, family: Family = DECODER, *, stored: str) -> None:
         self._module = module.eval()
         plain = module.get_base_model() if hasattr(module, "get_base_model") else module
-        # peft's own classes know the arguments of some families only; the adapter is in the layers.
+        # peft's own classes accept the arguments of some families only; the adapter is in the layers.
         self._called = self._module if family.comparison is Comparison.NEXT_TOKEN else plain
-        self._call = call_of(family.comparison, plain)
+        self._call = choose_call(family.comparison, plain)
         self._served_as: dict[str, torch.dtype] = {}
         self.has_cache = family.generates
         self.architecture = type(plain).__name__
         self.native_dtype = str(plain.dtype).removeprefix("torch.")
         limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
         limit = next((found for found in limits if found), 1 << 30)
-        # A decoder with a classifier finds the last token by its padding token, and without one refuses a batch.
+        # A decoder with a classifier finds the last token by its padding token, and refuses a batch without one.
         alone = family.comparison is Comparison.CLASSES and getattr(plain.config, "pad_token_id", None) is None
         self.bounds = Bounds(batch=1 if alone else 1 << 30, sequence=limit, past=limit)
         self.engine = Engine(
@@ -57,14 +57,14 @@ class TransformersModel:
         return results.float().numpy(), past
 
     def prepare_comparison(self) -> None:
-        """Compute in float32 from here on. The weights keep their stored values: widening a float is exact."""
-        # transformers forbids its own .float() to quantized models, for other formats' sake; compressed-tensors keeps
-        # its codes in integers, which this leaves alone, and computes in the data type of its scales.
+        """Switch to float32. The weights keep their stored values: widening a float is exact."""
+        # transformers refuses its own .float() for quantized models because of other formats. With compressed-tensors the
+        # codes are integers, which this does not change, and the scales' data type is the one of the computation.
         self._served_as = {name: tensor.dtype for name, tensor in self._tensors()}
         torch.nn.Module.float(self._module)
 
     def leave_comparison(self) -> None:
-        """Compute as it is served again; what was widened is narrowed to the values it had."""
+        """Switch back to the native types; narrowing widened weights restores their values."""
         for name, tensor in self._tensors():
             dtype = self._served_as.get(name, tensor.dtype)
             if dtype != tensor.dtype:
@@ -74,15 +74,15 @@ class TransformersModel:
         return [*self._module.named_parameters(), *self._module.named_buffers()]
 
     def peak_device_bytes(self) -> int | None:
-        """No GPU is used."""
+        """Return None: the model runs on the CPU."""
         return None
 
 
 def load(folder: Path, *, threads: int) -> TransformersModel:
-    """An output, in the data type it is stored in.
+    """Load an output in its stored data type.
 
     Raises:
-        Unusable: The folder holds no model of a known family that transformers can load.
+        Unusable: The folder has no model of a known family that transformers can load.
     """
     torch.set_num_threads(threads)
     module, family = from_pretrained(folder, dtype="auto")
@@ -90,16 +90,16 @@ def load(folder: Path, *, threads: int) -> TransformersModel:
 
 
 def from_pretrained(folder: Path, *, dtype: Any) -> tuple[Any, Family]:
-    """The model in a folder and its family; no code and no pickle of it is run.
+    """Load the model in a folder and return it with its family; none of its code or pickles is run.
 
     Raises:
-        Unusable: It cannot be loaded, or no family fits it.
+        Unusable: It cannot be loaded, or its family is unknown.
     """
     try:
         config = read_config(folder)  # transformers would read it without a limit
         family = family_of(config)
         if family is None:
-            raise Unusable(f"{folder.name!r} is {described(config)}, which is of no known family")
+            raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
         check_loadable(folder, auto_model(family))
         module = auto_model(family).from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False

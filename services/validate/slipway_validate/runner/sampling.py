@@ -1,4 +1,4 @@
-"""Makes what every model of a validation computes: windows of text, and what a family needs beside them."""
+"""Make the samples of a validation: windows of text, and the other inputs that a family needs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from slipway_validate.runner.windows import cut, load_tokenizer, tokens_around
 from slipway_validate.samples import Samples
 
 MASKED_SHARE = 0.15
-"""Share of the tokens that are masked: what these models were trained with (BERT, arXiv 1810.04805)."""
+"""Share of masked tokens, as in the training of these models (BERT, arXiv 1810.04805)."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
 DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size")
 START_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-"""Settings that name the first token a decoder reads, the first that is there decides."""
+"""Settings for the first token of a decoder; the first of them that is set decides."""
 
 
 def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
-    """Make the samples of a family; also what stands for text where there is none, in words.
+    """Make the samples of a family; return them with a description of inputs that replace text.
 
     Raises:
-        Unusable: No tokenizer or feature extractor, or too little text.
+        Unusable: There is no tokenizer or feature extractor, or too little text.
     """
     family = family_named(spec.family)
     if family == SPEECH:
@@ -38,13 +38,13 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     tokenizer = load_tokenizer(spec.tokenizer)
     windows = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
-        windows = _ended(windows, read_config(spec.model))
+        windows = _end_windows(windows, read_config(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
     return make(tokenizer, windows, spec), ""
 
 
-def _ended(windows: Ints, settings: Mapping[str, Any]) -> Ints:
-    """Windows that end with the end of a text, where the model reads its classes off there and the tokenizer sets none."""
+def _end_windows(windows: Ints, settings: Mapping[str, Any]) -> Ints:
+    """End the windows with the end-of-text token if the model is an encoder–decoder, which reads its classes there."""
     end = settings.get("eos_token_id")
     if settings.get("is_encoder_decoder") and isinstance(end, int):
         windows = windows.copy()
@@ -57,12 +57,12 @@ def _plain(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noq
 
 
 def _next_tokens(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
-    """Each token predicts the next; the last one predicts none that is known."""
+    """Make samples in which each token predicts the next; the last one has no label."""
     return Samples(windows, labels=windows[:, 1:])
 
 
 def _masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
-    """Mask some tokens of each window, drawn by the seed; those that stand around a text are left."""
+    """Mask random tokens of each window by the seed, but not those that the tokenizer puts around a text."""
     before, behind = tokens_around(tokenizer)
     columns = np.arange(len(before), windows.shape[1] - len(behind))
     count, draw = max(1, round(MASKED_SHARE * len(columns))), np.random.default_rng(spec.seed)
@@ -74,10 +74,10 @@ def _masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
     return Samples(masked, positions=positions, labels=labels)
 
 
-def _forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
-    """The encoder reads a window, and the decoder is given the same window as what it should have written.
+def _teacher_forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
+    """Make samples in which the encoder reads a window and the decoder gets the same window as labels.
 
-    A decoder with a smaller vocabulary of its own is given what of the tokens' numbers lies in it.
+    If the decoder has its own smaller vocabulary, token ids are reduced to it.
     """
     settings = read_config(spec.model)
     sizes = (settings.get(name) for name in DECODER_VOCABULARIES)
@@ -89,32 +89,32 @@ def _forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # no
 _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
     Comparison.NEXT_TOKEN: _next_tokens,
     Comparison.MASKED_TOKENS: _masked,
-    Comparison.TEACHER_FORCED: _forced,
+    Comparison.TEACHER_FORCED: _teacher_forced,
 }
 
 
 def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
-    """Sound by the seed, and labels from the text; where the model comes without a tokenizer, tokens drawn by the seed."""
-    from slipway_validate.runner.audio import features
+    """Make random sound by the seed, and labels from the text; without a tokenizer, random tokens by the seed."""
+    from slipway_validate.runner.audio import make_features
 
-    said = "the sound is drawn by a seed, and nobody speaks in it"
+    said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
         labels = cut(load_tokenizer(spec.tokenizer), spec.text.read_text(encoding="utf-8"), spec=spec)
     else:
-        labels, said = _drawn(spec), f"{said}; there is no tokenizer, so labels are drawn from the vocabulary"
-    source = features(spec.model, count=len(labels), seed=spec.seed)
+        labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
+    source = make_features(spec.model, count=len(labels), seed=spec.seed)
     return Samples(_decoder_inputs(labels, spec.model), source=source, labels=labels), said
 
 
-def _drawn(spec: TokenizeSpec) -> Ints:
+def _random_labels(spec: TokenizeSpec) -> Ints:
     vocabulary = read_config(spec.model).get("vocab_size")
     if not isinstance(vocabulary, int) or vocabulary < 1:
-        raise Unusable(f"config.json has vocab_size {vocabulary!r}, so no label tokens can be drawn")
+        raise Unusable(f"config.json has vocab_size {vocabulary!r}, so random label tokens cannot be made")
     return np.random.default_rng(spec.seed).integers(0, vocabulary, size=(spec.windows, spec.length))
 
 
 def _decoder_inputs(labels: Ints, model: Path) -> Ints:
-    """What the decoder reads while it is taught: the start token, then every label but the last."""
+    """Return the decoder's teacher-forced input: the start token, then every label but the last."""
     settings = {**read_config(model), **read_json(model / "generation_config.json")}
     start = next((settings[name] for name in START_TOKENS if isinstance(settings.get(name), int)), None)
     if start is None:

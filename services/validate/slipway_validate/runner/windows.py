@@ -1,4 +1,4 @@
-"""Held-out text as windows of tokens, cut with the model's own tokenizer."""
+"""Cut held-out text into windows of tokens with the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MIN_LENGTH = 8
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder.
+    """Load the tokenizer of a model folder.
 
     Raises:
-        Unusable: There is none that transformers can load.
+        Unusable: It has none that transformers can load.
     """
     import transformers
 
@@ -31,10 +31,10 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def cut(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:
-    """Windows (N, T) that do not overlap, spread over the whole text by the seed, in text order.
+    """Cut windows (N, T) that do not overlap, spread over the whole text by the seed, in text order.
 
-    A decoder that was trained with a token at the start of its input gets that token at the start of every window; other families get
-    the tokens that their tokenizer puts around a text.
+    If a decoder's tokenizer starts a text with a begin-of-text token, every window starts with it; for other families every
+    window has the tokens that the tokenizer puts around a text.
 
     Raises:
         Unusable: The text is too short for one window of MIN_LENGTH tokens.
@@ -44,14 +44,14 @@ def cut(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:
     around = len(before) + len(behind)
     body = min(spec.length - around, len(ids))
     if body + around < MIN_LENGTH or body < 1:
-        raise Unusable(f"the held-out text has {counted(len(ids), 'token')}, at least {MIN_LENGTH} are needed")
+        raise Unusable(f"the held-out text has {counted(len(ids), 'token')}, and at least {MIN_LENGTH} are needed")
     slots = len(ids) // body
     chosen = np.sort(np.random.default_rng(spec.seed).permutation(slots)[: spec.windows])
     return np.stack([np.concatenate([before, ids[slot * body : (slot + 1) * body], behind]) for slot in chosen])
 
 
 def tokens_around(tokenizer: Any) -> tuple[Ints, Ints]:
-    """The tokens that a tokenizer puts before and behind a text."""
+    """Return the tokens that a tokenizer puts before and after a text."""
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     whole = list(tokenizer("a")["input_ids"])
     starts = range(len(whole) - len(plain) + 1)

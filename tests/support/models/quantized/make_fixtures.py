@@ -1,4 +1,4 @@
-"""Makes the fixtures beside it with the libraries that define the formats, on a CPU; not run by the tests.
+"""Make the fixtures beside this file with the libraries that define the formats, on a CPU; not run by the tests.
 
 ``pip install torch safetensors bitsandbytes==0.50.2`` and, for their sources, ``pip download --no-deps autoawq==0.2.9 gptqmodel==7.7.0``
 unpacked; then ``python make_fixtures.py AUTOAWQ_FOLDER GPTQMODEL_FOLDER``.
@@ -62,7 +62,7 @@ def large_weight() -> torch.Tensor:
 
 
 def package(name: str, folder: Path) -> None:
-    """Makes a package's modules importable without running its own ``__init__``."""
+    """Make a package's modules importable without running its ``__init__``."""
     module = types.ModuleType(name)
     module.__path__ = [str(folder)]
     sys.modules[name] = module

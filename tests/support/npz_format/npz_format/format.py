@@ -23,7 +23,7 @@ class NpzConfiguration(LevelSettings):
 
     Attributes:
         compress: Compress the archive.
-        leave_out: Weights that do not go along.
+        leave_out: Weights that are left out.
     """
 
     compress: bool = False

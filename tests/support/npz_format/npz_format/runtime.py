@@ -1,4 +1,4 @@
-"""Runs an archive by transformers, for validation."""
+"""Run an archive with transformers, for validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage ``npz_pack``: safetensors to one numpy archive."""
+"""The stage ``npz_pack``: pack safetensors into one numpy archive."""
 
 from __future__ import annotations
 

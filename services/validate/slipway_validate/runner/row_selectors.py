@@ -1,4 +1,4 @@
-"""Which of a batch's results are compared, by family: those of padding are left out, and spans are brought to one width."""
+"""Select the results of a batch to compare, by family: without padding, and spans with one width."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway_validate.numerics import Ints, Logits
 
 NOWHERE = np.float32(-1e30)
-"""Logit of a place that a shorter row does not have: its probability is 0."""
+"""Logit of a position that a shorter row lacks: its probability is 0."""
 
-Reading = Callable[[Logits, Ints], list[Logits]]
-"""From a batch's results and mask (B, L) to the compared results of each row, (P, V)."""
+RowSelector = Callable[[Logits, Ints], list[Logits]]
+"""Function from a batch's results and mask (B, L) to the compared results of each row, (P, V)."""
 
 
 def _of_tokens(results: Logits, mask: Ints) -> list[Logits]:
-    """results: (B, L, V)."""
+    """Select the results of tokens. results: (B, L, V)."""
     return [row[real.astype(bool)] for row, real in zip(results, mask, strict=True)]
 
 
 def _of_rows(results: Logits, mask: Ints) -> list[Logits]:  # noqa: ARG001 - a result is its whole row's
-    """results: (B, P, V)."""
+    """Select all results of each row. results: (B, P, V)."""
     return list(results)
 
 
 def _of_spans(results: Logits, mask: Ints) -> list[Logits]:
-    """results: (B, 2, L)."""
+    """Select the starts and ends of spans at tokens. results: (B, 2, L)."""
     return [row[:, real.astype(bool)] for row, real in zip(results, mask, strict=True)]
 
 
-_BY_COMPARISON: Mapping[Comparison, Reading] = {Comparison.SPANS: _of_spans}
+_BY_COMPARISON: Mapping[Comparison, RowSelector] = {Comparison.SPANS: _of_spans}
 
 
-def reading_of(family: Family) -> Reading:
-    """How the results of a family are read."""
+def choose_row_selector(family: Family) -> RowSelector:
+    """Choose the selector of results for a family."""
     if family == SEQUENCE_CLASSIFIER:
         return _of_rows
     return _BY_COMPARISON.get(family.comparison, _of_tokens)
 
 
 def per_token(family: Family) -> bool:
-    """Whether each token has a result."""
-    return reading_of(family) is _of_tokens
+    """Return whether each token has a result."""
+    return choose_row_selector(family) is _of_tokens
 
 
-def joined(rows: list[Logits]) -> Logits:
-    """The results of all rows below each other, the narrower ones filled up: (positions, V)."""
+def join_rows(rows: list[Logits]) -> Logits:
+    """Stack the results of all rows, with narrower ones filled up: (positions, V)."""
     width = max(row.shape[-1] for row in rows)
     filled = [np.pad(row, ((0, 0), (0, width - row.shape[-1])), constant_values=NOWHERE) for row in rows]
     found: Logits = np.concatenate(filled)

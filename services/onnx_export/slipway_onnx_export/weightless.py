@@ -1,4 +1,4 @@
-"""A transformers model that can be traced but holds no weights, and the flat signature engines trace it with."""
+"""Build a transformers model that can be traced without weights, with the flat signature that engines trace."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slipway_onnx_export.source import ModelSource
 # Names of the axes that vary. total_sequence is past_sequence + sequence.
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past_sequence", "total_sequence"
 
-# Sizes of the traced example, all different and above 1, so that no axis is mistaken for another or for a constant.
+# Sizes of the traced example, all different and above 1, so that a tracer does not confuse axes or fix one as a constant.
 TRACE_BATCH, TRACE_SEQUENCE, TRACE_PAST = 2, 3, 5
 
 
 class FlatDecoder(torch.nn.Module):
-    """A causal language model with plain tensors in and out.
+    """A causal language model whose inputs and outputs are plain tensors.
 
     forward takes input_ids (batch, sequence), attention_mask (batch, past + sequence), position_ids (batch, sequence) and
     the cache as key, value, key, value … each (batch, kv heads, past, head size); it returns logits (batch, sequence,
-    vocabulary) and the grown cache in the same order.
+    vocabulary) and the extended cache in the same order.
     """
 
     def __init__(self, model: Any) -> None:
@@ -52,16 +52,16 @@ class FlatDecoder(torch.nn.Module):
         return (out.logits, *present)
 
 
-def hollow_decoder(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> FlatDecoder:
-    """The source's architecture with real buffers and weights that are one zero, seen in their full shape.
+def build_weightless_decoder(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> FlatDecoder:
+    """Build the source's architecture with real buffers, and weights that are views of a single zero.
 
     Args:
         source: The model's folder; its weights are not read.
         engine: Name for the error's ``about``.
-        attention: transformers' attention implementations, the first that the architecture has is taken.
+        attention: transformers' attention implementations; the first that the architecture supports is used.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` when transformers has no causal language model for it.
+        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no causal language model for it.
     """
     for implementation in attention:
         try:
@@ -90,7 +90,7 @@ def hollow_decoder(source: ModelSource, *, engine: str, attention: tuple[str, ..
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Let modules made inside have their parameters on the meta device, buffers as usual.
+    """Put the parameters of modules made in this context on the meta device, and their buffers in memory.
 
     Buffers (rotary frequencies, masks) become constants of the graph, so they must be real.
     """
@@ -101,7 +101,7 @@ def _parameters_on_meta() -> Iterator[None]:
             param = torch.nn.Parameter(param.to("meta"), requires_grad=False)
         register(self, name, param)
 
-    # torch has no hook for this; the class is given back before anything else runs.
+    # torch has no hook for this; the method is restored before anything else runs.
     setattr(torch.nn.Module, "register_parameter", register_meta)  # noqa: B010  mypy takes no assignment to a method
     try:
         yield
@@ -110,7 +110,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _fill_with_zero(model: torch.nn.Module) -> None:
-    """Replace meta parameters by views of one number; what is tied stays tied."""
+    """Replace meta parameters by views of one number; tied parameters stay tied."""
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -123,7 +123,7 @@ def _fill_with_zero(model: torch.nn.Module) -> None:
 
 
 def trace_inputs(decoder: FlatDecoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Example inputs with a past and left padding, so that nothing about either is taken for granted."""
+    """Return example inputs with a past and left padding, so that the trace depends on neither."""
     config = decoder.model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -136,14 +136,14 @@ def trace_inputs(decoder: FlatDecoder) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def interface_names(layers: int) -> tuple[list[str], list[str]]:
-    """Names of the inputs and outputs of :class:`FlatDecoder`, in its order."""
+    """Return the names of the inputs and outputs of :class:`FlatDecoder`, in its order."""
     pairs = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
     inputs = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{pair}" for pair in pairs)]
     return inputs, ["logits", *(f"present.{pair}" for pair in pairs)]
 
 
 def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.Tensor]:
-    """The source's weights under every name the module knows them by.
+    """Return the source's weights under every name that the module has for them.
 
     A tied weight is stored once and may appear in a graph under its other name.
     """
@@ -158,9 +158,9 @@ def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.T
     return weights
 
 
-def misfits(source: ModelSource, *, engine: str) -> list[str]:
-    """Parameters of transformers' own model that the folder lacks, under any of their names, or has in another shape."""
-    decoder = hollow_decoder(source, engine=engine, attention=("eager",))
+def find_misfits(source: ModelSource, *, engine: str) -> list[str]:
+    """Find the parameters of transformers' model that the folder lacks under all their names or has in another shape."""
+    decoder = build_weightless_decoder(source, engine=engine, attention=("eager",))
     weights = tied_weights(decoder, source)
     return [
         name
