@@ -77,7 +77,7 @@ def _contents(extras: set[str]) -> Iterator[str]:
 
 
 def _compiled(extras: set[str]) -> Iterator[str]:
-    """The merge would do without its kernel, but slower."""
+    """Check that the kernel was compiled: the merge would do without it, but slower."""
     if "merge" in extras and not any(
         (_ENVIRONMENT / "lib").glob("python3*/site-packages/slipway_merge/tensors/_kernel*.so")
     ):
@@ -85,7 +85,7 @@ def _compiled(extras: set[str]) -> Iterator[str]:
 
 
 def _stages(runs: set[str], extras: set[str]) -> Iterator[str]:
-    """What doctor says: the image's stage can run."""
+    """Check that doctor says that the image's stage can run."""
     wanted = {extra.replace("-", "_") for extra in extras} - {"coordinator", "s3", "tensorrt"}
     yield from (f"does not run the stage {name}" for name in sorted(wanted - runs))
 
@@ -95,7 +95,7 @@ def _installed() -> set[str]:
 
 
 def _closure(name: str, extras: set[str]) -> set[str]:
-    """A distribution and all that it requires, by names; requirements for other machines count too."""
+    """Name a distribution and all that it requires, also what only other machines need."""
     found: set[str] = set()
     waiting = [(_normal(name), frozenset(map(_normal, extras)))]
     seen = set(waiting)

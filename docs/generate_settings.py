@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r" \(`([A-Z_]+)`\)")
 
 
 def page(text: str) -> str:
-    """A page with the tables between its markers made anew."""
+    """Make the tables between a page's markers anew."""
     for name, table in (("settings", settings_table()), ("machine", machine_table())):
         begin, end = f"<!-- {name}: made by docs/generate_settings.py -->\n", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
@@ -51,12 +51,12 @@ def machine_table() -> str:
 
 
 def markdown(model: type[BaseModel]) -> dict[str, str]:
-    """The meaning of each field of a model, as Markdown."""
+    """Write the meaning of each field of a model as Markdown."""
     return {key: text.replace("``", "`").replace("|", "\\|") for key, text in meanings(model).items()}
 
 
 def _with_values(meaning: str, key: str) -> str:
-    """The meaning, and the values that a setting can have where it does not name them all; true and false go without saying."""
+    """Write the meaning, and the possible values if it does not name them all; true and false go without saying."""
     possible = values(key)
     if possible == ("true", "false") or all(f"`{value}`" in meaning for value in possible):
         return meaning

@@ -79,7 +79,7 @@ class Need:
 
 
 def needs(size: ModelSize) -> dict[str, Need]:
-    """The needs of each worker, by the name of its Deployment."""
+    """Return the needs of each worker by the name of its Deployment."""
     stored, single = size.weight_bytes + size.companion_bytes, size.weights * FLOAT32_BYTES + size.companion_bytes
     integer = int(size.weights * BYTES_PER_WEIGHT["int8"])
     half = _task("quantize", "onnx-fp16")
@@ -111,7 +111,7 @@ def base_gib(stage: str, path: str) -> int:
 
 
 def component(name: str) -> str:
-    """The component of one model: what its workers need, and never less than they have without it."""
+    """Write the component of one model: what its workers need, and never less than they have without it."""
     model = MODELS[name]
     lines = [
         f"# Workers for models of the size of {model.name}; by docs/generate_sizing.py {name}, see docs/sizing.md.",

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.execution.execution import Execution
-from slipway.execution.process import Outcome, execute
+from slipway.execution.supervisor import Outcome, execute
 from slipway.stage_call import StageCall
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-stage.md"

@@ -14,7 +14,7 @@ import pytest
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.execution.execution import Execution
-from slipway.execution.process import execute
+from slipway.execution.supervisor import execute
 from slipway.stage_call import StageCall
 from support.commands.cli import SLIPWAY, environment
 from support.coordinators.harness import process, wait_for
@@ -122,6 +122,6 @@ def test_the_traps_work(checkpoint: Checkpoint, tmp_path: Path) -> None:
     trapped = tmp_path / "trapped"
     trapped.mkdir()
     traps = Traps(trapped, tmp_path / "ran")
-    command = [SLIPWAY.removesuffix("slipway") + "python", "-m", "slipway.execution.child", "1"]
+    command = [SLIPWAY.removesuffix("slipway") + "python", "-m", "slipway.execution.child_main", "1"]
     subprocess.run(command, cwd=trapped, env=environment(checkpoint.home), capture_output=True)
     assert traps.ran()

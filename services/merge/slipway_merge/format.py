@@ -48,7 +48,7 @@ FORMAT = Format(
         files=("*.safetensors",),
         load="slipway_validate.runner.runtime_transformers:load",
     ),
-    quantizer="slipway_quantize.quantizers:CHECKPOINTS",
+    quantizer="slipway_quantize.own_quantizers:CHECKPOINTS",
     usage=Usage(
         template=("slipway_merge", "usage.example.j2"),
         library="transformers",

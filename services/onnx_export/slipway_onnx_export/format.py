@@ -85,7 +85,7 @@ FORMAT = Format(
         precision_file="onnx_export.json",
         stored_dtype="float32",
     ),
-    quantizer="slipway_quantize.quantizers:GRAPHS",
+    quantizer="slipway_quantize.own_quantizers:GRAPHS",
     usage=Usage(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from slipway.stage import StageParams
-from slipway.validation.limits import LimitOverrides
+from slipway.validation.limit_overrides import LimitOverrides
 
 
 class ValidateParams(StageParams):

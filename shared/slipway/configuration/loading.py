@@ -101,7 +101,7 @@ def parse(data: Mapping[str, Any], *, source: str = "") -> ExportConfiguration:
 
 
 def _without_checkpoint(settings: Mapping[str, Setting], broken: set[str]) -> list[Problem]:
-    """What is missing, or makes no sense, where no checkpoint is set: a model is then exported as it is."""
+    """Find settings that are missing or make no sense without a checkpoint, when a model is exported as it is."""
 
     def is_set(key: str) -> bool:
         value = settings[key].value if key in settings else None

@@ -31,7 +31,7 @@ from slipway.settings.sections import (
     lower_case,
 )
 from slipway.texts import quoted
-from slipway.validation.limits import LimitOverrides
+from slipway.validation.limit_overrides import LimitOverrides
 
 
 def without_none(path: str) -> str:

@@ -13,7 +13,7 @@ from slipway.registry import stage_names
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import Level
 from slipway.texts import quoted
-from slipway.validation.limits import LIMIT_LEVELS, LimitOverrides
+from slipway.validation.limit_overrides import LIMIT_LEVELS, LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 

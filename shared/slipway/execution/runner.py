@@ -18,7 +18,7 @@ from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_ke
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
-from slipway.execution.process import OnLog, OnProgress, execute
+from slipway.execution.supervisor import OnLog, OnProgress, execute
 from slipway.execution.surroundings import with_surroundings
 from slipway.files.user_paths import user_path
 from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
@@ -79,8 +79,8 @@ class TaskRunner:
         Args:
             call: The stage with its parameters; inputs are artifacts by digest.
             project: Project of the export, for which sources are imported.
-            on_progress: As for :func:`~slipway.execution.process.execute`.
-            on_log: As for :func:`~slipway.execution.process.execute`.
+            on_progress: As for :func:`~slipway.execution.supervisor.execute`.
+            on_log: As for :func:`~slipway.execution.supervisor.execute`.
         """
         try:
             stage = load_stage(call.stage)

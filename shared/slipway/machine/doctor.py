@@ -118,7 +118,7 @@ def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
 
 
 def _stages_of_formats() -> dict[str, tuple[str, ...]]:
-    """The stages that each format needs, unquantized and at its levels, and those of the validation."""
+    """Return the stages that each format needs, unquantized and at its levels, and those of the validation."""
     merge = stage_of(Role.MERGE).name
     found: dict[str, tuple[str, ...]] = {}
     for name, each in formats().items():

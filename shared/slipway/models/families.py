@@ -179,7 +179,7 @@ def described(config: Mapping[str, Any]) -> str:
 
 
 def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | None:
-    """The family of a model that transformers calls ForConditionalGeneration."""
+    """Return the family of a model that transformers calls ForConditionalGeneration."""
     if not config.get("is_encoder_decoder"):
         return DECODER if model_type in _TEXT_OF_MANY_TYPES else None
     if model_type in _SPEECH_TYPES:

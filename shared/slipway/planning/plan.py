@@ -152,7 +152,7 @@ def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_a
 
 
 def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
-    """The model of an export without an adapter: what the preparation makes of any base, a clean folder of plain weights."""
+    """Plan the model of an export without an adapter: the preparation makes a clean folder of plain weights of any base."""
     stage = stage_of(Role.PREPARATION)
     return PlannedTask(
         stage.name,
@@ -169,7 +169,7 @@ def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
 
 
 def _delivered(configuration: ExportConfiguration) -> str:
-    """The format whose unquantized output is the merged model itself; empty where none is asked for."""
+    """Return the format whose unquantized output is the merged model itself; empty if it is not enabled."""
     asked = configuration.formats.enabled()
     return next((each.name for each, section in asked if each.is_model and _unquantized(section)), "")
 

@@ -32,11 +32,11 @@ class Incoming:
         )
 
     def of_principal(self, name: str) -> asyncio.Semaphore:
-        """What lets as many messages of a principal in as may be on their way; others wait."""
+        """Return the room for a principal's messages on their way in; further ones wait."""
         return self._of_principal.setdefault(name, asyncio.Semaphore(self._limits.requests))
 
     def unnamed(self, address: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """The same for callers without an identity; too many are not kept waiting, but the oldest ends."""
+        """Return the room for callers without an identity; if it is full, the oldest call ends."""
         return self._unnamed.one(address)
 
 

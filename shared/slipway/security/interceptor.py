@@ -171,7 +171,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             await responses.aclose()
 
     def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
-        """The terms of a call, and who makes it.
+        """Return the terms of a call, and its caller.
 
         Raises:
             ServiceError: reason ``UNAUTHENTICATED``, or ``PERMISSION_DENIED`` for a call without terms.
@@ -245,7 +245,7 @@ def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetail
 
 
 async def _only_message(stream: AsyncIterator[bytes], room: Room, rule: Rule) -> bytes:
-    """The request of a call that has one.
+    """Read the request of a call that has one.
 
     Raises:
         ServiceError: reason ``CALL_TIMEOUT``, or ``REQUEST_INVALID`` without one.

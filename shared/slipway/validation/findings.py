@@ -20,7 +20,7 @@ from pydantic import computed_field
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
-from slipway.validation.limits import Limits
+from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Memory, Speed
 from slipway.validation.values import Value
 

@@ -236,7 +236,7 @@ def test_limits_of_another_form_are_refused(canonical: Path, row: str) -> None:
 
 
 def test_the_levels_of_limits_are_the_stage_s() -> None:
-    from slipway.validation.limits import LIMIT_LEVELS
+    from slipway.validation.limit_overrides import LIMIT_LEVELS
     from slipway_validate.judging.limits import LIMITS
 
     assert tuple(LIMITS) == LIMIT_LEVELS

@@ -14,7 +14,7 @@ import pytest
 
 from slipway.execution.child_process import GRACE_SECONDS
 from slipway.execution.execution import Execution
-from slipway.execution.process import Outcome, execute
+from slipway.execution.supervisor import Outcome, execute
 from slipway.execution.surroundings import surroundings_of
 from slipway.stage import Progress
 from slipway.stage_call import Limits, StageCall
@@ -147,7 +147,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from slipway.execution.execution import Execution
-from slipway.execution.process import execute
+from slipway.execution.supervisor import execute
 from slipway.stage_call import Limits, StageCall
 execution = Execution(StageCall("support.stages.plain:TROUBLE", {"kind": sys.argv[2]}, {}), Path(sys.argv[1]))
 outcome = asyncio.run(execute(execution, on_progress=lambda p, m: print(p.phase, flush=True)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.execution.execution import Execution
 from slipway.execution.memory import TreeMemory
 from slipway.execution.pressure import Pressure
-from slipway.execution.process import Outcome, execute
+from slipway.execution.supervisor import Outcome, execute
 from slipway.machine.cgroup import ControlGroup
 from slipway.observability import metrics
 from slipway.stage import Progress

@@ -20,7 +20,9 @@ _OTHER_TEXTS = (".j2", ".yaml")
 
 ALLOWED = {
     "shared/slipway/models/dtypes.py": {"onnx": "the column of a library's own names for types"},
-    "shared/slipway/execution/child.py": {"prepare": "a phase of a task's span, of every stage; dashboards know it"},
+    "shared/slipway/execution/child_main.py": {
+        "prepare": "a phase of a task's span, of every stage; dashboards know it"
+    },
     "services/coordinator/slipway_coordinator/model/recovery.yaml": {
         "*": "the table of rules is data, which an operator replaces as a whole: it says what to try for which stage"
     },

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slipway.execution.execution import Execution
-from slipway.execution.process import execute
+from slipway.execution.supervisor import execute
 from slipway.machine.cgroup import ControlGroup
 from slipway.machine.threads import session_options, sleeping_threads, thread_variables
 from slipway.stage_call import Limits, StageCall

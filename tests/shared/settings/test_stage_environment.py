@@ -11,7 +11,7 @@ import pytest
 
 from slipway.errors import ConfigurationError
 from slipway.execution.execution import Execution
-from slipway.execution.process import execute
+from slipway.execution.supervisor import execute
 from slipway.settings import Settings
 from slipway.settings.stage_environment import VARIABLE, stage_environment
 from slipway.stage_call import StageCall

@@ -164,7 +164,11 @@ def stage_processes(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             ours = process.environ().get("SLIPWAY_TEST_STAGES") == str(folder)
-            if ours and "slipway.execution.child" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                ours
+                and "slipway.execution.child_main" in process.cmdline()
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue

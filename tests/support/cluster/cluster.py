@@ -112,7 +112,7 @@ class Member:
         """Return the processes that it started: stages."""
         try:
             found = psutil.Process(self.process.pid).children(recursive=True) if self.process else []
-            return [child for child in found if "slipway.execution.child" in child.cmdline()]
+            return [child for child in found if "slipway.execution.child_main" in child.cmdline()]
         except psutil.Error:
             return []
 

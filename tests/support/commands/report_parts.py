@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from slipway.results.result import AttemptResult, ExportResult, FormatResult
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
-from slipway.validation.limits import Limits
+from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Memory, Speed
 
 ENGINE = Engine(runtime="onnxruntime", version="onnxruntime 1.31", stored_dtype="int4", compute_dtype="float32")

@@ -89,7 +89,7 @@ def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
 
 
 def _limits(record: ExportRecord, task: TaskRecord) -> Limits:
-    """What the latest attempt may use: what the configuration says, as recovery has changed it."""
+    """Return the limits of the latest attempt: those of the configuration, as recovery changed them."""
     settings, resources = record.configuration.get("resources", {}), task.attempt.resources
     seconds = settings.get("stage_timeouts", {}).get(task.stage, settings.get("stage_timeout_seconds", 0))
     return Limits(

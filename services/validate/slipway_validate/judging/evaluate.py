@@ -11,7 +11,7 @@ from slipway.formats.registry import merged_output
 from slipway.models.families import Family
 from slipway.validation.comparisons import GreedyComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
-from slipway.validation.limits import Limits
+from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine
 from slipway_validate import folders
 from slipway_validate.cases import native_case

@@ -8,7 +8,7 @@ from typing import Literal
 
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
-from slipway.validation.limits import Limits
+from slipway.validation.limit_overrides import Limits
 from slipway_validate.judging.limits import (
     ALONG_EFFECT,
     CASE_FACTOR,

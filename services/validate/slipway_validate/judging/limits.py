@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slipway.validation.limits import LimitOverrides, Limits
+from slipway.validation.limit_overrides import LimitOverrides, Limits
 from slipway.validation.speed import Engine
 
 # fmt: off

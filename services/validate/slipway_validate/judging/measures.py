@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipway.models.families import Comparison
 from slipway.validation.comparisons import LogitComparison
-from slipway.validation.limits import Limits
+from slipway.validation.limit_overrides import Limits
 from slipway_validate.numerics import LogitComparer
 from slipway_validate.vectors import VectorComparer
 

@@ -15,7 +15,7 @@ from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.progress.reporter import StageReporter
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.execution import Execution
-from slipway.execution.process import Outcome, execute
+from slipway.execution.supervisor import Outcome, execute
 from slipway.files.json_documents import parse_json
 from slipway.files.links import all_files
 from slipway.files.local_folders import check_local

@@ -123,7 +123,7 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
 
 
 def _family(folder: Path) -> Family:
-    """What the example loads; a decoder where the folder does not tell, as an engine's may not."""
+    """Return the family of the model that the example loads; a decoder if the folder does not tell."""
     try:
         return model_family(folder) or DECODER
     except CheckpointValidationError:

@@ -231,7 +231,7 @@ def kill_in_the_middle(folder: Path, models: Path, *, command: bool) -> tuple[Pa
             time.sleep(0.001)
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(process.pid).children(recursive=True)
-            child = next((one for one in children if "slipway.execution.child" in one.cmdline()), process)
+            child = next((one for one in children if "slipway.execution.child_main" in one.cmdline()), process)
             (process if command else child).kill()
         if command:
             process.communicate()

@@ -63,7 +63,7 @@ async def execute(
     reader, writer = os.pipe()
     try:
         process = ChildProcess(
-            "slipway.execution.child",
+            "slipway.execution.child_main",
             str(writer),
             environment=environment,
             workdir=execution.workdir,

@@ -1,4 +1,4 @@
-"""The child process, ``python -P -m slipway.execution.child``: run one attempt of one stage, and report one result.
+"""The child process, ``python -P -m slipway.execution.child_main``: run one attempt of one stage, and report one result.
 
 The child reads the execution from standard input as one line of JSON. Standard input then stays open: when it closes, the parent is
 gone, and the child and everything it started end too. The child writes events to the file descriptor named on the command line, one
