@@ -160,14 +160,17 @@ class Effort:
 
 
 def _no_bytes(_params: Mapping[str, Any], _size: ModelSize) -> int:
+    """Estimate no bytes."""
     return 0
 
 
 def _no_advice(_params: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Give no advice."""
     return None
 
 
 def _nothing_refused(_config: Mapping[str, Any]) -> str:
+    """Refuse no model."""
     return ""
 
 

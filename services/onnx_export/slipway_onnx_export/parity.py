@@ -172,7 +172,7 @@ def _reference(source: ModelSource, conversations: list[_Conversation], *, on_ca
     on_call(done)
     transformers.utils.logging.disable_progress_bar()
     try:
-        check_loadable(source.folder, transformers.AutoModelForCausalLM)
+        check_loadable(source.folder, auto_model(DECODER))
     except CannotBuildError as error:
         raise ONNXExportError(
             f"PyTorch cannot run the model for the comparison: {error}",

@@ -99,10 +99,12 @@ class Usage:
 
 
 def _nothing(_: Any) -> tuple[()]:
+    """Find nothing."""
     return ()
 
 
 def _always(_: Any) -> bool:
+    """Say yes."""
     return True
 
 

@@ -329,7 +329,7 @@ def test_expressions_that_are_compiled_for_every_name_are_bounded() -> None:
     patterns = {rf"layers\.{number}\.(q|k)_proj": 8 for number in range(10_000)}
     found = answer(lambda: check_patterns({"rank_pattern": patterns}, names))
     assert isinstance(found, CheckpointValidationError)
-    assert "10000 expressions, for 30 modules" in found.message
+    assert "10000 expressions for 30 modules" in found.message
 
 
 def test_a_trial_that_was_ended_before_it_began_is_not_the_adapters_fault(

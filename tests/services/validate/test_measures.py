@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from slipway.models.families import Comparison
-from slipway_validate.judging.measures import distance_of, measure_of
+from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.numerics import LogitComparer, adapter_strength
-from slipway_validate.runner.readings import NOWHERE, joined
+from slipway_validate.runner.row_selectors import NOWHERE, joined
 from slipway_validate.vectors import VectorComparer
 
 
@@ -60,10 +60,10 @@ def test_a_near_tie_is_no_other_choice() -> None:
 
 
 def test_what_is_measured_follows_the_comparison_and_the_width() -> None:
-    assert measure_of(Comparison.NEXT_TOKEN, width=100).many
-    assert measure_of(Comparison.CLASSES, width=3).logits
-    assert not measure_of(Comparison.CLASSES, width=1).logits
-    assert not measure_of(Comparison.EMBEDDINGS, width=32).logits
+    assert choose_measure(Comparison.NEXT_TOKEN, width=100).many
+    assert choose_measure(Comparison.CLASSES, width=3).logits
+    assert not choose_measure(Comparison.CLASSES, width=1).logits
+    assert not choose_measure(Comparison.EMBEDDINGS, width=32).logits
 
 
 def test_a_shift_of_a_score_counts() -> None:
