@@ -8,7 +8,7 @@ import pytest
 from slipway.models.families import Comparison
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.numerics import LogitComparer, adapter_strength
-from slipway_validate.runner.row_selectors import NOWHERE, joined
+from slipway_validate.runner.row_selectors import NOWHERE, join_rows
 from slipway_validate.vectors import VectorComparer
 
 
@@ -72,7 +72,7 @@ def test_a_shift_of_a_score_counts() -> None:
 
 
 def test_places_that_a_shorter_row_lacks_are_never_chosen() -> None:
-    rows = joined([np.zeros((2, 3), dtype=np.float32), np.ones((2, 2), dtype=np.float32)])
+    rows = join_rows([np.zeros((2, 3), dtype=np.float32), np.ones((2, 2), dtype=np.float32)])
     assert rows.shape == (4, 3)
     assert (rows[2:, 2] == NOWHERE).all()
     comparer = LogitComparer()
