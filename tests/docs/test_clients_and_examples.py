@@ -63,7 +63,7 @@ def test_a_result_is_registered_with_its_report(tmp_path: Path, delivered: Path,
     for _ in range(2):  # a step of a pipeline may be repeated
         done = example(*words, **store)
         assert done.stdout.splitlines()[-1] == "it's version 1", done.stderr
-    assert "registered already" in done.stderr
+    assert "already registered" in done.stderr
     report = json.loads((delivered / "report.json").read_text())
     report["result"]["formats"]["onnx-int8"]["digest"] = "sha256:another"
     (delivered / "report.json").write_text(json.dumps(report))

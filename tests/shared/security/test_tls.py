@@ -209,7 +209,7 @@ def test_a_workers_own_server_answers_only_health_checks_on_a_network() -> None:
         (("localhost",), "theirs", "CERTIFICATE_VERIFY_FAILED"),
         (("elsewhere",), "ours", "Hostname Verification Check failed"),
         ((), "ours", "WRONG_VERSION_NUMBER"),
-        (("localhost",), "", "whether it wants TLS"),
+        (("localhost",), "", "whether it requires TLS"),
     ],
     ids=["other-authority", "other-name", "server-without-tls", "client-without-tls"],
 )
