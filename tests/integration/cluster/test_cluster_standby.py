@@ -54,7 +54,7 @@ def test_a_standby_leads_to_the_active_coordinator(cluster: Cluster) -> None:
         with pytest.raises(ModelExportError) as caught:
             client.get_export("x")
         assert caught.value.reason == "EXPORT_NOT_FOUND"
-    assert f"on to 127.0.0.1:{cluster.active().port}" in cluster.standby().log()
+    assert f" to 127.0.0.1:{cluster.active().port} as " in cluster.standby().log()
 
 
 @pytest.mark.parametrize("end", ENDS)
