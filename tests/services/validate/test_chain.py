@@ -26,7 +26,7 @@ SHARD_BYTES = 60_000
 
 
 def save_training_run(root: Path) -> tuple[Path, Path]:
-    """Base and adapter; the base's files are links to read-only files elsewhere, as in a hub's cache."""
+    """Base and adapter; the base's files are links to read-only blobs, as in a hub's cache."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -42,15 +42,17 @@ def save_training_run(root: Path) -> tuple[Path, Path]:
         eos_token_id=1,
     )
     base = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    base.save_pretrained(root / "blobs", max_shard_size="60KB")
-    save_tokenizer(root / "blobs")
-    (root / "base").mkdir()
-    for path in sorted((root / "blobs").iterdir()):
+    blobs = root / "models--tiny--llama" / "blobs"
+    folder = blobs.parent / "snapshots" / "1"
+    base.save_pretrained(blobs, max_shard_size="60KB")
+    save_tokenizer(blobs)
+    folder.mkdir(parents=True)
+    for path in sorted(blobs.iterdir()):
         path.chmod(0o444)
-        (root / "base" / path.name).symlink_to(path)
+        (folder / path.name).symlink_to(path)
     lora = LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     get_peft_model(base.float(), lora).save_pretrained(root / "adapter")
-    return root / "base", root / "adapter"
+    return folder, root / "adapter"
 
 
 def shards(folder: Path) -> set[str]:
