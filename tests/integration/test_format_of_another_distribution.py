@@ -95,7 +95,7 @@ def test_its_outputs_are_delivered_and_judged_by_its_own_runtime(exported: dict[
 
 
 def test_the_card_has_its_example_which_runs(exported: dict[str, Any]) -> None:
-    from slipway.results.report.card import usage_examples
+    from support.commands.usage_examples import usage_examples
 
     folder = Path(exported["output_directory"])
     card = (folder / "README.md").read_text()

@@ -169,7 +169,7 @@ def test_an_engine_that_cannot_run_here_is_not_called_passed(result: dict[str, A
 
 @pytest.fixture(scope="module")
 def examples(folder: Path) -> dict[str, str]:
-    from slipway.results.report.card import usage_examples
+    from support.commands.usage_examples import usage_examples
 
     card = (folder / "README.md").read_text()
     assert card.count("```python") == 3  # one for all levels of a format

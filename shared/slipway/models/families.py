@@ -38,6 +38,7 @@ class Family:
         inputs: Names of the tensors it takes.
         outputs: Names of the tensors it gives that are compared.
         comparison: How two models are compared.
+        task: Name of its task on model hubs (``pipeline_tag``).
         generates: Whether it decodes text token by token, with a KV cache.
     """
 
@@ -46,19 +47,23 @@ class Family:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     comparison: Comparison
+    task: str
     generates: bool = False
 
 
 _TEXT = ("input_ids", "attention_mask")
 _DECODED = ("decoder_input_ids",)
 
-DECODER = Family("decoder", "AutoModelForCausalLM", _TEXT, ("logits",), Comparison.NEXT_TOKEN, generates=True)
+DECODER = Family(
+    "decoder", "AutoModelForCausalLM", _TEXT, ("logits",), Comparison.NEXT_TOKEN, "text-generation", generates=True
+)
 ENCODER_DECODER = Family(
     "encoder-decoder",
     "AutoModelForSeq2SeqLM",
     (*_TEXT, *_DECODED),
     ("logits",),
     Comparison.TEACHER_FORCED,
+    "text2text-generation",
     generates=True,
 )
 SPEECH = Family(
@@ -67,19 +72,39 @@ SPEECH = Family(
     ("input_features", *_DECODED),
     ("logits",),
     Comparison.TEACHER_FORCED,
+    "automatic-speech-recognition",
     generates=True,
 )
 SEQUENCE_CLASSIFIER = Family(
-    "sequence classifier", "AutoModelForSequenceClassification", _TEXT, ("logits",), Comparison.CLASSES
+    "sequence classifier",
+    "AutoModelForSequenceClassification",
+    _TEXT,
+    ("logits",),
+    Comparison.CLASSES,
+    "text-classification",
 )
-TOKEN_CLASSIFIER = Family("token classifier", "AutoModelForTokenClassification", _TEXT, ("logits",), Comparison.CLASSES)
+TOKEN_CLASSIFIER = Family(
+    "token classifier",
+    "AutoModelForTokenClassification",
+    _TEXT,
+    ("logits",),
+    Comparison.CLASSES,
+    "token-classification",
+)
 QUESTION_ANSWERING = Family(
-    "question answering", "AutoModelForQuestionAnswering", _TEXT, ("start_logits", "end_logits"), Comparison.SPANS
+    "question answering",
+    "AutoModelForQuestionAnswering",
+    _TEXT,
+    ("start_logits", "end_logits"),
+    Comparison.SPANS,
+    "question-answering",
 )
 MASKED_LANGUAGE_MODEL = Family(
-    "masked language model", "AutoModelForMaskedLM", _TEXT, ("logits",), Comparison.MASKED_TOKENS
+    "masked language model", "AutoModelForMaskedLM", _TEXT, ("logits",), Comparison.MASKED_TOKENS, "fill-mask"
 )
-FEATURE_EXTRACTION = Family("feature extraction", "AutoModel", _TEXT, ("last_hidden_state",), Comparison.EMBEDDINGS)
+FEATURE_EXTRACTION = Family(
+    "feature extraction", "AutoModel", _TEXT, ("last_hidden_state",), Comparison.EMBEDDINGS, "feature-extraction"
+)
 
 FAMILIES: tuple[Family, ...] = (
     DECODER,

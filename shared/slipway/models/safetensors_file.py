@@ -11,7 +11,7 @@ import math
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -238,8 +238,3 @@ def _invalid(folder: Path, what: str, **about: object) -> CheckpointValidationEr
         remedy="download or copy the model again, completely",
         about={"folder": folder, **about},
     )
-
-
-def iter_shards(tensors: Mapping[str, TensorInfo]) -> Iterator[Path]:
-    """Yield the files that hold the tensors, each once, sorted."""
-    yield from sorted({tensor.file for tensor in tensors.values()})

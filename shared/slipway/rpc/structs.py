@@ -76,8 +76,3 @@ def timestamp(seconds: float | None) -> Timestamp | None:
     result = Timestamp()
     result.FromNanoseconds(round(seconds * 1e6) * 1000)
     return result
-
-
-def seconds_of(moment: Timestamp) -> float:
-    """Convert a Timestamp to seconds since the epoch."""
-    return moment.seconds + moment.nanos / 1e9

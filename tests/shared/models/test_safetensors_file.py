@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.safetensors_file import iter_shards, read_safetensors, read_weights
+from slipway.models.safetensors_file import read_safetensors, read_weights
 
 
 def pack(header: object, data: bytes = b"", *, length: int | None = None) -> bytes:
@@ -119,7 +119,7 @@ def test_shards(tmp_path):
     folder = sharded(tmp_path / "model")
     weights = read_weights(folder)
     assert list(weights) == ["a", "b"]
-    assert [path.name for path in iter_shards(weights)] == [
+    assert [tensor.file.name for tensor in weights.values()] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ]

@@ -12,13 +12,13 @@ from markdown_it.token import Token
 
 from slipway.cli.export.measured import cells as measured_cells
 from slipway.results.report import figures, write_report
-from slipway.results.report.card import usage_examples
 from slipway.results.report.environment import markdown_text
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import ValidationReport
 from support.commands.report_parts import LINEAGE, not_run, output, result, validation
+from support.commands.usage_examples import usage_examples
 
 HOSTILE = '<script>alert("1")</script>|`x` & </title>\n# [a](javascript:b)'
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})

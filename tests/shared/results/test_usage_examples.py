@@ -13,8 +13,8 @@ import pytest
 
 from slipway.models.model_files import has_chat_template
 from slipway.results.report import write_report
-from slipway.results.report.card import usage_examples
 from support.commands.report_parts import result
+from support.commands.usage_examples import usage_examples
 from support.models.family_models import make_family_model
 from support.models.tiny_models import save_tokenizer
 

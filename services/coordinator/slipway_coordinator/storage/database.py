@@ -165,12 +165,6 @@ class Database:
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
         return self._all(query.order_by(_exports.c.create_time))
 
-    def count_unended(self) -> int:
-        """Return how many exports have not ended."""
-        query = sa.select(sa.func.count()).select_from(_exports).where(_exports.c.ended.is_(False))
-        with self._engine.connect() as connection:
-            return connection.execute(query).scalar_one()
-
     def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
         """Return exports that ended before a time, oldest first."""
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < time)

@@ -19,19 +19,6 @@ from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
 from slipway.results.report.page import NOT_MADE, VERDICTS
 
-_EXAMPLE = re.compile(r"^<!-- example: ([\w. -]+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FOLDER_LINE = re.compile(r'^folder = ".*$', re.MULTILINE)
-_PIPELINES = {
-    "decoder": "text-generation",
-    "encoder-decoder": "text2text-generation",
-    "speech encoder-decoder": "automatic-speech-recognition",
-    "sequence classifier": "text-classification",
-    "token classifier": "token-classification",
-    "question answering": "question-answering",
-    "masked language model": "fill-mask",
-    "feature extraction": "feature-extraction",
-}
-"""What model hubs call the task of a family."""
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
 
 
@@ -74,17 +61,8 @@ def model_card(report: Report, folder: Path) -> str:
     )
 
 
-def usage_examples(markdown: str) -> dict[str, str]:
-    """Return the Python code of a model card's usage examples by folder; each runs from the output directory."""
-    return {
-        folder: _FOLDER_LINE.sub(f'folder = "{folder}"', code, count=1)
-        for folders, code in _EXAMPLE.findall(markdown)
-        for folder in folders.split()
-    }
-
-
 def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
-    pipeline = _PIPELINES[next((_family(folder / name).name for name in report.result.formats), DECODER.name)]
+    pipeline = next((_family(folder / name) for name in report.result.formats), DECODER).task
     kinds = [split_output(name)[0] for name in report.result.formats]
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
