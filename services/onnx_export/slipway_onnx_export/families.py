@@ -1,16 +1,36 @@
-"""Decide from ``config.json`` alone which models can be exported: so far text decoders."""
+"""Decide from ``config.json`` alone which models can be exported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import DECODER, described, family_of, takes_more_than_text
+from slipway.models.families import SPEECH, described, family_of, takes_more_than_text
+
+_STATES = (
+    *(
+        "state_size",
+        "ssm_state_size",
+        "ssm_cfg",
+        "mamba_d_state",
+        "conv_L_cache",
+        "lru_width",
+        "linear_conv_kernel_dim",
+    ),
+    *("rescale_every", "slstm_at"),
+)
+"""Settings of a decoder that keeps states beside, or instead of, keys and values of attention."""
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
     """Return why a model is not exported; empty if it is."""
-    if family_of(config) is DECODER and not takes_more_than_text(config):
-        return ""
     what = described(config)
-    return f"the model is {'an' if what[0] in 'aeiou' else 'a'} {what}, and the ONNX export supports text decoders only"
+    if family_of(config) is None or (takes_more_than_text(config) and family_of(config) is not SPEECH):
+        return f"the model is {_article(what)} {what}, which the ONNX export does not support"
+    if any(config.get(key) is not None for key in _STATES):
+        return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
+    return ""
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"

@@ -52,7 +52,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         id="onnx_export",
         stage="onnx_export",
         params={
-            "engine": "mobius",
+            "engine": "auto",
             "opset": request.settings.opset_version or None,
             "dynamic_axes": request.settings.dynamic_axes,
             "optimize_graph": request.settings.optimize_graph,
@@ -80,8 +80,9 @@ FORMAT = Format(
     output_bytes=output_bytes,
     runtime=Runtime(
         name="onnxruntime",
-        files=("model.onnx",),
-        load="slipway_validate.runner.runtime_onnx:load",
+        files=("model.onnx", "encoder_model.onnx"),
+        load="slipway_validate.runner.onnx_graphs.load:load",
+        families=None,
         precision_file="onnx_export.json",
         stored_dtype="float32",
     ),

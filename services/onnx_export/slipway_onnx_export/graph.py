@@ -10,8 +10,9 @@ import torch
 
 from slipway.counts import counted
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.weightless import BATCH, PAST, SEQUENCE, TOTAL, find_misfits, interface_names
+from slipway_onnx_export.weightless import find_misfits
 
 # Suffix of a weight that is stored transposed, (in, out) instead of PyTorch's (out, in), after its PyTorch name.
 TRANSPOSED_SUFFIX = ".T"
@@ -152,7 +153,7 @@ def _strip_traces(model: ir.Model) -> None:
     model.producer_name, model.producer_version = "slipway", version("slipway")
 
 
-def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: bool) -> None:
+def declare_interface(model: ir.Model, component: Component) -> None:
     """Check the names of inputs and outputs, and set the usual names and sizes of their axes, in place.
 
     Raises:
@@ -160,14 +161,9 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
             would silently compute something else.
     """
     graph = model.graph
-    batch: str | int = BATCH if dynamic_axes else 1
-    input_names, output_names = interface_names(source.layers)
-    inputs: dict[str, list[str | int | None]] = {name: [batch, None, PAST, None] for name in input_names[3:]}
-    inputs |= {"input_ids": [batch, SEQUENCE], "attention_mask": [batch, TOTAL], "position_ids": [batch, SEQUENCE]}
-    outputs: dict[str, list[str | int | None]] = {name: [batch, None, TOTAL, None] for name in output_names[1:]}
-    outputs["logits"] = [batch, SEQUENCE, None]
-    for have, want in ((graph.inputs, inputs), (graph.outputs, outputs)):
+    for have, ports in ((graph.inputs, component.inputs), (graph.outputs, component.outputs)):
         names = [value.name for value in have]
+        want = {port.name: port for port in ports}
         if sorted(name or "" for name in names) != sorted(want):
             odd = sorted(set(want).symmetric_difference(name or "" for name in names))
             raise ONNXExportError(
@@ -177,17 +173,18 @@ def declare_interface(model: ir.Model, source: ModelSource, *, dynamic_axes: boo
                 about={"names": ", ".join(odd[:8])},
             )
         for value in have:
-            if have is graph.inputs and value.name != "position_ids" and not value.uses():
+            assert value.name is not None
+            if have is graph.inputs and value.name not in component.unread and not value.uses():
                 raise ONNXExportError(  # an engine that traces a sample without padding may drop the mask
                     f"the engine's graph does not read its input {value.name!r}",
                     reason="EXPORT_ENGINE_FAILED",
                     remedy="use another engine",
                     about={"names": value.name},
                 )
-            _set_shape(value, want[value.name or ""])
+            _set_shape(value, want[value.name].shape)
 
 
-def _set_shape(value: ir.Value, axes: list[str | int | None]) -> None:
+def _set_shape(value: ir.Value, axes: tuple[str | int | None, ...]) -> None:
     """Name a value's axes; ``None`` keeps the present size."""
     known = value.shape if value.shape is not None and len(value.shape) == len(axes) else [None] * len(axes)
     value.shape = ir.Shape([known[index] if axis is None else axis for index, axis in enumerate(axes)])

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from slipway.stage import StageParams
 
-EngineName = Literal["mobius", "dynamo", "legacy"]
+EngineName = Literal["auto", "mobius", "dynamo", "legacy"]
 
 
 Runtime = Literal["onnxruntime", "tensorrt"]
@@ -21,7 +21,8 @@ class OnnxExportParams(StageParams):
     """Parameters of the onnx_export stage.
 
     Attributes:
-        engine: The engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace it with torch.
+        engine: The engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace it with torch. ``auto``
+            is mobius for a text decoder, otherwise the tracer that writes the opset.
         opset: ONNX opset of the file; ``None`` uses the engine's best for the runtime.
         dynamic_axes: Whether the batch may vary. ``False`` fixes it to 1; sequence and past always vary, because a KV cache
             needs that.
@@ -32,7 +33,7 @@ class OnnxExportParams(StageParams):
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
     """
 
-    engine: EngineName = "mobius"
+    engine: EngineName = "auto"
     opset: int | None = Field(default=None, ge=7, le=30)
     dynamic_axes: bool = True
     optimize_graph: bool = True

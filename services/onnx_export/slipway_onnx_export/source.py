@@ -13,7 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.models.base_format import read_config
+from slipway.models.families import Family, described, family_of
 from slipway.models.safetensors_file import read_index
+from slipway_onnx_export.families import refusal_reason
 
 # The parity check runs beyond attention windows of up to this many tokens; longer ones take too long.
 WINDOW_LIMIT = 512
@@ -29,11 +31,13 @@ class ModelSource:
         folder: Path of the folder.
         config: Its transformers configuration.
         weights: Tensors by name. They are views of mapped files: reading one uses page cache and no other memory.
+        family: Its family.
     """
 
     folder: Path
     config: Any
     weights: Mapping[str, torch.Tensor]
+    family: Family
 
     @property
     def architecture(self) -> str:
@@ -68,10 +72,10 @@ def open_source(folder: Path) -> ModelSource:
     """Open a merged model's folder.
 
     Raises:
-        ONNXExportError: ``BASE_MODEL_INVALID`` (no configuration, no weights, a shard missing, an unknown model type),
+        ONNXExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID`` (no configuration, no weights, a shard missing, an unknown model type),
             ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``, ``DTYPE_UNSUPPORTED`` (the weights are quantized).
     """
-    config = _read_config(folder)
+    config, family = _read_config(folder)
     if getattr(config, "quantization_config", None):
         raise ONNXExportError(
             f"the model in {folder.name} is already quantized",
@@ -90,16 +94,25 @@ def open_source(folder: Path) -> ModelSource:
                 remedy="merge to float32, bfloat16 or float16",
                 about={"tensor": name, "dtype": weights[name].dtype},
             )
-    return ModelSource(folder=folder, config=config, weights=weights)
+    return ModelSource(folder=folder, config=config, weights=weights, family=family)
 
 
-def _read_config(folder: Path) -> Any:
+def _read_config(folder: Path) -> tuple[Any, Family]:
     try:
-        model_type = read_config(folder).get("model_type")
+        found = read_config(folder)
     except CheckpointValidationError as error:
         raise _invalid_error(error.message, file="config.json") from error
+    family, model_type = family_of(found), found.get("model_type")
+    why = refusal_reason(found)
+    if why or family is None:
+        raise ONNXExportError(
+            why,
+            reason="FAMILY_UNSUPPORTED",
+            remedy="leave the ONNX format out for this model",
+            about={"family": described(found), "model_type": model_type},
+        )
     try:
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False), family
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise _invalid_error(
             f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import transformers
 
 from slipway.errors import ONNXExportError
-from slipway.models.families import DECODER, auto_model
+from slipway.models.families import auto_model
 from slipway_onnx_export.source import ModelSource
 
-# Names of the axes that vary. total_sequence is past_sequence + sequence.
-BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past_sequence", "total_sequence"
 
-# Sizes of the traced example, all different and above 1, so that a tracer does not confuse axes or fix one as a constant.
-TRACE_BATCH, TRACE_SEQUENCE, TRACE_PAST = 2, 3, 5
-
-
-class FlatDecoder(torch.nn.Module):
-    """A causal language model whose inputs and outputs are plain tensors.
-
-    forward takes input_ids (batch, sequence), attention_mask (batch, past + sequence), position_ids (batch, sequence) and
-    the cache as key, value, key, value … each (batch, kv heads, past, head size); it returns logits (batch, sequence,
-    vocabulary) and the extended cache in the same order.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        past: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, ...]:
-        """Run the model; see the class."""
-        cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-        out = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        present = [tensor for layer in out.past_key_values.layers for tensor in (layer.keys, layer.values)]
-        return (out.logits, *present)
-
-
-def build_weightless_decoder(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> FlatDecoder:
+def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> Any:
     """Build the source's architecture with real buffers, and weights that are views of a single zero.
 
     Args:
@@ -61,13 +23,13 @@ def build_weightless_decoder(source: ModelSource, *, engine: str, attention: tup
         attention: transformers' attention implementations; the first that the architecture supports is used.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no causal language model for it.
+        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no class of the model's family for it.
     """
     for implementation in attention:
         try:
             with _parameters_on_meta():
                 model = (
-                    auto_model(DECODER)
+                    auto_model(source.family)
                     .from_config(
                         source.config, dtype=torch.float32, attn_implementation=implementation, trust_remote_code=False
                     )
@@ -84,8 +46,7 @@ def build_weightless_decoder(source: ModelSource, *, engine: str, attention: tup
             about={"engine": engine, "architecture": source.architecture, "model_type": source.config.model_type},
         ) from failure
     _fill_with_zero(model)
-    model.requires_grad_(False)
-    return FlatDecoder(model)
+    return model.requires_grad_(False)
 
 
 @contextmanager
@@ -122,48 +83,51 @@ def _fill_with_zero(model: torch.nn.Module) -> None:
             module._parameters[name] = made[id(parameter)]
 
 
-def trace_inputs(decoder: FlatDecoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return example inputs with a past and left padding, so that the trace depends on neither."""
-    config = decoder.model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    mask = torch.ones(TRACE_BATCH, TRACE_PAST + TRACE_SEQUENCE, dtype=torch.int64)
-    mask[0, :2] = 0
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, TRACE_PAST:]
-    ids = torch.zeros(TRACE_BATCH, TRACE_SEQUENCE, dtype=torch.int64)
-    past = [torch.zeros(TRACE_BATCH, heads, TRACE_PAST, size) for _ in range(2 * config.num_hidden_layers)]
-    return ids, mask, positions, past
+def tied_weights(model: Any, source: ModelSource) -> dict[str, torch.Tensor]:
+    """Return the source's weights under every name that the module has for them, and those that its class computes.
 
-
-def interface_names(layers: int) -> tuple[list[str], list[str]]:
-    """Return the names of the inputs and outputs of :class:`FlatDecoder`, in its order."""
-    pairs = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
-    inputs = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{pair}" for pair in pairs)]
-    return inputs, ["logits", *(f"present.{pair}" for pair in pairs)]
-
-
-def tied_weights(decoder: FlatDecoder, source: ModelSource) -> dict[str, torch.Tensor]:
-    """Return the source's weights under every name that the module has for them.
-
-    A tied weight is stored once and may appear in a graph under its other name.
+    A tied weight is stored once and may appear in a graph under its other name. A table of sinusoids is a weight of some
+    classes that is never stored.
     """
     weights = dict(source.weights)
     names: dict[int, list[str]] = {}
-    for name, parameter in decoder.model.named_parameters(remove_duplicate=False):
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     for group in names.values():
         stored = next((name for name in group if name in weights), None)
-        if stored is not None:
-            weights.update(dict.fromkeys(group, weights[stored]))
+        if stored is None:
+            stored = next((name for name in group if _computed(model, name)), None)
+            if stored is None:
+                continue
+            weights[stored] = _compute(model, stored)
+        weights.update(dict.fromkeys(group, weights[stored]))
     return weights
+
+
+def _computed(model: Any, name: str) -> bool:
+    """Return whether the class of a model says that a weight need not be in its files."""
+    return any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_missing or ())
+
+
+def _compute(model: Any, name: str) -> torch.Tensor:
+    """Return a weight as the model's class initializes it."""
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    placeholder = module._parameters[attribute]
+    module._parameters[attribute] = torch.nn.Parameter(torch.empty(placeholder.shape), requires_grad=False)
+    with torch.no_grad():
+        model._init_weights(module)
+    made = module._parameters[attribute].detach()
+    module._parameters[attribute] = placeholder
+    return made
 
 
 def find_misfits(source: ModelSource, *, engine: str) -> list[str]:
     """Find the parameters of transformers' model that the folder lacks under all their names or has in another shape."""
-    decoder = build_weightless_decoder(source, engine=engine, attention=("eager",))
-    weights = tied_weights(decoder, source)
+    model = build_weightless(source, engine=engine, attention=("eager",))
+    weights = tied_weights(model, source)
     return [
         name
-        for name, parameter in decoder.model.named_parameters()
+        for name, parameter in model.named_parameters()
         if name not in weights or weights[name].shape != parameter.shape
     ]

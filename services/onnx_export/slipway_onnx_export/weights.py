@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +12,7 @@ import torch
 
 from slipway.errors import ONNXExportError
 
-DATA_FILE = "model.onnx.data"
+DATA_SUFFIX = ".data"
 
 # Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
 PAGE = 4096
@@ -25,58 +25,76 @@ SLICE_BYTES = 32 << 20
 OnTensor = Callable[[int, int], None]
 
 
-def stream_weights(
-    model: ir.Model,
-    weights: Mapping[str, torch.Tensor],
-    *,
-    folder: Path,
-    on_tensor: OnTensor = lambda _done, _total: None,
-) -> int:
-    """Write every weight as float32 to the folder's data file and bind the initializers to it, in place.
+Graph = tuple[str, ir.Model, Mapping[str, torch.Tensor]]
+"""File name of a graph, the graph, and the tensors of its initializers without a value."""
+
+
+def stream_weights(graphs: Sequence[Graph], *, folder: Path, on_tensor: OnTensor = lambda _done, _total: None) -> int:
+    """Write every weight as float32 to the data file of its graph and bind the initializers to it, in place.
+
+    A weight of several graphs is written once, beside the first of them. Tensors are float32, bfloat16 or float16, of any strides.
 
     Args:
-        model: Graph whose initializers without a value are named in ``weights``.
-        weights: Tensors by initializer name; float32, bfloat16 or float16, any strides.
-        folder: Folder of the future ``model.onnx``.
+        graphs: The graphs of a model.
+        folder: Folder of the future ``.onnx`` files.
         on_tensor: Called after each tensor with the bytes written so far and their total.
 
     Returns:
-        Size of the data file in bytes.
+        Size of the data files in bytes.
 
     Raises:
         ONNXExportError: ``NON_FINITE_WEIGHTS``.
     """
-    initializers = model.graph.initializers
-    constants = {
-        name: value.const_value
-        for name, value in initializers.items()
-        if name not in weights and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES
-    }
-    total = sum(4 * tensor.numel() for tensor in weights.values()) + sum(c.nbytes for c in constants.values())
+    placed: dict[_View, tuple[str, int, int]] = {}
+    tensors = {_view(tensor): tensor for _, _, weights in graphs for tensor in weights.values()}
+    total = sum(4 * tensor.numel() for tensor in tensors.values())
+    total += sum(constant.nbytes for _, model, weights in graphs for _, constant in _constants(model, weights))
     done = 0
-    with (folder / DATA_FILE).open("wb") as file:
-        for name in list(initializers):
-            if name in weights:
-                offset, length = _write_tensor(file, weights[name], name=name)
-                dtype = ir.DataType.FLOAT
-            elif name in constants:
-                offset, length = _write_bytes(file, constants[name].tobytes())
-                dtype = constants[name].dtype
-            else:
-                continue
-            _bind(initializers[name], dtype, offset=offset, length=length, folder=folder)
-            done += length
-            on_tensor(done, total)
-        return file.tell()
+
+    for file_name, model, weights in graphs:
+        constants = dict(_constants(model, weights))
+        data_file = file_name + DATA_SUFFIX
+        with (folder / data_file).open("wb") as file:
+            for name, value in model.graph.initializers.items():
+                length = 0
+                if name in weights:
+                    view, dtype = _view(weights[name]), ir.DataType.FLOAT
+                    if view not in placed:
+                        offset, length = _write_tensor(file, weights[name], name=name)
+                        placed[view] = data_file, offset, length
+                    place = placed[view]
+                elif name in constants:
+                    offset, length = _write_bytes(file, constants[name].tobytes())
+                    place, dtype = (data_file, offset, length), constants[name].dtype
+                else:
+                    continue
+                _bind(value, dtype, place=place, folder=folder)
+                done += length
+                on_tensor(done, total)
+    return sum((folder / (file_name + DATA_SUFFIX)).stat().st_size for file_name, _, _ in graphs)
 
 
-def _bind(value: ir.Value, dtype: ir.DataType, *, offset: int, length: int, folder: Path) -> None:
+_View = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def _view(tensor: torch.Tensor) -> _View:
+    """Return what two tensors share if they are the same numbers in the same order: place, shape and strides."""
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _constants(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, ir.TensorProtocol]]:
+    """Yield the graph's own constants that are too large to stand in it."""
+    for name, value in model.graph.initializers.items():
+        if name not in weights and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES:
+            yield name, value.const_value
+
+
+def _bind(value: ir.Value, dtype: ir.DataType, *, place: tuple[str, int, int], folder: Path) -> None:
+    """Make a place in a data file the value of an initializer: file name, offset, length."""
     assert value.shape is not None
     assert value.name is not None
     value.type = ir.TensorType(dtype)
-    value.const_value = ir.ExternalTensor(
-        DATA_FILE, offset, length, dtype, shape=value.shape, name=value.name, base_dir=str(folder)
-    )
+    value.const_value = ir.ExternalTensor(*place, dtype, shape=value.shape, name=value.name, base_dir=str(folder))
 
 
 def _align(file: BinaryIO, length: int) -> int:

@@ -20,7 +20,6 @@ from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_quantize.companions import read_json
-from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
@@ -103,9 +102,11 @@ def run_checkpoint(target: Path) -> Any:
 
 
 def run_graph(target: Path, ctx: Context) -> Any:
-    """Run an ONNX graph; return its logits."""
+    """Run every graph of an ONNX folder on a few tokens with an empty cache; return all their float results, joined."""
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
+
+    from slipway_quantize.graphs.folder import graph_files
 
     failures = (
         states.Fail,
@@ -114,13 +115,16 @@ def run_graph(target: Path, ctx: Context) -> Any:
         states.NotImplemented,
         states.RuntimeException,
     )
+    made = []
     try:
-        session = ort.InferenceSession(
-            target / GRAPH_FILE, session_options(ctx.threads), providers=["CPUExecutionProvider"]
-        )
-        return session.run(["logits"], _prompt_inputs(session, _tokens(target)))[0].astype(np.float32)
+        for name in graph_files(target):
+            session = ort.InferenceSession(
+                target / name, session_options(ctx.threads), providers=["CPUExecutionProvider"]
+            )
+            made += session.run(None, _prompt_inputs(session, _tokens(target)))
     except failures as error:
         raise _load_error("ONNX Runtime", str(error)) from error
+    return np.concatenate([one.astype(np.float32).ravel() for one in made])
 
 
 def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
@@ -128,15 +132,19 @@ def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
     known = {
         "input_ids": tokens,
         "attention_mask": np.ones_like(tokens),
+        "encoder_attention_mask": np.ones_like(tokens),
         "position_ids": np.arange(tokens.shape[1], dtype=np.int64)[None],
+        "token_type_ids": np.zeros_like(tokens),
     }
     feeds = {}
     for wanted in session.get_inputs():
         if wanted.name in known:
             feeds[wanted.name] = known[wanted.name]
-        else:  # past_key_values.N.key|value: (batch, heads, past, head width)
-            dtype = np.float16 if wanted.type == "tensor(float16)" else np.float32
-            feeds[wanted.name] = np.zeros((1, wanted.shape[1], 0, wanted.shape[3]), dtype)
+            continue
+        # A cache, (batch, heads, past, head width): empty, and of the source's length for a cross-attention; or features of sound.
+        varying = {"batch": 1, "past_sequence": 0, "encoder_sequence": tokens.shape[1]}
+        shape = [size if isinstance(size, int) else varying.get(size, 1) for size in wanted.shape]
+        feeds[wanted.name] = np.zeros(shape, np.float16 if wanted.type == "tensor(float16)" else np.float32)
     return feeds
 
 

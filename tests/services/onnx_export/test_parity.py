@@ -108,13 +108,13 @@ def test_the_parity_check_finds_a_wrong_graph(family: Callable[[str], Path], exp
     import onnx
 
     from slipway.errors import ONNXExportError
-    from slipway_onnx_export.parity import check_parity
+    from slipway_onnx_export.parity.check import check_parity
     from slipway_onnx_export.source import open_source
 
     exported = export(family("qwen3-tied"), opset=18, optimize_graph=False)
     path = exported.folder / "model.onnx"
     source = open_source(family("qwen3-tied"))
-    good = check_parity(source, path, tolerance=1e-4)
+    good = check_parity(source, path.parent, tolerance=1e-4)
     assert good.max_abs_diff < LIMIT
     model = exported.onnx
     ones = onnx.helper.make_node("Equal", ["attention_mask", "attention_mask"], ["everything_is_seen"])
@@ -127,7 +127,7 @@ def test_the_parity_check_finds_a_wrong_graph(family: Callable[[str], Path], exp
     model.graph.node.insert(0, ones)
     onnx.save(model, path)
     with pytest.raises(ONNXExportError) as caught:
-        check_parity(source, path, tolerance=1e-4)
+        check_parity(source, path.parent, tolerance=1e-4)
     assert caught.value.reason == "EXPORT_PARITY_FAILED"
     assert float(caught.value.about["max_abs_diff"]) > 1e-2
     assert "left padding" in caught.value.about["case"]

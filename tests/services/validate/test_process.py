@@ -201,7 +201,7 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
-    spec = RunSpec(runtime="slipway_validate.runner.runtime_onnx:load", model=tiny_onnx, samples=tiny_onnx / "none")
+    spec = RunSpec(runtime="slipway_validate.runner.onnx_graphs.load:load", model=tiny_onnx, samples=tiny_onnx / "none")
     before = set(psutil.Process().children(recursive=True))  # servers that other tests share
     result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)
     assert (result.status, result.reason) == ("failed", "STAGE_TIMEOUT")

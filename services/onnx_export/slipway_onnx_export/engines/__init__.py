@@ -1,7 +1,7 @@
-"""Engines that make the graph of a decoder; they never read its weights.
+"""Engines that make the graphs of a model; they never read its weights.
 
-Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`GraphRequest` and returns an
-:class:`EngineGraph`: the graph with named initializers that have no value, and the tensor of each.
+Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`GraphRequest` and returns an :class:`EngineGraph` for every
+graph: named initializers that have no value, and the tensor of each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.models.families import DECODER
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
-from slipway_onnx_export.params import Runtime
+from slipway_onnx_export.params import OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
 
 
@@ -30,13 +32,15 @@ class GraphRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineGraph:
-    """A decoder's graph without weights.
+    """A graph without weights.
 
     Attributes:
+        component: Its interface.
         model: The graph. Inputs and outputs have the usual names; every weight is an initializer without a value.
         weights: The tensor of each such initializer (a view of the source's mapped files), by name.
     """
 
+    component: Component
     model: ir.Model
     weights: Mapping[str, torch.Tensor]
 
@@ -49,7 +53,7 @@ class Engine:
         name: Value of the stage's ``engine`` parameter.
         opsets: Opsets that it can write, ascending.
         preferred: Default opset, by runtime.
-        module: Module with ``build(source, request) -> EngineGraph``; imported at first use.
+        module: Module with ``build(source, request) -> list[EngineGraph]``; imported at first use.
     """
 
     name: str
@@ -57,14 +61,14 @@ class Engine:
     preferred: Mapping[Runtime, int]
     module: str
 
-    def build(self, source: ModelSource, request: GraphRequest) -> EngineGraph:
-        """Make the graph.
+    def build(self, source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
+        """Make the graphs.
 
         Raises:
             ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if the engine does not support the architecture,
                 ``EXPORT_ENGINE_FAILED`` if it stops with an error of its own.
         """
-        build: Callable[[ModelSource, GraphRequest], EngineGraph] = import_module(self.module).build
+        build: Callable[[ModelSource, GraphRequest], list[EngineGraph]] = import_module(self.module).build
         return build(source, request)
 
 
@@ -84,6 +88,16 @@ ENGINES: Mapping[str, Engine] = {
 
 # TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; opset 20 it parses in full.
 TENSORRT_MAX_OPSET = 20
+
+
+def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
+    """Return the engine that is asked for; for ``auto`` graph construction if it knows the model, otherwise the tracer that writes the opset."""
+    if params.engine != "auto":
+        return ENGINES[params.engine]
+    mobius = ENGINES["mobius"]
+    if source.family is DECODER and import_module(mobius.module).supports(source):
+        return mobius
+    return ENGINES["legacy" if params.opset in ENGINE_OPSETS["legacy"] else "dynamo"]
 
 
 def choose_opset(engine: Engine, opset: int | None, *, runtime: Runtime) -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import onnxscript.optimizer
@@ -13,54 +9,50 @@ import onnxscript.rewriter.onnx_fusions
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.engines.quiet import quiet_libraries
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.weightless import (
-    BATCH,
-    PAST,
-    SEQUENCE,
-    TOTAL,
-    FlatDecoder,
-    build_weightless_decoder,
-    interface_names,
-    tied_weights,
-    trace_inputs,
-)
+from slipway_onnx_export.weightless import build_weightless, tied_weights
 
-# FlatDecoder has the transformers model in this attribute.
+# FlatModule has the transformers model in this attribute.
 PREFIX = "model."
 
 
-def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
-    """Trace the graph of any causal language model of transformers whose code torch.export supports."""
-    decoder = build_weightless_decoder(source, engine="dynamo", attention=("sdpa", "eager"))
-    model = _trace(decoder, source, opset=request.opset)
-    initializers = model.graph.initializers
-    parameters = {PREFIX + name for name, _ in decoder.model.named_parameters(remove_duplicate=False)}
-    for name in [name for name in initializers if name in parameters]:
-        # Remove the placeholder values before optimizing, or they would be folded into the graph.
-        initializers[name].const_value = None
-        initializers[name].name = name.removeprefix(PREFIX)
-    onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
-    onnxscript.rewriter.onnx_fusions.fuse(model)  # into the operators of opset 23, if the graph is written in it
-    return EngineGraph(model=model, weights=tied_weights(decoder, source))
+def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
+    """Trace the graphs of any model of a known family whose code torch.export supports."""
+    whole = build_weightless(source, engine="dynamo", attention=("sdpa", "eager"))
+    weights = tied_weights(whole, source)
+    parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
+    graphs = []
+    for component in components_of(whole, source):
+        model = _trace(component, whole, source, opset=request.opset)
+        initializers = model.graph.initializers
+        for name in [name for name in initializers if name in parameters]:
+            # Remove the placeholder values before optimizing, or they would be folded into the graph.
+            initializers[name].const_value = None
+            initializers[name].name = name.removeprefix(PREFIX)
+        with quiet_libraries():
+            onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+            onnxscript.rewriter.onnx_fusions.fuse(
+                model
+            )  # into the operators of opset 23, if the graph is written in it
+        graphs.append(EngineGraph(component, model, weights))
+    return graphs
 
 
-def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> Any:
-    """Return the graph as an onnx_ir model, before any optimization."""
-    example = trace_inputs(decoder)
-    inputs, outputs = interface_names(len(example[3]) // 2)
-    axes = {0: BATCH, 1: SEQUENCE}
-    shapes = (axes, {0: BATCH, 1: TOTAL}, axes, [{0: BATCH, 2: PAST}] * len(example[3]))
+def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> Any:
+    """Return a graph as an onnx_ir model, before any optimization."""
     try:
-        with _silence_torch(), torch.no_grad():
+        with quiet_libraries(), torch.no_grad():
             program = torch.onnx.export(
-                decoder,
-                example,
+                component.module(whole),
+                component.sample(),
                 dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=inputs,
-                output_names=outputs,
+                dynamic_shapes=(tuple(port.varying for port in component.inputs),),
+                input_names=[port.name for port in component.inputs],
+                output_names=[port.name for port in component.outputs],
                 opset_version=opset,
                 optimize=False,
                 verbose=False,
@@ -74,22 +66,6 @@ def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> Any:
         ) from error
     assert program is not None
     return program.model
-
-
-@contextmanager
-def _silence_torch() -> Iterator[None]:
-    """Keep torch's progress messages out of the stage's log."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import linecache
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -14,21 +15,14 @@ import torch
 from torch.jit._trace import TracerWarning
 
 from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
+from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.engines.quiet import quiet_libraries
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.weightless import (
-    BATCH,
-    PAST,
-    SEQUENCE,
-    TOTAL,
-    FlatDecoder,
-    build_weightless_decoder,
-    interface_names,
-    tied_weights,
-    trace_inputs,
-)
+from slipway_onnx_export.weightless import build_weightless, tied_weights
 
-# FlatDecoder has the transformers model in this attribute.
+# FlatModule has the transformers model in this attribute.
 PREFIX = "model."
 
 # Modules of transformers that branch on tensor values, but only on whether the cache is empty or a mask may be left out.
@@ -36,41 +30,43 @@ PREFIX = "model."
 HARMLESS = ("cache_utils.py", "masking_utils.py", "sdpa_attention.py")
 
 
-def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
-    """Trace the graph. Weights stay outside: the exporter leaves parameters as inputs."""
-    decoder = build_weightless_decoder(source, engine="legacy", attention=("eager",))
-    model = _trace(decoder, source, opset=request.opset)
-    graph = model.graph
-    names = set(interface_names(source.layers)[0])
-    for value in [value for value in graph.inputs if value.name not in names]:
-        graph.inputs.remove(value)
-        value.name = (value.name or "").removeprefix(PREFIX)
-        graph.initializers[value.name] = value
-    onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
-    return EngineGraph(model=model, weights=tied_weights(decoder, source))
+def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
+    """Trace the graphs. Weights stay outside: the exporter leaves parameters as inputs."""
+    whole = build_weightless(source, engine="legacy", attention=("eager",))
+    weights = tied_weights(whole, source)
+    graphs = []
+    for component in components_of(whole, source):
+        model = _trace(component, whole, source, opset=request.opset)
+        graph = model.graph
+        names = {port.name for port in component.inputs}
+        for value in [value for value in graph.inputs if value.name not in names]:
+            graph.inputs.remove(value)
+            value.name = (value.name or "").removeprefix(PREFIX)
+            if value.uses():
+                graph.initializers[value.name] = value
+        with quiet_libraries():
+            onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+        graphs.append(EngineGraph(component, model, weights))
+    return graphs
 
 
-def _trace(decoder: FlatDecoder, source: ModelSource, *, opset: int) -> ir.Model:
-    ids, mask, positions, past = trace_inputs(decoder)
-    inputs, outputs = interface_names(len(past) // 2)
-    axes = {"input_ids": {0: BATCH, 1: SEQUENCE}, "attention_mask": {0: BATCH, 1: TOTAL}}
-    axes |= {"position_ids": {0: BATCH, 1: SEQUENCE}, "logits": {0: BATCH, 1: SEQUENCE}}
-    axes |= {name: {0: BATCH, 2: PAST} for name in inputs[3:]} | {name: {0: BATCH, 2: TOTAL} for name in outputs[1:]}
+def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> ir.Model:
+    ports = (*component.inputs, *component.outputs)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught, torch.no_grad():
         path = Path(folder) / "graph.onnx"
         warnings.simplefilter("always")
         try:
             torch.onnx.export(
-                decoder,
-                (ids, mask, positions, past),
+                component.module(whole),
+                component.sample(),
                 path,
                 dynamo=False,
                 export_params=False,
                 keep_initializers_as_inputs=True,
                 do_constant_folding=False,  # would fold the placeholders of the weights too
-                input_names=inputs,
-                output_names=outputs,
-                dynamic_axes=axes,
+                input_names=[port.name for port in component.inputs],
+                output_names=[port.name for port in component.outputs],
+                dynamic_axes={port.name: port.varying for port in ports},
                 opset_version=opset,
             )
         except Exception as error:  # the TorchScript exporter lets any exception of the model's or its own code through

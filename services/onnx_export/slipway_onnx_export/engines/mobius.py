@@ -11,12 +11,14 @@ from mobius._config_resolver import _config_from_hf, _default_task_for_model
 from mobius._registry import registry
 
 from slipway.errors import ONNXExportError
+from slipway.models.families import DECODER
+from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.lowering import lower
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 
-def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
+def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Build the graph of a text decoder that mobius supports.
 
     ``GroupQueryAttention``, in the form that mobius emits, derives positions and lengths from the sum of the attention mask,
@@ -40,12 +42,23 @@ def build(source: ModelSource, request: GraphRequest) -> EngineGraph:
     model.functions.clear()
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
-    return EngineGraph(model=model, weights=weights)
+    return [EngineGraph(untraced_decoder(source.layers), model, weights)]
+
+
+def supports(source: ModelSource) -> bool:
+    """Return whether mobius builds a model without dropping a part of it."""
+    try:
+        _find_module(source)
+    except ONNXExportError:
+        return False
+    return True
 
 
 def _find_module(source: ModelSource) -> tuple[Any, Any]:
     """Return mobius' module and configuration for the source's architecture."""
     config = source.config
+    if source.family is not DECODER:
+        raise _unsupported_error(source, f"graphs of {source.family.name} models are traced, not built")
     if config.model_type not in registry:
         raise _unsupported_error(source, f"mobius does not know model type {config.model_type!r}")
     task = _default_task_for_model(config.model_type)

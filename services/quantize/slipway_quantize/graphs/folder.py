@@ -1,13 +1,14 @@
-"""Read and write an ONNX folder without its weights in memory: graph in ``model.onnx``, data in a file beside it."""
+"""Read and write an ONNX folder without its weights in memory: each graph in a ``.onnx`` file, its data in a file beside it."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -20,25 +21,39 @@ from slipway.models.dtypes import DTYPES, FLOATS, numpy_dtypes
 from slipway_quantize.checkpoints.checkpoint import CHUNK_ELEMENTS
 from slipway_quantize.checkpoints.weights_file import write_all
 
-GRAPH_FILE = "model.onnx"
-DATA_FILE = "model.onnx.data"
+_DATA_SUFFIX = ".data"
 # Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
 _PAGE = 4096
 _SMALL = 64
+T = TypeVar("T")
+Shared = dict[tuple[str, int, str], Any]
+"""Tensors that were written, by the file and offset of what they were made from, and by their form."""
 _FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
 
 
-def load_graph(folder: Path) -> ir.Model:
-    """Load the graph of ``folder``; check that its external tensors lie inside the folder, and leave them on disk.
+def graph_files(folder: Path) -> list[str]:
+    """Return the names of a folder's graphs: one, or an encoder and a decoder.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID`` if there is none.
+    """
+    names = sorted(path.name for path in folder.glob("*.onnx"))
+    if not names:
+        raise _invalid("the folder has no .onnx file", file="model.onnx")
+    return names
+
+
+def load_graph(folder: Path, name: str) -> ir.Model:
+    """Load a graph of ``folder``; check that its external tensors lie inside the folder, and leave them on disk.
 
     Raises:
         QuantizationError: ``ONNX_INVALID`` if the graph cannot be read, or its data is missing, truncated or outside the folder.
     """
-    path = folder / GRAPH_FILE
+    path = folder / name
     try:
         model = ir.load(path)
     except (OSError, ValueError, DecodeError, SerdeError) as error:
-        raise _invalid(f"{GRAPH_FILE} cannot be read ({error})", file=GRAPH_FILE) from error
+        raise _invalid(f"{name} cannot be read ({error})", file=name) from error
     for value in model.graph.initializers.values():
         if value.const_value is None:
             raise _invalid(f"initializer {value.name!r} has no value", tensor=value.name)
@@ -50,16 +65,16 @@ def load_graph(folder: Path) -> ir.Model:
     return model
 
 
-def save_graph(model: ir.Model, folder: Path) -> None:
-    """Write ``model.onnx``; its external data has already been written.
+def save_graph(model: ir.Model, folder: Path, name: str) -> None:
+    """Write a graph; its external data has already been written.
 
     Raises:
         QuantizationError: ``ONNX_INVALID`` if the graph that was read cannot be written.
     """
     try:
-        ir.save(model, folder / GRAPH_FILE)
+        ir.save(model, folder / name)
     except SerdeError as error:
-        raise _invalid(f"the graph cannot be written ({error.__cause__ or error})", file=GRAPH_FILE) from error
+        raise _invalid(f"the graph cannot be written ({error.__cause__ or error})", file=name) from error
 
 
 def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:
@@ -94,12 +109,14 @@ class DataFile:
     """The external data of a graph that is being written: reserve space, then fill it in any order.
 
     Args:
-        folder: Folder of the new ``model.onnx``.
+        folder: Folder of the new graph.
+        name: File name of the graph.
+        shared: Tensors that were written for the graphs before it, by what they were made from; those of this one are added.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._descriptor = os.open(folder / DATA_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    def __init__(self, folder: Path, name: str, shared: Shared) -> None:
+        self._folder, self._name, self._shared = folder, name + _DATA_SUFFIX, shared
+        self._descriptor = os.open(folder / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._end = 0
 
     def __enter__(self) -> Self:
@@ -108,12 +125,22 @@ class DataFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._descriptor)
 
+    def once(self, tensor: Any, form: str, write: Callable[[], T]) -> T:
+        """Write what is made from a source tensor in some form, or return it if a graph of the folder has it already."""
+        if not isinstance(tensor, ir.ExternalTensor):
+            return write()
+        key = (str(tensor.location), tensor.offset or 0, form)
+        if key not in self._shared:
+            self._shared[key] = write()
+        made: T = self._shared[key]
+        return made
+
     def reserve(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
         """Reserve space for a tensor; return the constant that refers to it."""
         length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._end += -self._end % (_PAGE if length >= _PAGE else _SMALL)
         tensor = ir.ExternalTensor(
-            DATA_FILE, self._end, int(length), dtype, shape=ir.Shape(shape), name=name, base_dir=str(self._folder)
+            self._name, self._end, int(length), dtype, shape=ir.Shape(shape), name=name, base_dir=str(self._folder)
         )
         self._end += int(length)
         os.truncate(self._descriptor, self._end)
@@ -153,11 +180,14 @@ def copy_external(folder: Path, model: ir.Model, data: DataFile) -> None:
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == folder:
             assert value.name is not None
-            shape = tuple(int(size) for size in tensor.shape.numpy())
-            copy = data.reserve(value.name, tensor.dtype, shape)
-            for row, rows in row_chunks(read_constant(folder, tensor)):
-                data.fill(copy, rows, row=row)
-            bind(value, copy)
+            bind(value, data.once(tensor, "copy", partial(_copy, folder, tensor, data, value.name)))
+
+
+def _copy(folder: Path, tensor: ir.ExternalTensor, data: DataFile, name: str) -> ir.ExternalTensor:
+    copy = data.reserve(name, tensor.dtype, tuple(int(size) for size in tensor.shape.numpy()))
+    for row, rows in row_chunks(read_constant(folder, tensor)):
+        data.fill(copy, rows, row=row)
+    return copy
 
 
 def _check_external(folder: Path, tensor: ir.ExternalTensor) -> None:

@@ -1,4 +1,4 @@
-"""Write an ONNX decoder in fp16: weights, KV cache and logits in half precision, sensitive operations in float32."""
+"""Write ONNX graphs in fp16: weights, KV cache and results in half precision, sensitive operations in float32."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import cast_to_half
 from slipway_quantize.graphs.folder import (
     DataFile,
+    Shared,
     add_initializer,
     copy_external,
+    graph_files,
     load_graph,
     read_constant,
     row_chunks,
@@ -28,31 +30,35 @@ _HALF_MAX = float(torch.finfo(torch.float16).max)
 
 
 def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
-    """Write ``source``'s graph into ``target`` in float16; float32 inputs and outputs become float16 too.
+    """Write ``source``'s graphs into ``target`` in float16; float32 inputs and outputs become float16 too.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, or ``QUANTIZATION_UNSUPPORTED``
             for graphs with branches or loops.
     """
-    model = load_graph(source)
-    _infer_types(model)
-    plan = plan_half(model.graph)
     outcome = Outcome(method="float16 with float32 norms, angles and softmax")
-    with DataFile(target) as data:
-        weights = _HalfWeights(source, model, data, outcome, ctx)
-        casts = _Casts(model.graph)
-        for node in list(model.graph):
-            if node.op_type == "Constant" and node.domain == "":
-                continue
-            half = plan.wants_half(node)
-            for index, value in list(float_inputs(node)):
-                node.replace_input_with(index, _in_precision(value, half=half, plan=plan, weights=weights, casts=casts))
-        _convert_interface(model.graph, plan, casts)
-        _declare_types(model.graph, plan)
-        weights.drop_unused()
-        copy_external(source, model, data)
-        weights.finish()
-    save_graph(model, target)
+    shared = Shared()
+    for name in graph_files(source):
+        model = load_graph(source, name)
+        _infer_types(model)
+        plan = plan_half(model.graph)
+        with DataFile(target, name, shared) as data:
+            weights = _HalfWeights(source, model, data, outcome, ctx)
+            casts = _Casts(model.graph)
+            for node in list(model.graph):
+                if node.op_type == "Constant" and node.domain == "":
+                    continue
+                half = plan.wants_half(node)
+                for index, value in list(float_inputs(node)):
+                    node.replace_input_with(
+                        index, _in_precision(value, half=half, plan=plan, weights=weights, casts=casts)
+                    )
+            _convert_interface(model.graph, plan, casts)
+            _declare_types(model.graph, plan)
+            weights.drop_unused()
+            copy_external(source, model, data)
+            weights.finish()
+        save_graph(model, target, name)
     return outcome
 
 
@@ -94,9 +100,12 @@ class _HalfWeights:
         values = read_constant(self._source, value.const_value)
         if values.nbytes <= _INLINE_BYTES:
             return ir.tensor(_small_as_half(np.array(values, np.float32), value.name), name=name)
+        return self._data.once(value.const_value, "fp16", lambda: self._write(name, values))
+
+    def _write(self, name: str, values: Any) -> ir.ExternalTensor:
         stored = self._data.reserve(name, ir.DataType.FLOAT16, values.shape)
         for row, rows in row_chunks(values):
-            cast = cast_to_half(torch.from_numpy(np.array(rows, np.float32)), torch.float16, value.name)
+            cast = cast_to_half(torch.from_numpy(np.array(rows, np.float32)), torch.float16, name)
             self._data.fill(stored, cast.numpy(), row=row)
         return stored
 

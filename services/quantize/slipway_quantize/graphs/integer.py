@@ -1,4 +1,4 @@
-"""Write an ONNX decoder with int8 or int4 weights: MatMulNBits, and GatherBlockQuantized for the token embedding.
+"""Write ONNX graphs with int8 or int4 weights: MatMulNBits, and GatherBlockQuantized for the token embedding.
 
 A tied embedding and lm_head share one quantized tensor. Axes: N output features (or tokens), K input features,
 G = K / group size groups.
@@ -6,6 +6,7 @@ G = K / group size groups.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import require_finite
 from slipway_quantize.graphs.folder import (
     DataFile,
+    Shared,
     add_initializer,
     bind,
     copy_external,
+    graph_files,
     load_graph,
     read_constant,
     row_chunks,
@@ -37,48 +40,51 @@ _CONTRIB = "com.microsoft"
 
 
 def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: int, ctx: Context) -> Outcome:
-    """Write ``source``'s graph into ``target`` with its weight matrices in ``level``.
+    """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``.
 
     Inputs and outputs keep their names and types. Scales are float32.
 
     Raises:
-        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, or ``QUANTIZATION_UNSUPPORTED`` if the graph has no
+        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, or ``QUANTIZATION_UNSUPPORTED`` if the graphs have no
             weight that can be quantized.
     """
-    model = load_graph(source)
-    weights = find_weights(model.graph)
-    fits = [weight for weight in weights if weight.features[1] % level.group_size == 0]
-    if not fits:
+    graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
+    found = {name: find_weights(model.graph) for name, model in graphs}
+    fits = {
+        name: [one for one in weights if one.features[1] % level.group_size == 0] for name, weights in found.items()
+    }
+    if not any(fits.values()):
         raise QuantizationError(
-            f"none of the graph's {len(weights)} weight matrices has an input width that is a multiple of the group "
-            f"size {level.group_size}",
+            f"none of the graph's {sum(map(len, found.values()))} weight matrices has an input width that is a multiple of "
+            f"the group size {level.group_size}",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="choose a smaller group size, or level fp16",
-            about={"group_size": level.group_size, "weights": len(weights)},
+            about={"group_size": level.group_size, "weights": sum(map(len, found.values()))},
         )
     outcome = Outcome(method="MatMulNBits" if level.packed else "dense weights on the grid")
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
-    total = sum(weight.features[0] * weight.features[1] for weight in fits)
-    done = 0
-    with DataFile(target) as data:
-        for weight in fits:
-            ctx.progress("quantize", done=done, total=total, unit="weights")
-            values = read_constant(source, weight.value.const_value)
-            if level.packed:
-                _replace_by_integers(
-                    model, weight, values, level, accuracy_level=accuracy_level, data=data, outcome=outcome
-                )
-            else:
-                _write_rounded(weight, values, level, data=data, outcome=outcome)
-            outcome.quantized.append(weight.name)
-            done += weight.features[0] * weight.features[1]
-        copy_external(source, model, data)
+    total = sum(math.prod(weight.features) for weights in fits.values() for weight in weights)
+    done, shared, unaligned = 0, Shared(), []
+    for name, model in graphs:
+        with DataFile(target, name, shared) as data:
+            for weight in fits[name]:
+                ctx.progress("quantize", done=done, total=total, unit="weights")
+                values = read_constant(source, weight.value.const_value)
+                if level.packed:
+                    _replace_by_integers(
+                        model, weight, values, level, accuracy_level=accuracy_level, data=data, outcome=outcome
+                    )
+                else:
+                    _round_in_place(weight, values, level, data=data, outcome=outcome)
+                outcome.quantized.append(weight.name)
+                done += math.prod(weight.features)
+            copy_external(source, model, data)
+        unaligned += [weight.name for weight in found[name] if weight not in fits[name]]
+        save_graph(model, target, name)
     ctx.progress("quantize", done=done, total=total, unit="weights")
-    unaligned = [weight.name for weight in weights if weight not in fits]
     warn_unaligned(unaligned, level.group_size, ctx)
     outcome.kept = dict.fromkeys(unaligned, "input width is not a multiple of the group size")
-    save_graph(model, target)
     return outcome
 
 
@@ -93,7 +99,11 @@ def _replace_by_integers(
     outcome: Outcome,
 ) -> None:
     """Quantize one matrix, and replace the nodes that use it by integer operators."""
-    packed, scales = _write_quantized(weight, values, level, data=data, outcome=outcome)
+    packed, scales = data.once(
+        weight.value.const_value,
+        f"integers, transposed: {weight.transposed}",
+        lambda: _write_quantized(weight, values, level, data=data, outcome=outcome),
+    )
     quantized = add_initializer(model, packed)
     scale = add_initializer(model, scales)
     rows, columns = weight.features
@@ -155,7 +165,17 @@ def _write_quantized(
     return packed, scales
 
 
-def _write_rounded(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome) -> None:
+def _round_in_place(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome) -> None:
+    """Replace the values of one matrix by rounded ones."""
+    rounded = data.once(
+        weight.value.const_value, "rounded", lambda: _write_rounded(weight, values, level, data=data, outcome=outcome)
+    )
+    bind(weight.value, rounded)
+
+
+def _write_rounded(
+    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome
+) -> ir.ExternalTensor:
     """Write the rounded values of the matrix in its own layout and type."""
     assert weight.value.const_value is not None
     shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
@@ -167,7 +187,7 @@ def _write_rounded(weight: Weight, values: NDArray[Any], level: IntLevel, *, dat
         _add_error(exact, rounded, outcome)
         stored = rounded.numpy().astype(values.dtype)
         data.fill(dense, stored.T if weight.transposed else stored, row=row)
-    bind(weight.value, dense)
+    return dense
 
 
 def _as_float32(piece: NDArray[Any], name: str) -> Tensor:

@@ -1,0 +1,299 @@
+"""Choose the graphs of a model by its family, and find the shapes of its cache without computing anything."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import transformers
+from torch._subclasses import FakeTensorMode
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from slipway.errors import ONNXExportError
+from slipway.models.families import (
+    DECODER,
+    ENCODER_DECODER,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    SPEECH,
+    TOKEN_CLASSIFIER,
+    Family,
+)
+from slipway_onnx_export.interface import (
+    BATCH,
+    FEATURES,
+    IDS,
+    LOGITS,
+    MASK,
+    PAST,
+    POSITIONS,
+    SEQUENCE,
+    SOURCE,
+    SOURCE_MASK,
+    TOTAL,
+    TYPES,
+    Call,
+    Component,
+    Port,
+    ids,
+)
+from slipway_onnx_export.source import ModelSource
+
+Tensors = dict[str, torch.Tensor]
+Sizes = tuple[tuple[tuple[int | None, int | None], tuple[int | None, int | None]], ...]
+"""Heads and head size of keys and of values, by layer; None where only the graph knows."""
+
+
+def components_of(model: Any, source: ModelSource) -> tuple[Component, ...]:
+    """Return the graphs of a model.
+
+    Args:
+        model: Transformers model of the source; its weights are not read.
+        source: The model's folder.
+
+    Raises:
+        ONNXExportError: ``FAMILY_UNSUPPORTED`` if its cache is not keys and values of attention, or if it does not take what
+            models of its family take.
+    """
+    try:
+        if source.family is DECODER:
+            return (_decoder(model),)
+        if source.family in (ENCODER_DECODER, SPEECH):
+            return _encoder_and_decoder(model, speech=source.family is SPEECH)
+        return (_whole_text(model, source.family),)
+    except ONNXExportError:
+        raise
+    except Exception as error:  # the model's own code may raise anything
+        raise _unsupported(
+            model, f"does not run as {source.family.name} models do ({type(error).__name__}: {error})"
+        ) from error
+
+
+# Decoders.
+
+
+def _decoder(model: Any) -> Component:
+    takes_positions = POSITIONS in inspect.signature(model.forward).parameters
+
+    def call(model: Any, tensors: Tensors) -> Tensors:
+        past = [tensors[port.name] for port in cache_in]
+        inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
+        found = model(**inputs, past_key_values=_cache(past), use_cache=True)
+        return {LOGITS: found.logits, **_named("present.{}.{}", found.past_key_values)}
+
+    with _without_computing() as fake:
+        made = model(input_ids=fake(1, 2), attention_mask=fake(1, 2), past_key_values=DynamicCache(), use_cache=True)
+        sizes = _sizes(model, made.past_key_values)
+    cache_in = _cache_ports("past_key_values.{}.{}", sizes, PAST)
+    return _decoder_component(sizes, int(made.logits.shape[-1]), call)
+
+
+def untraced_decoder(layers: int) -> Component:
+    """Return the component of a decoder whose graph is built and not traced: only the graph knows its sizes."""
+    return _decoder_component((((None, None), (None, None)),) * layers, None, None)
+
+
+def _decoder_component(sizes: Sizes, vocabulary: int | None, call: Call | None) -> Component:
+    return Component(
+        "model",
+        inputs=(
+            ids(IDS, BATCH, SEQUENCE),
+            ids(MASK, BATCH, TOTAL),
+            ids(POSITIONS, BATCH, SEQUENCE),
+            *_cache_ports("past_key_values.{}.{}", sizes, PAST),
+        ),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *_cache_ports("present.{}.{}", sizes, TOTAL)),
+        call=call,
+        unread=(POSITIONS,),
+    )
+
+
+# Encoder–decoders: the encoder computes keys and values of the cross-attention once, the decoder returns only its own.
+
+
+def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Component]:
+    start = model.config.decoder_start_token_id or 0
+
+    def encode(model: Any, tensors: Tensors) -> Tensors:
+        masked = {} if speech else {MASK: tensors[MASK]}
+        source = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS]}
+        encoded = model.get_encoder()(**source, **masked).last_hidden_state
+        # One step of the decoder computes keys and values of every cross-attention; the rest of it is removed as unused.
+        found = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            decoder_input_ids=torch.full((encoded.shape[0], 1), start, dtype=torch.int64),
+            past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()),
+            use_cache=True,
+            **masked,
+        )
+        return {
+            "last_hidden_state": encoded,
+            **_named("present.{}.encoder.{}", found.past_key_values.cross_attention_cache),
+        }
+
+    def decode(model: Any, tensors: Tensors) -> Tensors:
+        crossed = [tensors[port.name] for port in cross_in]
+        cache = EncoderDecoderCache(_cache([tensors[port.name] for port in own_in]), _cache(crossed))
+        cache.is_updated = dict.fromkeys(cache.is_updated, True)
+        found = model(
+            # Attention reads the cache instead; only the sizes of batch and source are taken from this.
+            encoder_outputs=BaseModelOutput(last_hidden_state=crossed[0].transpose(1, 2).flatten(2)),
+            decoder_input_ids=tensors[IDS],
+            past_key_values=cache,
+            use_cache=True,
+            **({} if speech else {MASK: tensors[SOURCE_MASK]}),
+        )
+        own = found.past_key_values.self_attention_cache
+        return {LOGITS: found.logits, **_named("present.{}.decoder.{}", own)}
+
+    if speech:
+        frames = _frames(model)
+        source: tuple[Port, ...] = (Port(FEATURES, (BATCH, model.config.num_mel_bins, frames)),)
+        masks: tuple[Port, ...] = ()
+    else:
+        source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
+        masks = (ids(SOURCE_MASK, BATCH, SOURCE),)
+    with _without_computing() as fake:
+        given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else {IDS: fake(1, 4), MASK: fake(1, 4)}  # type: ignore[arg-type]
+        made = model(**given, decoder_input_ids=fake(1, 2), use_cache=True)
+        own, cross = (
+            _sizes(model, cache)
+            for cache in (made.past_key_values.self_attention_cache, made.past_key_values.cross_attention_cache)
+        )
+        width, vocabulary = int(made.encoder_last_hidden_state.shape[-1]), int(made.logits.shape[-1])
+        length: str | int = int(made.encoder_last_hidden_state.shape[1]) if speech else SOURCE
+    own_in = _cache_ports("past_key_values.{}.decoder.{}", own, PAST)
+    cross_in = _cache_ports("past_key_values.{}.encoder.{}", cross, length)
+    encoder = Component(
+        "encoder_model",
+        inputs=source,
+        outputs=(
+            Port("last_hidden_state", (BATCH, length, width)),
+            *_cache_ports("present.{}.encoder.{}", cross, length),
+        ),
+        call=encode,
+    )
+    decoder = Component(
+        "decoder_model",
+        inputs=(ids(IDS, BATCH, SEQUENCE), *masks, *own_in, *cross_in),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *_cache_ports("present.{}.decoder.{}", own, TOTAL)),
+        call=decode,
+    )
+    return encoder, decoder
+
+
+def _frames(model: Any) -> int:
+    """Return the number of frames that a speech encoder takes: its positions, before its convolutions take every second."""
+    encoder = model.get_encoder()
+    strides = (layer.stride[0] for layer in encoder.children() if isinstance(layer, torch.nn.Conv1d))
+    frames = int(model.config.max_source_positions)
+    for stride in strides:
+        frames *= int(stride)
+    return frames
+
+
+# Models that read a whole text in one call.
+
+
+def _whole_text(model: Any, family: Family) -> Component:
+    accepted = inspect.signature(model.forward).parameters
+    names = [IDS, MASK] + ([TYPES] if TYPES in accepted and _token_types(model.config) > 1 else [])
+    rows: str | int = BATCH
+    if family is SEQUENCE_CLASSIFIER and model.config.pad_token_id is None and model.get_decoder() is not model:
+        rows = 1  # the last token cannot be told from padding
+    classes = getattr(model.config, "num_labels", 0)
+    rotates = POSITIONS in accepted and getattr(model.config, "rope_parameters", None) is not None
+
+    def call(model: Any, tensors: Tensors) -> Tensors:
+        inputs = dict(tensors)
+        if rotates:  # with a row of positions for each row of tokens, which fused rotation wants
+            inputs[POSITIONS] = torch.arange(tensors[IDS].shape[1])[None].expand_as(tensors[IDS])
+        found = model(**inputs)
+        return {name: found[name] for name in family.outputs}
+
+    shape: tuple[str | int, ...]
+    if family is SEQUENCE_CLASSIFIER:
+        shape = (rows, classes)
+    elif family is QUESTION_ANSWERING:
+        shape = (rows, SEQUENCE)
+    elif family is TOKEN_CLASSIFIER:
+        shape = (rows, SEQUENCE, classes)
+    else:
+        with _without_computing() as fake:
+            width = int(model(**{name: fake(1, 3) for name in names})[family.outputs[0]].shape[-1])
+        shape = (rows, SEQUENCE, width)
+    return Component(
+        "model",
+        inputs=tuple(Port(name, (rows, SEQUENCE), torch.int64) for name in names),
+        outputs=tuple(Port(name, shape) for name in family.outputs),
+        call=call,
+    )
+
+
+def _token_types(config: Any) -> int:
+    return int(getattr(config, "type_vocab_size", 0) or 0)
+
+
+# Caches.
+
+
+class _without_computing:  # noqa: N801 - a context manager
+    """Context in which models compute shapes only; it gives a function that makes integers of a shape."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._no_grad = torch.no_grad()
+
+    def __enter__(self) -> Any:
+        self._no_grad.__enter__()
+        self._mode.__enter__()
+        return lambda *shape: torch.ones(shape, dtype=torch.int64)
+
+    def __exit__(self, *about: Any) -> None:
+        self._mode.__exit__(*about)
+        self._no_grad.__exit__(*about)
+
+
+def _sizes(model: Any, cache: Any) -> Sizes:
+    layers = getattr(cache, "layers", ())
+    for layer in layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.dim() != 4 or values.dim() != 4:
+            raise _unsupported(model, f"has a cache of {type(layer).__name__} instead of keys and values of attention")
+    if not layers:
+        raise _unsupported(model, f"has a {type(cache).__name__} instead of keys and values of attention")
+    return tuple(
+        tuple((int(part.shape[1]), int(part.shape[3])) for part in (layer.keys, layer.values))  # type: ignore[misc]
+        for layer in layers
+    )
+
+
+def _unsupported(model: Any, what: str) -> ONNXExportError:
+    return ONNXExportError(
+        f"{type(model).__name__} {what}, which the ONNX export does not support",
+        reason="FAMILY_UNSUPPORTED",
+        remedy="leave the ONNX format out for this model",
+        about={"architecture": type(model).__name__, "model_type": model.config.model_type},
+    )
+
+
+def _cache_ports(pattern: str, sizes: Sizes, length: str | int) -> tuple[Port, ...]:
+    return tuple(
+        Port(pattern.format(layer, kind), (BATCH, heads, length, size))
+        for layer, both in enumerate(sizes)
+        for kind, (heads, size) in zip(("key", "value"), both, strict=True)
+    )
+
+
+def _cache(tensors: list[torch.Tensor]) -> Any:
+    return transformers.DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
+
+
+def _named(pattern: str, cache: Any) -> Tensors:
+    return {
+        pattern.format(index, kind): tensor
+        for index, layer in enumerate(cache.layers)
+        for kind, tensor in (("key", layer.keys), ("value", layer.values))
+    }

@@ -1,0 +1,185 @@
+"""Run PyTorch, then ONNX Runtime, on the same conversations and compare what they give."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+import transformers
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from slipway.errors import ONNXExportError
+from slipway.machine.threads import session_options
+from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
+from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway_onnx_export.parity.conversations import conversations_of
+from slipway_onnx_export.parity.rows import Array, Conversation, Session
+from slipway_onnx_export.parity.texts import texts_of
+from slipway_onnx_export.parity.translations import translations_of
+from slipway_onnx_export.source import ModelSource
+
+OnCall = Callable[[int, int], None]
+
+# onnxruntime's exceptions have no common base class but Exception.
+ORT_ERRORS = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoSuchFile,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """The result of the comparison.
+
+    Attributes:
+        max_abs_diff: Largest difference of a value at tokens that are not padding.
+        scale: Largest absolute reference value, at least 1.
+        calls: Number of compared calls of the model.
+    """
+
+    max_abs_diff: float
+    scale: float
+    calls: int
+
+
+def check_parity(
+    source: ModelSource,
+    folder: Path,
+    *,
+    tolerance: float,
+    threads: int = 1,
+    fixed_batch: bool = False,
+    on_call: OnCall = lambda _done, _total: None,
+) -> ParityReport:
+    """Compare the graphs in a folder with PyTorch.
+
+    PyTorch's model is unloaded before ONNX Runtime loads, so the memory needed is that of one of them in float32.
+
+    Args:
+        source: The model's folder.
+        folder: Folder of the exported graphs.
+        tolerance: Largest allowed difference relative to the largest reference value (at least 1).
+        threads: Threads that ONNX Runtime may use.
+        fixed_batch: Whether the graphs accept batch 1 only.
+        on_call: Called before each call of a model with the number of finished calls and their total.
+
+    Raises:
+        ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
+    """
+    conversations = _conversations(source, fixed_batch=fixed_batch)
+    each = sum(conversation.calls for conversation in conversations)
+    on_call(0, 2 * each)
+    references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
+    sessions = {path.stem: _Session(path, threads=threads) for path in sorted(folder.glob("*.onnx"))}
+    worst, where, scale, calls = 0.0, "", 1.0, 0
+    for conversation, wanted in zip(conversations, references, strict=True):
+        for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
+            on_call(each + calls, 2 * each)
+            scale = max(scale, float(np.abs(reference).max()))
+            diff = float(np.abs(found - reference).max()) if found.shape == reference.shape else float("nan")
+            calls += 1
+            if not diff <= worst:  # NaN counts as worse
+                worst, where = diff, f"{conversation.name}, call {index + 1}"
+    if not worst <= tolerance * scale:
+        raise ONNXExportError(
+            f"results differ from PyTorch's by {worst:.3g}, and {tolerance * scale:.3g} is allowed ({where})",
+            reason="EXPORT_PARITY_FAILED",
+            remedy="use another engine",
+            about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
+        )
+    return ParityReport(max_abs_diff=worst, scale=scale, calls=calls)
+
+
+def _conversations(source: ModelSource, *, fixed_batch: bool) -> list[Conversation]:
+    if source.family is DECODER:
+        return list(conversations_of(source, fixed_batch=fixed_batch))
+    if source.family in (ENCODER_DECODER, SPEECH):
+        return list(translations_of(source, fixed_batch=fixed_batch))
+    return list(texts_of(source, fixed_batch=fixed_batch))
+
+
+def _references(
+    source: ModelSource, conversations: list[Conversation], *, on_call: Callable[[int], None]
+) -> list[list[Array]]:
+    """Return PyTorch's results of each conversation, by call."""
+    transformers.utils.logging.disable_progress_bar()
+    kind = auto_model(source.family)
+    try:
+        check_loadable(source.folder, kind)
+    except CannotBuildError as error:
+        raise ONNXExportError(
+            f"PyTorch cannot run the model for the comparison: {error}",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a complete transformers model folder",
+            about={"file": "config.json"},
+        ) from error
+    # Eager attention is the simplest implementation; fused ones differ from each other in the results of padding rows.
+    model = kind.from_pretrained(
+        source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    ).eval()
+    made: list[list[Array]] = []
+    with torch.inference_mode():
+        for conversation in conversations:
+            made.append([])
+            for result in conversation.reference(model):
+                made[-1].append(result)
+                on_call(sum(map(len, made)))
+    del model
+    gc.collect()
+    return made
+
+
+class _Session:
+    """A graph in ONNX Runtime; it runs on arrays by input name and returns arrays by output name."""
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        options = session_options(threads)
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except ORT_ERRORS as error:
+            raise ONNXExportError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
+                reason="EXPORT_PARITY_FAILED",
+                remedy="use another engine or opset",
+            ) from error
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        self._outputs = [value.name for value in self._session.get_outputs()]
+
+    def run(self, feed: dict[str, Array]) -> dict[str, Array]:
+        """Run the graph; inputs that it does not have are left out."""
+        kept = {name: value for name, value in feed.items() if name in self._inputs}
+        return dict(zip(self._outputs, self._session.run(self._outputs, kept), strict=True))
+
+    def empty_past(self, *, batch: int) -> dict[str, Array]:
+        """Return an empty cache for the inputs of past keys and values whose length varies by itself. Each: (batch, heads, 0, size)."""
+        return {
+            name: np.zeros((batch, value.shape[1], 0, value.shape[3]), dtype=np.float32)
+            for name, value in self._inputs.items()
+            if name.startswith("past_key_values.") and ".encoder." not in name
+        }
+
+
+def _run(conversation: Conversation, sessions: dict[str, Any]) -> Iterator[Array]:
+    """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
+    typed: dict[str, Session] = sessions
+    try:
+        yield from conversation.exported(typed)
+    except ORT_ERRORS as error:
+        raise ONNXExportError(
+            f"onnxruntime cannot run the exported model ({conversation.name}): {error}",
+            reason="EXPORT_PARITY_FAILED",
+            remedy="use another engine",
+            about={"case": conversation.name},
+        ) from error

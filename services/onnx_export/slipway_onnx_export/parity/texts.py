@@ -1,0 +1,68 @@
+"""Compare models that read a whole text in one call: encoders, and decoders with a classification head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipway_onnx_export.parity.rows import Array, Session, random_rows
+from slipway_onnx_export.source import ModelSource
+
+CASES = (
+    ("batch 1", (0,), 6, "right"),
+    ("batch 1, sequence 1", (0,), 1, "right"),
+    ("batch 3, right padding", (0, 4, 2), 9, "right"),
+    ("batch 2, left padding", (3, 0), 7, "left"),
+)
+"""Name, padding of each row, length, and side of the padding."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """One call; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
+
+    name: str
+    feed: dict[str, Array]
+    outputs: tuple[str, ...]
+    calls: int = 1
+
+    def reference(self, model: Any) -> Iterator[Array]:
+        found = model(**{name: torch.from_numpy(value.copy()) for name, value in self.feed.items()})
+        yield self._real({name: found[name].numpy() for name in self.outputs})
+
+    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+        yield self._real(sessions["model"].run(self.feed))
+
+    def _real(self, found: Mapping[str, Array]) -> Array:
+        """Join all outputs: whole ones, and those that have a value per token without padding."""
+        mask = self.feed["attention_mask"].astype(bool)
+        kept = [found[name] for name in self.outputs]
+        return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
+
+
+def texts_of(source: ModelSource, *, fixed_batch: bool) -> Iterator[_Text]:
+    """Make the texts that a model has room for."""
+    config = source.text_config
+    padding = getattr(config, "pad_token_id", None)
+    # Some models number positions from after the padding token's id.
+    room = (getattr(config, "max_position_embeddings", None) or 512) - 1 - (padding or 0)
+    random = np.random.default_rng(0)
+    for name, pads, length, side in CASES:
+        if length > room or (len(pads) > 1 and (fixed_batch or padding is None)):
+            continue
+        ids, mask = random_rows(
+            random, vocabulary=config.vocab_size, pads=pads, length=length, side=side, padding=padding
+        )
+        end = getattr(config, "eos_token_id", None)
+        if config.is_encoder_decoder and isinstance(end, int):  # its classifier reads the end of the text
+            ids = np.where(ids == end, (end + 1) % config.vocab_size, ids)
+            ids[np.arange(len(pads)), length - 1 - np.array(pads) * (side == "right")] = end
+        feed = {"input_ids": ids, "attention_mask": mask}
+        kinds = int(getattr(config, "type_vocab_size", 0) or 0)
+        if kinds > 1:
+            feed["token_type_ids"] = (np.arange(length)[None, :] >= length // 2).astype(np.int64).repeat(len(pads), 0)
+        yield _Text(name, feed, source.family.outputs)

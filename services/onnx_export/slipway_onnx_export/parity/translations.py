@@ -1,0 +1,147 @@
+"""Compare encoder–decoders: the encoder once, then decoder calls that pass on the cache, also with rows in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from slipway.models.families import SPEECH
+from slipway_onnx_export.parity.rows import Array, Session, random_rows
+from slipway_onnx_export.source import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One text or sound, and calls of the decoder.
+
+    Attributes:
+        name: Name in messages.
+        pads: Right padding of each row of the source, in tokens; the number of rows is the batch size.
+        length: Tokens of the source with padding.
+        calls: New tokens of each decoder call. The first call has an empty past.
+        reorder: Row that takes each row's place after the second call, as a beam search does; empty for none.
+    """
+
+    name: str
+    pads: tuple[int, ...]
+    length: int
+    calls: tuple[int, ...]
+    reorder: tuple[int, ...] = ()
+
+
+CASES = (
+    Case("batch 1, eight steps", pads=(0,), length=6, calls=(1,) * 8),
+    Case("batch 1, source of one token, several tokens at once", pads=(0,), length=1, calls=(3, 1, 2)),
+    Case("batch 3, padded sources, eight steps", pads=(0, 5, 2), length=9, calls=(1,) * 8),
+    Case("batch 3, rows in another order", pads=(1, 0, 3), length=7, calls=(2, 1, 1, 1, 1, 1, 1, 1), reorder=(2, 2, 0)),
+)
+
+
+@dataclass(frozen=True)
+class _Translation:
+    """Inputs of a case; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
+
+    case: Case
+    source: Array
+    mask: Array | None
+    tokens: Array
+
+    @property
+    def name(self) -> str:
+        return self.case.name
+
+    @property
+    def calls(self) -> int:
+        return 1 + len(self.case.calls)
+
+    def reference(self, model: Any) -> Iterator[Array]:
+        masked = {} if self.mask is None else {"attention_mask": torch.from_numpy(self.mask.copy())}
+        encoded = model.get_encoder()(torch.from_numpy(self.source.copy()), **masked).last_hidden_state
+        yield self._real(encoded.numpy())
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        for index, tokens in enumerate(self._steps()):
+            out = model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+                decoder_input_ids=torch.from_numpy(tokens.copy()),
+                past_key_values=cache,
+                use_cache=True,
+                **masked,
+            )
+            yield out.logits.numpy().ravel()
+            if index == 1 and self.case.reorder:
+                order = torch.tensor(self.case.reorder)
+                cache.reorder_cache(order)
+                encoded = encoded[order]
+                masked = {name: value[order] for name, value in masked.items()}
+
+    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+        masked = {} if self.mask is None else {"attention_mask": self.mask}
+        found = sessions["encoder_model"].run(
+            {"input_ids" if self.source.ndim == 2 else "input_features": self.source, **masked}
+        )
+        yield self._real(found["last_hidden_state"])
+        decoder, mask = sessions["decoder_model"], masked.get("attention_mask")
+        past = decoder.empty_past(batch=len(self.source)) | _past(found)
+        for index, tokens in enumerate(self._steps()):
+            feed = {"input_ids": tokens, **past}
+            found = decoder.run(feed if mask is None else feed | {"encoder_attention_mask": mask})
+            past |= _past(found)
+            yield found["logits"].ravel()
+            if index == 1 and self.case.reorder:
+                order = list(self.case.reorder)
+                past = {name: value[order] for name, value in past.items()}
+                mask = None if mask is None else mask[order]
+
+    def _steps(self) -> Iterator[Array]:
+        start = 0
+        for count in self.case.calls:
+            yield self.tokens[:, start : start + count]
+            start += count
+
+    def _real(self, encoded: Array) -> Array:
+        """Select what the encoder gives for tokens that are not padding. (batch, source, width) → (tokens, width)."""
+        kept: Array = encoded if self.mask is None else encoded[self.mask.astype(bool)]
+        return kept.ravel()
+
+
+def _past(found: Mapping[str, Array]) -> dict[str, Array]:
+    return {
+        name.replace("present.", "past_key_values."): value
+        for name, value in found.items()
+        if name.startswith("present.")
+    }
+
+
+def translations_of(source: ModelSource, *, fixed_batch: bool) -> Iterator[_Translation]:
+    """Make the sources and decoder inputs that a model has room for."""
+    config = source.config
+    limits = [
+        getattr(config, name, None)
+        for name in ("max_target_positions", "max_position_embeddings", "max_decoder_position_embeddings")
+    ]
+    room = min((limit for limit in limits if limit), default=512) - 2
+    targets = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    random = np.random.default_rng(0)
+    for case in CASES:
+        if sum(case.calls) > room or case.length > room or (fixed_batch and len(case.pads) > 1):
+            continue
+        tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)
+        if source.family is SPEECH:
+            shape = (len(case.pads), config.num_mel_bins, 2 * config.max_source_positions)
+            yield _Translation(case, random.standard_normal(shape).astype(np.float32), None, tokens)
+            continue
+        ids, mask = random_rows(
+            random,
+            vocabulary=config.vocab_size,
+            pads=case.pads,
+            length=case.length,
+            side="right",
+            padding=config.pad_token_id,
+        )
+        yield _Translation(case, ids, mask, tokens)

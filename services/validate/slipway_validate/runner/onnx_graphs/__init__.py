@@ -1,0 +1,1 @@
+"""Run the graphs of an ONNX folder, by the family of its model."""

@@ -1,0 +1,133 @@
+"""One graph in ONNX Runtime on the CPU; cache tensors stay inside the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from slipway.machine.threads import session_options
+from slipway.models.dtypes import DTYPES, numpy_dtypes
+from slipway.validation.speed import Engine
+from slipway_validate.runner.model import Bounds, Unusable
+
+NUMPY_TYPES = {
+    f"tensor({DTYPES[name].onnx.lower()})": dtype
+    for name, dtype in numpy_dtypes("F32", "F16", "I64", "I32", "BOOL").items()
+}
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    # ONNX Runtime's own classes have no common base class but Exception.
+    ort_state.Fail,
+    ort_state.InvalidArgument,
+    ort_state.InvalidGraph,
+    ort_state.InvalidProtobuf,
+    ort_state.NoModel,
+    ort_state.NoSuchFile,
+    ort_state.NotImplemented,
+    ort_state.RuntimeException,
+    RuntimeError,
+)
+
+Value = Any
+"""A tensor that ONNX Runtime holds (``OrtValue``)."""
+
+
+class Graph:
+    """A graph that runs on tensors by name.
+
+    Attributes:
+        inputs: Its inputs by name.
+        outputs: Names of its outputs.
+
+    Raises:
+        Unusable: ONNX Runtime cannot load it, or an input has a type that is not known here.
+    """
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        try:
+            self._session = ort.InferenceSession(
+                str(path), session_options(threads), providers=["CPUExecutionProvider"]
+            )
+        except ORT_ERRORS as error:
+            raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
+        self._name = path.name
+        self.inputs = {node.name: node for node in self._session.get_inputs()}
+        self.outputs = [node.name for node in self._session.get_outputs()]
+        odd = sorted(name for name, node in self.inputs.items() if node.type not in NUMPY_TYPES)
+        if odd:
+            raise Unusable(f"{path.name} has inputs of an unsupported type: {odd[:3]}")
+
+    def require(self, *, inputs: set[str], outputs: set[str], known: set[str] | None = None) -> None:
+        """Check the names of inputs and outputs.
+
+        Args:
+            inputs: Inputs that must be there.
+            outputs: Outputs that must be there.
+            known: Inputs that may be there; None for the ones that must.
+
+        Raises:
+            Unusable: A name is missing, or an input is unknown.
+        """
+        missing = sorted(inputs - set(self.inputs)) + sorted(outputs - set(self.outputs))
+        unknown = sorted(set(self.inputs) - (inputs | (known or set())))
+        if missing or unknown:
+            raise Unusable(
+                f"{self._name} does not have the inputs and outputs of its family: missing {missing[:3]}, unknown {unknown[:3]}"
+            )
+
+    def value(self, name: str, array: Any) -> Value:
+        """Return an input's tensor in the type that it has in the graph."""
+        wanted = NUMPY_TYPES[self.inputs[name].type]
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array, dtype=wanted))
+
+    def empty_past(self, names: list[str], *, batch: int) -> dict[str, Value]:
+        """Return empty cache tensors: (B, heads, 0, head size)."""
+        shapes = {name: self.inputs[name].shape for name in names}
+        return {name: self.value(name, np.zeros((batch, shape[1], 0, shape[3]))) for name, shape in shapes.items()}
+
+    def run(self, feed: Mapping[str, Value]) -> dict[str, Value]:
+        """Run the graph; return its outputs by name."""
+        return dict(zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed)), strict=True))
+
+    def bounds(self, name: str = "input_ids") -> Bounds:
+        """Return the largest batch: a number where the export fixed it, otherwise the axis has a name."""
+        batch = self.inputs[name].shape[0]
+        return Bounds(batch=batch) if isinstance(batch, int) else Bounds()
+
+    def engine(self, output: str, *, stored: str) -> Engine:
+        """Describe the runtime; it computes in the type of an output."""
+        kind = next(node.type for node in self._session.get_outputs() if node.name == output)
+        computed = {"tensor(float)": "float32", "tensor(float16)": "float16"}.get(kind, kind)
+        return Engine(
+            runtime="onnxruntime",
+            version=f"onnxruntime {ort.__version__}",
+            provider=", ".join(self._session.get_providers()),
+            stored_dtype=stored,
+            compute_dtype=computed,
+            native_dtype=computed,
+        )
+
+
+class GraphModel:
+    """What the models of all families share: they run on the CPU, and their graphs fix the arithmetic."""
+
+    device = "cpu"
+    architecture = ""
+
+    def __init__(self, engine: Engine, bounds: Bounds, *, has_cache: bool) -> None:
+        self.engine, self.bounds, self.has_cache = engine, bounds, has_cache
+        self.native_dtype = engine.native_dtype
+
+    def prepare_comparison(self) -> None:
+        """Do nothing: the graph fixes its arithmetic."""
+
+    def leave_comparison(self) -> None:
+        """Do nothing: the graph fixes its arithmetic."""
+
+    def peak_device_bytes(self) -> int | None:
+        """Return None: the model runs on the CPU."""
+        return None

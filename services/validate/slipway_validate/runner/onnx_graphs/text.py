@@ -1,0 +1,44 @@
+"""Run a ``model.onnx`` that reads a whole text in one call: an encoder, or a decoder with a classification head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from slipway.models.families import Comparison, Family
+from slipway_validate.numerics import Logits
+from slipway_validate.runner.model import Past, Step
+from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
+
+
+class OnnxText(GraphModel):
+    """A graph without a cache; see :class:`slipway_validate.runner.model.LanguageModel`."""
+
+    def __init__(self, folder: Path, family: Family, *, several_labels: bool, threads: int, stored: str) -> None:
+        self._graph = graph = Graph(folder / "model.onnx", threads=threads)
+        self._family, self._several_labels = family, several_labels
+        graph.require(inputs={"input_ids"}, outputs=set(family.outputs), known={"attention_mask", "token_type_ids"})
+        super().__init__(graph.engine(family.outputs[0], stored=stored), graph.bounds(), has_cache=False)
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        given = {
+            "input_ids": step.input_ids,
+            "attention_mask": step.attention_mask,
+            "token_type_ids": np.zeros_like(step.input_ids),
+        }
+        found = self._graph.run({name: self._graph.value(name, given[name]) for name in self._graph.inputs})
+        values = [found[name].numpy().astype(np.float32, copy=False) for name in self._family.outputs]
+        if self._family.comparison is Comparison.SPANS:
+            return np.stack(values, axis=1), None
+        if self._family.comparison is Comparison.CLASSES:
+            return self._classes(values[0]), None
+        return values[0], None
+
+    def _classes(self, logits: Logits) -> Logits:
+        """Return classes as :mod:`slipway_validate.runner.calls` does: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""
+        if self._several_labels:
+            flat = logits.reshape(len(logits), -1)
+            return np.stack([flat, np.zeros_like(flat)], axis=-1)
+        return logits if logits.ndim == 3 else logits[:, None]
