@@ -187,11 +187,11 @@ def _scales(shape: tuple[int, ...], name: str) -> tuple[int, int]:
 
 def _inputs(base: Base, groups: int, name: str) -> int:
     """Return the number of input columns by the configured group size, for files without ``g_idx``."""
-    size, words = base.quantization.get("group_size"), base.source.tensors[name].shape[0]
-    bits = base.quantization.get("bits")
+    size, bits = base.quantization.get("group_size"), base.quantization.get("bits")
+    words = next(iter(base.source.tensors[name].shape), 0)
     if not isinstance(bits, int) or not isinstance(size, int) or bits not in (2, 4, 8):
         raise unsupported(f"has {name!r} without g_idx, and bits {bits!r} with group_size {size!r}", tensor=name)
     inputs = words * 32 // bits
-    if -(-inputs // (size if size > 0 else inputs)) != groups:
+    if inputs < 1 or -(-inputs // (size if size > 0 else inputs)) != groups:
         raise invalid(f"has {name!r} with {groups} groups for {inputs} inputs of group_size {size}", tensor=name)
     return inputs

@@ -67,12 +67,12 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
 
 
 def _dequantized(base: Base) -> Dequantized:
-    method = base.quantization.get("quant_method")
     if not base.quantization:
         return read_fp8(base)  # only changes the type of 8-bit floats, if there are any
+    method = str(base.quantization.get("quant_method"))
     if method not in READERS:
         raise unsupported(f"is quantized by {method!r}; {', '.join(READERS)} are read", quant_method=method)
-    return READERS[str(method)](base)
+    return READERS[method](base)
 
 
 def _ties(base: Base) -> list[str]:
