@@ -97,21 +97,14 @@ def _oriented(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     """
     if base.quantization.get("quant_method") == "compressed-tensors":
         return recipes
-    found = []
-    for recipe in recipes:
-        if (
-            recipe.build is not None
-            and base.quantization
-            and base.structure.own_name(recipe.name) in base.structure.transposed
-        ):
-            found.append(replace(recipe, shape=recipe.shape[::-1], build=_transposed(recipe.build)))
-        else:
-            found.append(recipe)
-    return tuple(found)
+    return tuple(_oriented_one(base, recipe) if base.quantization else recipe for recipe in recipes)
 
 
-def _transposed(build: Callable[[Read], torch.Tensor]) -> Callable[[Read], torch.Tensor]:
-    return lambda read: build(read).T
+def _oriented_one(base: Base, recipe: Recipe) -> Recipe:
+    build = recipe.build
+    if build is None or base.structure.own_name(recipe.name) not in base.structure.transposed:
+        return recipe
+    return replace(recipe, shape=recipe.shape[::-1], build=lambda read: build(read).T)
 
 
 def _check_complete(base: Base, recipes: tuple[Recipe, ...]) -> None:

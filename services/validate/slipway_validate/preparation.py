@@ -177,9 +177,10 @@ def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
 
 
 def padding_token(base: Path, family: Family) -> int:
-    """Return the token that pads a batch; a decoder reads the mask, so it accepts any token."""
-    token = read_json(base / CONFIG).get("pad_token_id")
-    return token if isinstance(token, int) and family.comparison is not Comparison.NEXT_TOKEN else 0
+    """Return the token that pads a batch; a decoder reads the mask, so it accepts any. A token that does not exist becomes 0."""
+    config = read_json(base / CONFIG)
+    token = 0 if family.comparison is Comparison.NEXT_TOKEN else _size(config, "pad_token_id")
+    return token if token < (_size(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
 
 
 def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:

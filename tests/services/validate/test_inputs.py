@@ -15,9 +15,10 @@ from slipway.models.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION
 from slipway_validate import folders, texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import _affordable, decoder
+from slipway_validate.preparation import _affordable, decoder, padding_token
 from slipway_validate.protocol.messages import TokenizeSpec
-from slipway_validate.runner.model import Bounds, Unusable, left_padded, positions_of, segments_within
+from slipway_validate.runner.audio import make_features
+from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
 from slipway_validate.runner.runtime_transformers import from_pretrained
 from slipway_validate.runner.windows import cut, load_tokenizer
@@ -115,7 +116,7 @@ def test_cases_fit_the_windows(windows: int, length: int) -> None:
 
 
 def test_left_padding() -> None:
-    ids, mask = left_padded([np.array([5, 6, 7]), np.array([9])])
+    ids, mask = padded([np.array([5, 6, 7]), np.array([9])], side="left", token=0)
     assert ids.tolist() == [[5, 6, 7], [0, 0, 9]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
     assert positions_of(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
@@ -146,6 +147,43 @@ def test_windows_are_as_long_as_the_model_allows(tmp_path: Path, config: dict[st
     params = ValidateParams(sequence_length=2048, max_logit_bytes=1 << 40)
     for family in (SEQUENCE_CLASSIFIER, FEATURE_EXTRACTION, ENCODER_DECODER):
         assert _affordable(tmp_path, family, params) == (10, length)
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [
+        ({"pad_token_id": 3, "vocab_size": 9}, 3),
+        ({"pad_token_id": -1, "vocab_size": 9}, 0),
+        ({"pad_token_id": 9, "vocab_size": 9}, 0),
+        ({"pad_token_id": [3], "vocab_size": 9}, 0),
+    ],
+    ids=["one", "minus", "too-large", "list"],
+)
+def test_a_padding_token_is_one_of_the_model(tmp_path: Path, config: dict[str, object], token: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert padding_token(tmp_path, SEQUENCE_CLASSIFIER) == token
+    assert padding_token(tmp_path, DECODER) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sampling_rate": 10**9}, "sampling_rate 1000000000"),
+        ({"sampling_rate": 0}, "sampling_rate 0"),
+        ({"chunk_length": 10**9}, "samples of sound"),
+    ],
+    ids=["rate", "zero", "length"],
+)
+def test_a_feature_extractor_that_asks_for_impossible_sound_is_refused(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    WhisperFeatureExtractor(feature_size=8).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(Unusable, match=named):
+        make_features(tmp_path, count=1, seed=0)
 
 
 def test_without_a_usable_tokenizer_file_token_ids_become_no_text(tiny: Models, tmp_path: Path) -> None:
