@@ -108,34 +108,25 @@ class Judge:
 
     def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
         """Check a case against the reference, and against the output itself, where no rounding of weights hides an error."""
-        if not self._rule.measure.logits:
-            return self._case_of_values(case, native_dtype=native_dtype)
-        name = f"{case.name}.mean_kl"
-        kl = self._rule.limits.case_mean_kl
+        limits, own_limits, logits = self._rule.limits, self._rule.merged_limits, self._rule.measure.logits
+        if logits:
+            figure, unit, native = "mean_kl", "nats/token", NATIVE_MEAN_KL
+            limit, own_limit = limits.case_mean_kl, own_limits.mean_kl
+        else:
+            figure, unit, native = "relative_error", "share", NATIVE_RELATIVE_ERROR
+            limit, own_limit = CASE_FACTOR * (limits.relative_error or 0.0), own_limits.relative_error or 0.0
+        name, value = f"{case.name}.{figure}", getattr(case, figure)
         if case.name == "native_dtype":
-            kl += NATIVE_MEAN_KL.get(native_dtype, max(NATIVE_MEAN_KL.values()))
-            return [_at_most(name, case.mean_kl, kl, unit="nats/token")]
+            return [_at_most(name, value, limit + native.get(native_dtype, max(native.values())), unit=unit)]
         found = [
-            _at_most(name, case.mean_kl, kl, unit="nats/token"),
-            _at_most(name, case.self_mean_kl, self._rule.merged_limits.mean_kl, unit="nats/token", against="itself"),
+            _at_most(name, value, limit, unit=unit),
+            _at_most(name, getattr(case, f"self_{figure}"), own_limit, unit=unit, against="itself"),
         ]
-        largest = self._absolute(self._rule.merged_limits, is_merged=False)
+        largest = self._absolute(own_limits, is_merged=False) if logits else None
         if largest is not None:
             value = case.self_max_abs_diff
             found.append(_at_most(f"{case.name}.max_abs_diff", value, largest, unit="logits", against="itself"))
         return found
-
-    def _case_of_values(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
-        name = f"{case.name}.relative_error"
-        limit = CASE_FACTOR * (self._rule.limits.relative_error or 0.0)
-        if case.name == "native_dtype":
-            limit += NATIVE_RELATIVE_ERROR.get(native_dtype, max(NATIVE_RELATIVE_ERROR.values()))
-            return [_at_most(name, case.relative_error, limit, unit="share")]
-        own = self._rule.merged_limits.relative_error or 0.0
-        return [
-            _at_most(name, case.relative_error, limit, unit="share"),
-            _at_most(name, case.self_relative_error, own, unit="share", against="itself"),
-        ]
 
     def _absolute(self, limits: Limits, *, is_merged: bool) -> float | None:
         if is_merged and limits.max_abs_diff is not None:
