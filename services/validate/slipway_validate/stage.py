@@ -28,7 +28,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=6,
+    version=7,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

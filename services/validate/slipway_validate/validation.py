@@ -80,7 +80,7 @@ def _validated(
         if params.compare_outputs:
             found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
             reference, waiting = running.enter_context(found)
-        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared))
+        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
         stopwatch = Stopwatch(waiting, params, ctx)
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
         results = [

@@ -30,11 +30,8 @@ _OTHER_TOKENIZER = 0.5
 
 def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     """Return why the adapter's tensors cannot belong to a base, judged by headers alone; empty if nothing contradicts."""
-    if (
-        config.get("peft_type") != "LORA"
-        or any(config.get(option) for option in _NOT_PLAIN)
-        or not has_safetensors(base)
-    ):
+    plain = config.get("peft_type") == "LORA" and not any(config.get(option) for option in _NOT_PLAIN)
+    if not plain or not has_safetensors(base):
         return ""
     try:
         adapter, weights = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors, read_weights(base)
@@ -132,10 +129,8 @@ def other_tokenizer(checkpoint: Path, base: Path) -> str:
     ours = read_known_json(checkpoint / "tokenizer.json", largest=LARGEST_LIST)
     if ours is None or _saves_embeddings(checkpoint):
         return ""
-    trained, known = (
-        _vocabulary(ours),
-        _vocabulary(read_known_json(base / "tokenizer.json", largest=LARGEST_LIST)),
-    )
+    trained = _vocabulary(ours)
+    known = _vocabulary(read_known_json(base / "tokenizer.json", largest=LARGEST_LIST))
     if not trained or not known:
         return ""
     alike = sum(known.get(token) == number for token, number in trained.items()) / min(len(trained), len(known))

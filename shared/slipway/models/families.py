@@ -169,8 +169,11 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
         return _generating(config, model_type)
     if family is DECODER:
         return None if model_type in _OTHER_TYPES else DECODER
-    split = family is FEATURE_EXTRACTION and config.get("is_encoder_decoder")  # which gives what its decoder does
-    return family if family and not split and _takes_only_text(config, model_type) else None
+    # An encoder-decoder without a head gives what its decoder does.
+    split = config.get("is_encoder_decoder") or model_type in _SEQUENCE_TO_SEQUENCE_TYPES
+    if family is None or (family is FEATURE_EXTRACTION and split):
+        return None
+    return family if _takes_only_text(config, model_type) else None
 
 
 def model_family(folder: Path) -> Family | None:
@@ -190,7 +193,7 @@ def auto_model(family: Family) -> Any:
 
 
 def takes_more_than_text(config: Mapping[str, Any]) -> bool:
-    """Return whether a decoder is part of a model that takes images or sound, too."""
+    """Return whether a model, or one that it is part of, takes images or sound."""
     return any(config.get(key) is not None for key in _OTHER_INPUTS)
 
 
@@ -215,9 +218,7 @@ def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | N
 def _takes_only_text(config: Mapping[str, Any], model_type: str | None) -> bool:
     if model_type in _OTHER_TYPES or _OTHER_SENSES.search(model_type or ""):
         return False
-    if any(config.get(key) is not None for key in _OTHER_INPUTS):
-        return False
-    return isinstance(config.get("vocab_size"), int)
+    return not takes_more_than_text(config) and isinstance(config.get("vocab_size"), int)
 
 
 def _family_of_type(config: Mapping[str, Any], model_type: object) -> Family | None:

@@ -113,9 +113,15 @@ def test_a_tensor_that_the_model_has_no_use_for_travels_along(tmp_path):
     assert "cls.seq_relationship.weight" in load_file(output / "model.safetensors")
 
 
-def test_a_family_that_is_not_known_is_merged_and_named(tmp_path):
-    _, ctx = save_case(tmp_path, make_family("vit"), target_modules=["q_proj"]).merge(verify="full")
+@pytest.mark.parametrize(("kind", "named"), [("vit", "ViTForImageClassification"), ("clip", "CLIPModel")])
+def test_a_family_that_is_not_known_is_merged_and_named(tmp_path, kind, named):
+    _, ctx = save_case(tmp_path, make_family(kind), target_modules=["q_proj"]).merge(verify="full")
     assert ctx.facts["verified"]["loaded"] is True
-    assert ctx.facts["verified"]["logits"] == (
-        "not compared: what a ViTForImageClassification takes and gives is not known"
-    )
+    assert ctx.facts["verified"]["logits"] == f"not compared: what a {named} takes and gives is not known"
+
+
+@pytest.mark.parametrize(("kind", "target"), [("t5 without a head", "q"), ("bart without a head", "q_proj")])
+def test_an_encoder_decoder_without_a_head_is_compared_by_its_hidden_states(tmp_path, kind, target):
+    _, ctx = save_case(tmp_path, make_family(kind), target_modules=[target]).merge(verify="full")
+    verified = ctx.facts["verified"]
+    assert verified["logits_difference"] <= verified["logits_tolerance"] < verified["logits_change"]

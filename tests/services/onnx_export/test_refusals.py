@@ -82,6 +82,7 @@ def test_encoder_decoders(family: Callable[[str], Path], export: Callable[..., E
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "sequence classifier (Qwen3ForSequenceClassification)"),
         ({"architectures": ["BertModel"], "model_type": "bert"}, "feature extraction (BertModel)"),
         ({"architectures": ["ViTModel"], "model_type": "vit"}, "ViTModel"),
+        ({"architectures": ["T5Model"], "model_type": "t5", "is_encoder_decoder": True, "vocab_size": 9}, "T5Model"),
         (
             {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}},
             "decoder (Gem",

@@ -16,6 +16,7 @@ from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
 from support.models.family_models import make_family_model
+from support.models.merge_models import make_family
 from support.models.tiny_models import save_tokenizer
 
 FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")
@@ -144,6 +145,16 @@ def test_the_example_of_a_family_runs(
     monkeypatch.chdir(tmp_path)
     exec(usage_examples(card)["pytorch"], {})
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip", "t5 without a head"])
+def test_a_model_of_no_known_family_has_no_example_and_no_task(tmp_path: Path, kind: str) -> None:
+    make_family(kind).save_pretrained(tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag" not in card
+    assert "text-generation" not in card
+    assert usage_examples(card) == {}
 
 
 def test_the_example_of_a_speech_model_names_its_classes(tmp_path: Path) -> None:

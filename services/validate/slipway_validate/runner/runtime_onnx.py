@@ -14,7 +14,7 @@ from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, Past, Step, Unusable
+from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, LanguageModel, Past, Step, Unusable
 
 NUMPY_TYPES = {
     f"tensor({DTYPES[name].onnx.lower()})": dtype
@@ -34,11 +34,8 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-class OnnxModel:
-    """A decoder graph with the usual names of inputs and outputs; see :class:`slipway_validate.runner.model.LanguageModel`."""
-
-    device = "cpu"
-    architecture = ""
+class OnnxModel(LanguageModel):
+    """A decoder graph with the usual names of inputs and outputs."""
 
     def __init__(self, session: ort.InferenceSession, *, stored: str) -> None:
         self._session = session
@@ -74,16 +71,6 @@ class OnnxModel:
         values = dict(zip(self._outputs, self._session.run_with_ort_values(self._outputs, feeds), strict=True))
         logits = values.pop("logits").numpy()
         return logits.astype(np.float32, copy=False), values if self.has_cache else None
-
-    def prepare_comparison(self) -> None:
-        """Do nothing: the graph fixes its arithmetic."""
-
-    def leave_comparison(self) -> None:
-        """Do nothing: the graph fixes its arithmetic."""
-
-    def peak_device_bytes(self) -> int | None:
-        """Return None: the model runs on the CPU."""
-        return None
 
     def _past_values(self, past: Past, *, batch: int) -> dict[str, Any]:
         if past is not None:

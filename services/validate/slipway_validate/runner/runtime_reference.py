@@ -69,7 +69,7 @@ def _adapted(module: Any, adapter: Path) -> Any:
         _let_tied_layers_load_their_own(config, module, saved)
         module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
         load_ignored_tensors(module, adapter)
-    except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
         raise Unusable(f"peft cannot load the adapter {adapter.name!r} on the base model: {error}") from error
     return module
 

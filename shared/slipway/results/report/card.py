@@ -62,13 +62,14 @@ def model_card(report: Report, folder: Path) -> str:
 
 
 def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
-    pipeline = next((_family(folder / name) for name in report.result.formats), DECODER).task
+    family = next((_family(folder / name) for name in report.result.formats), DECODER)
+    pipeline = {"pipeline_tag": family.task} if family else {}
     kinds = [split_output(name)[0] for name in report.result.formats]
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
         "slipway",
         *(() if report.result.plain else ("lora",)),
-        pipeline,
+        *pipeline.values(),
         *sorted(set(kinds)),
         *_levels(report),
     ]
@@ -78,7 +79,7 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
         **({"base_model": base} if base else {}),
         **({"base_model_relation": "finetune"} if base and proven else {}),
         "library_name": next(iter(libraries), "transformers"),
-        "pipeline_tag": pipeline,
+        **pipeline,
         "tags": list(dict.fromkeys(tags)),
     }
 
@@ -88,22 +89,23 @@ def _levels(report: Report) -> list[str]:
 
 
 def _examples(report: Report, directory: Path) -> list[_Example]:
-    """Return one example per format. A folder's name becomes code, so folders with unusual names are left out."""
+    """Return one example per format that runs this family. A folder's name becomes code, so folders with unusual names are left out."""
     folders = [name for name in report.result.formats if _FOLDER.fullmatch(name)]
     found = []
     for kind, each in formats().items():
         mine = [name for name in folders if split_output(name)[0] == kind]
-        if mine and each.usage is not None:
+        family = _family(directory / mine[0]) if mine else None
+        if family is not None and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
             with translate_format_errors(each):
-                found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
+                found.append(_example(kind, mine, each.usage, chat=chat, family=family))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
-def _family(folder: Path) -> Family:
-    """Return the family of the model that the example loads; a decoder if the folder does not tell."""
+def _family(folder: Path) -> Family | None:
+    """Return the family of the model that the example loads, None if it is unknown; a decoder without a ``config.json``."""
     try:
-        return model_family(folder) or DECODER
+        return model_family(folder)
     except CheckpointValidationError:
         return DECODER
 

@@ -107,7 +107,8 @@ def _charts(report: Report) -> list[Chart]:
             _logits_chart(f"Largest difference of a {value}", outputs, "max_abs_diff"),
         ),
     ]
-    return [*behaviour, *charts, *_speed_charts(outputs)]
+    compared_any = any(output.to_reference is not None for output in outputs)
+    return [*(behaviour if compared_any else ()), *charts, *_speed_charts(outputs)]
 
 
 def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:
