@@ -86,7 +86,7 @@ def _exit_code_of_exit(error: SystemExit, options: OutputOptions) -> int:
     if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
         return _report_failure(_interrupted(options), options)
     if code == EXIT_USAGE and options.as_json:
-        message = f"{_misused(error)}; see slipway --help"
+        message = f"{_misused(error).rstrip('.')}; see slipway --help"
         _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
     return code
 

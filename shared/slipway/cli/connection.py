@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -127,12 +128,17 @@ def _connection(
     return Connection(coordinator or "", project or "", files)
 
 
+@functools.cache  # all commands share it: making it takes a millisecond or two
+def _connection_command() -> Any:
+    return typer.main.get_command(_options)
+
+
 class ConnectedCommand(TyperCommand):
     """A command with connection options after its own; :func:`connection_of` returns their values."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._connection = typer.main.get_command(_options)
+        self._connection = _connection_command()
         self.params += self._connection.params
 
     def invoke(self, ctx: Any) -> Any:

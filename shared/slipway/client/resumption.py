@@ -7,9 +7,8 @@ import time
 
 from slipway.errors import Failure
 from slipway.reasons import REASONS, Category
+from slipway.rpc.state_names import ENDED
 from slipway_protos.v1 import export_pb2 as pb
-
-ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0

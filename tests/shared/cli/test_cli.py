@@ -71,7 +71,15 @@ def test_every_command_explains_itself_with_an_example(
 
 
 def test_help_imports_nothing_heavy(home: Path) -> None:
-    script = "import sys, slipway.cli.app; print(sorted({'torch', 'grpc', 'pydantic', 'transformers', 'dbos'} & set(sys.modules)))"
+    script = """
+import contextlib, io, sys
+from slipway.cli import main
+sys.argv = ["slipway", "--help"]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+assert "typer.rich_utils" in sys.modules
+print(sorted({"torch", "grpc", "pydantic", "transformers", "dbos"} & set(sys.modules)))
+"""
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=environment(home),
@@ -503,6 +511,8 @@ def _ignored(number: int, frame: object) -> None: ...
         (["nonesuch"], "STAGE_UNKNOWN"),
         (["merge", "--input", "base"], "PARAMS_INVALID"),
         (["merge", "--input", "base=/nowhere"], "INPUT_MISSING"),
+        (["merge", "--input", "base=/", "--input", "base=/nowhere"], "PARAMS_INVALID"),
+        (["merge", "--param", "dtype=float32", "--param", "dtype=bfloat16"], "PARAMS_INVALID"),
         (["merge", "--input", "base=/nowhere", "--input", "adapter=/nowhere"], "FILE_ERROR"),
         (["merge", "--input", "base=/", "--input", "adapter=/", "--param", "dtype=int3"], "PARAMS_INVALID"),
     ],

@@ -51,6 +51,8 @@ def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[st
         (["stage", "onnx_export", "--param", "en"], ["engine=mobius", "engine=dynamo", "engine=legacy"]),
         (["stage", "onnx_export", "--out", "x", "--param", "engine", "=", "m"], ["mobius"]),
         (["stage", "nonesuch", "--param", "e"], []),
+        (["stage", "merge", "--input", "ad"], ["adapter="]),
+        (["stage", "nonesuch", "--input", "ad"], []),
         (["coordinator", "--lea"], ["--lease-seconds"]),
         (["coordinator", "mig"], ["migrate"]),
         (["worker", "--coordinator", "x:1", "--log-format", "=", "j"], ["json"]),

@@ -217,6 +217,8 @@ def test_memory_has_many_words_and_one_reason(error: Exception) -> None:
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'", "OUT_OF_MEMORY"),
         (-15, "MemoryError", "STAGE_KILLED"),
         (1, "", "STAGE_ERROR"),
+        (-40, "", "STAGE_KILLED"),  # a real-time signal, which has no name
+        (-40, "MemoryError", "STAGE_KILLED"),
     ],
 )
 def test_the_last_words_of_a_process_tell_of_memory(returncode: int, output: str, reason: str) -> None:

@@ -78,6 +78,21 @@ def test_a_new_attempt_starts_over() -> None:
     assert (row.attempt, row.done, row.reason) == (2, 0, "")
 
 
+def test_a_state_that_only_a_newer_peer_knows_is_shown_by_its_number() -> None:
+    rows = Rows()
+    rows.take(pb.ExportEvent(export=pb.Export(state=77, tasks=[pb.Task(id="merge", state=78)])))
+    assert (rows.state, rows.tasks["merge"].state) == ("state 77", "state 78")
+
+
+@pytest.mark.parametrize("phase", [" ", f"output 1 of {'9' * 5000}", f"output {'9' * 5000} of 1"])
+def test_a_phase_may_be_any_text(phase: str) -> None:
+    rows, overall = Rows(), Overall()
+    rows.take(state(merge=attempt(1, pb.TASK_STATE_RUNNING)))
+    rows.take(progress("merge", 1, total=2, phase=phase))
+    overall.update(rows)
+    assert 0 < overall.done < 1
+
+
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 from pathlib import Path
 
 import pytest
 
+from slipway.cli.progress.display import LineDisplay
+from slipway.cli.progress.lines import JsonLines
+from slipway.cli.progress.reporter import StageReporter
 from slipway.cli.stages.help import parameters, stage_help
+from slipway.errors import StageError
 from slipway.registry import load_stage, stage_names
 from support.commands.cli import slipway
 from support.models import tiny_models
@@ -61,3 +68,22 @@ def test_a_validation_shows_its_figures(tmp_path: Path) -> None:
     (output,) = wrong.json["validation"]["outputs"]
     assert output["status"] == "failed"
     assert output["to_reference"]["mean_kl"] > 0
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e400", "0"])
+def test_a_timeout_that_cannot_be_waited_for_is_a_usage_error(tmp_path: Path, seconds: str) -> None:
+    done = slipway("stage", "merge", "--timeout", seconds, "--out", tmp_path / "out", home=tmp_path)
+    assert (done.code, "--timeout" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(None, "succeeded"), (StageError("broken"), "failed"), (KeyboardInterrupt(), "cancelled")]
+)
+def test_an_interrupted_stage_has_not_failed(error: BaseException | None, state: str) -> None:
+    stream = io.StringIO()
+    display = LineDisplay(JsonLines(stream))
+    with contextlib.suppress(StageError, KeyboardInterrupt), StageReporter("merge", display):
+        if error is not None:
+            raise error
+    last = json.loads(stream.getvalue().splitlines()[-1])
+    assert (last["task"], last["state"]) == ("merge", state)

@@ -29,13 +29,13 @@ from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import VALIDATION, delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
+from slipway.rpc.state_names import ENDED
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.validation.findings import ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
 
 _log = logging.getLogger("slipway.export")
-_ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
 _LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
 
 
@@ -165,7 +165,7 @@ class ExportJob:
             raise
 
     def _watch(self, client: Client, export: pb.Export) -> pb.Export:
-        if export.state in _ENDED:
+        if export.state in ENDED:
             return export
         for event in client.watch_export(export.name):
             self.display.event(event)
@@ -173,9 +173,9 @@ class ExportJob:
                 named, export = bool(export.labels.get("model_name")), event.export
                 if not named:
                     self._check_target(export)
-                if export.state in _ENDED:
+                if export.state in ENDED:
                     break
-        return export if export.state in _ENDED else client.get_export(export.name)
+        return export if export.state in ENDED else client.get_export(export.name)
 
     def _deliver(self, export: pb.Export, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult:
         validation = _validation(export, store)

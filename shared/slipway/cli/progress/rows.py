@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.rpc.state_names import EXPORT_STATES, TASK_STATES
+from slipway.rpc.state_names import export_state, task_state
 from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -25,7 +25,7 @@ class Row:
         task: Id of the task.
         stage: Name of its stage; empty while unknown.
         format: Output that it delivers; empty for none.
-        state: State, as in :data:`TASK_STATES`.
+        state: State, as in :func:`task_state`.
         attempt: Number of the newest attempt; 0 before the first.
         phase: Current phase.
         done: Completed part of ``total`` (0 while unknown), counted in ``unit``.
@@ -92,7 +92,7 @@ class Rows:
     Attributes:
         clock: Function that returns seconds since the epoch.
         resuming: Whether the command may continue an earlier run; tasks that the first event shows as ended then count as kept.
-        state: State of the export, as in :data:`EXPORT_STATES`.
+        state: State of the export, as in :func:`export_state`.
         tasks: Rows by task id.
     """
 
@@ -105,7 +105,7 @@ class Rows:
         """Update the rows from an event; return those whose state changed."""
         match event.WhichOneof("event"):
             case "export":
-                first, self.state = not self.state, EXPORT_STATES[event.export.state]
+                first, self.state = not self.state, export_state(event.export.state)
                 changed = [row for task in event.export.tasks if (row := self._task(task)) is not None]
                 for row in changed:
                     row.kept = row.kept or (self.resuming and first and row.state in ENDED)
@@ -127,7 +127,7 @@ class Rows:
         row = self.tasks.setdefault(task.id, Row(task.id))
         row.stage, row.format = task.stage, task.format
         before = (row.state, row.attempt)
-        row.state = TASK_STATES[task.state]
+        row.state = task_state(task.state)
         row.kept = row.kept and row.state in ENDED
         if task.attempts:
             attempt = task.attempts[-1]
