@@ -111,11 +111,12 @@ def _connection(
         str | None,
         typer.Option(help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
     ] = None,
-    token_file: Annotated[Path | None, _file("token-file", "File with the token to show.")] = None,
+    token_file: Annotated[Path | None, _file("token-file", "File with the token that identifies you.")] = None,
     tls_ca_file: Annotated[
-        Path | None, _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on.")
+        Path | None,
+        _file("tls-ca-file", "Authorities that the coordinator's certificate must come from; turns TLS on."),
     ] = None,
-    tls_cert_file: Annotated[Path | None, _file("tls-cert-file", "Certificate to show.")] = None,
+    tls_cert_file: Annotated[Path | None, _file("tls-cert-file", "Certificate that identifies you.")] = None,
     tls_key_file: Annotated[Path | None, _file("tls-key-file", "Key of that certificate.")] = None,
 ) -> Connection:
     """Hold the options of a connection; this is not a command."""

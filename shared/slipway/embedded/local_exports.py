@@ -74,21 +74,18 @@ def local_export(settings: Settings, name: str) -> LocalExport:
 
 
 def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above
-    folder = state.parent
+    folder, problem = state.parent, ""
     try:
         running = is_locked(state.with_name("state.db.lock"))
         messages = [export_message(record) for record in read_exports(state, filter=filter)]
     except OSError as error:
         problem = f"{error.filename or folder} cannot be read: {error.strerror}"
-        return [LocalExport(folder.name, folder, "unreadable", problem=problem)]
     except (pydantic.ValidationError, ConfigurationError) as error:
-        return [
-            LocalExport(folder.name, folder, "unreadable", problem=f"written by another version of Slipway: {error}")
-        ]
+        problem = f"written by another version of Slipway: {error}"
     except ModelExportError as error:
-        if error.reason == "REQUEST_INVALID":
-            raise
-        return [LocalExport(folder.name, folder, "unreadable", problem=str(error.failure()))]
+        problem = str(error.failure())
+    if problem:
+        return [LocalExport(folder.name, folder, "unreadable", problem=problem)]
     if not messages and running and not filter:
         return [LocalExport(folder.name, folder, "starting")]
     return [

@@ -10,7 +10,13 @@ import pydantic
 
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.folders.disk_full import is_disk_full
-from slipway.machine.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory
+from slipway.machine.out_of_memory import (
+    REMEDY,
+    address_space_limit,
+    is_out_of_memory,
+    says_out_of_memory,
+    with_causes,
+)
 from slipway.sizes import format_size
 
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
@@ -25,7 +31,7 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
     """
     if isinstance(error, ModelExportError):
         return error.failure()
-    chain = _chain(error)
+    chain = with_causes(error)
     text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
     if is_out_of_memory(error):
         return out_of_memory(stage, detail=text)
@@ -82,13 +88,3 @@ def disk_full(stage: str, *, detail: str) -> Failure:
     """Return the failure of a stage that found no disk space for its output."""
     remedy = "free space on the disk with the work folder (SLIPWAY_SCRATCH), or use a larger disk"
     return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an exception and its causes, outermost first."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    return links

@@ -54,6 +54,16 @@ def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
     assert outcome.peak_memory_bytes > 1 << 20
 
 
+def test_an_event_that_cannot_be_shown_is_the_reason_and_not_what_it_did_to_the_child(tmp_path: Path) -> None:
+    def show(progress: Progress, memory: int) -> None:
+        raise LookupError(f"no place for {progress.phase}")
+
+    execution = Execution(StageCall("support.stages.plain:SOURCE", {"text": "hi", "seconds": 0.3}, {}), tmp_path)
+    outcome = asyncio.run(execute(execution, on_progress=show))
+    assert outcome.failure is not None
+    assert "LookupError: no place for waiting" in outcome.failure.message
+
+
 @pytest.mark.parametrize(
     ("kind", "reason", "says"),
     [

@@ -37,15 +37,12 @@ def push(
 ) -> None:
     """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
     with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = push_folder(folder, store)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(done["digest"], highlight=False)
+    print_answer(done, done["digest"], as_json=as_json)
 
 
 def pull(
@@ -57,15 +54,12 @@ def pull(
 ) -> None:
     """Write an artifact's verified files into a new folder."""
     from slipway.cli.artifacts.cache_work import pull_artifact
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
     with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = pull_artifact(digest, folder, store)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(f"{counted(done['files'], 'file')} in {folder}", highlight=False)
+    print_answer(done, f"{counted(done['files'], 'file')} in {folder}", as_json=as_json)
 
 
 def verify(
@@ -76,7 +70,7 @@ def verify(
 ) -> None:
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum."""
     from slipway.cli.artifacts.cache_work import verify_artifact, verify_folder
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     if path.startswith("sha256:"):
         connection = connection_of(ctx)
@@ -85,10 +79,7 @@ def verify(
             done = verify_artifact(path, store, scratch=settings.scratch)
     else:
         done = verify_folder(path)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(f"{counted(done['files'], 'file')} compared: every checksum is right", highlight=False)
+    print_answer(done, f"{counted(done['files'], 'file')} compared: every checksum is right", as_json=as_json)
 
 
 @cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))
@@ -131,10 +122,7 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
     """
     from slipway.cli.artifacts.cache_view import gc_line
     from slipway.cli.artifacts.cache_work import collect_cache
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     done = collect_cache(connection_of(ctx), older_than=older_than, max_size=max_size, dry_run=dry_run)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(gc_line(done), highlight=False)
+    print_answer(done, gc_line(done), as_json=as_json)

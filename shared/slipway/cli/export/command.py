@@ -78,14 +78,13 @@ def export(  # noqa: PLR0917 - typer calls it by name
     if plan:
         from slipway.cli.export.planned import show_plan
 
-        code = show_plan(loaded, settings, coordinator=settings.coordinator, as_json=as_json)
+        code = show_plan(loaded, settings, as_json=as_json)
     else:
         from slipway.cli.export.running import run_export
 
         code = run_export(
             loaded,
             settings,
-            coordinator=settings.coordinator,
             as_json=as_json,
             progress=progress,
             bring_sources=bring_sources,

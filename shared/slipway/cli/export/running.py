@@ -19,14 +19,13 @@ def run_export(
     loaded: LoadedConfiguration,
     settings: Settings,
     *,
-    coordinator: str,
     as_json: bool,
     progress: ProgressForm,
-    bring_sources: bool = False,
-    request_id: str = "",
+    bring_sources: bool,
+    request_id: str,
 ) -> int:
     """Run the export, print its result, and return the exit code."""
-    if not coordinator:
+    if not settings.coordinator:
         require(
             *("coordinator", "worker", "report"),
             what="slipway export without a coordinator",
@@ -35,14 +34,7 @@ def run_export(
         )
     level = loaded.configuration.log.level
     with tracing(settings), showing(progress, level=level, resuming=True) as display:
-        result = ExportJob(
-            loaded,
-            settings,
-            coordinator=coordinator,
-            display=display,
-            bring_sources=bring_sources,
-            request_id=request_id,
-        ).run()
+        result = ExportJob(loaded, settings, display, bring_sources=bring_sources, request_id=request_id).run()
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:

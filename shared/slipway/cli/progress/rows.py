@@ -61,9 +61,10 @@ class Row:
         """Return whether the task will not change again in this run."""
         return self.state in ENDED or self.state == "skipped"
 
-    def advance(self, phase: str, *, done: int, total: int, unit: str, memory_bytes: int, now: float) -> None:
+    def advance(self, report: pb.TaskProgress, now: float) -> None:
         """Take a progress report."""
-        if phase != self.phase or done < self.done:
+        done = report.done
+        if report.phase != self.phase or done < self.done:
             self.rate, self._measured = None, None
         if self._measured is None:
             self._measured = (now, done)
@@ -71,8 +72,8 @@ class Row:
             speed = (done - self._measured[1]) / (now - self._measured[0])
             self.rate = speed if self.rate is None else self.rate + _SMOOTHING * (speed - self.rate)
             self._measured = (now, done)
-        self.phase, self.done, self.total, self.unit = phase, done, total, unit
-        self.memory_bytes = memory_bytes or self.memory_bytes
+        self.phase, self.done, self.total, self.unit = report.phase, done, report.total, report.unit
+        self.memory_bytes = report.memory_bytes or self.memory_bytes
 
     def remaining_seconds(self) -> float | None:
         """Return the time to the end of the phase at its present speed; None while unknown."""
@@ -112,15 +113,7 @@ class Rows:
                 return changed
             case "progress":
                 report = event.progress
-                row = self.tasks.setdefault(report.task, Row(report.task, state="running"))
-                row.advance(
-                    report.phase,
-                    done=report.done,
-                    total=report.total,
-                    unit=report.unit,
-                    memory_bytes=report.memory_bytes,
-                    now=self.clock(),
-                )
+                self.tasks.setdefault(report.task, Row(report.task, state="running")).advance(report, self.clock())
         return []
 
     def _task(self, task: pb.Task) -> Row | None:

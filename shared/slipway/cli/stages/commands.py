@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,11 +128,15 @@ def sample(
     from slipway.extras import require
 
     require("sample", what="slipway sample")
-    from slipway.cli.stages.sample_run import run_sample
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.progress.display import showing
+    from slipway.cli.progress.reporter import StageReporter
+    from slipway.cli.terminal.console import print_answer
+    from slipway.files.local_folders import check_local
+    from slipway.sample import make_sample
 
-    summary = run_sample(directory, seed=seed, progress=progress, level=_log_level())
-    if as_json:
-        print_json({"directory": str(directory.resolve()), **summary})
-    else:
-        answers.print(f"sample in {directory}; now: slipway export -c {directory / 'export.yaml'}", highlight=False)
+    check_local(directory, named_by="DIRECTORY")
+    with showing(progress, level=_log_level()) as display, StageReporter("sample", display) as reporter:
+        summary = make_sample(directory, seed=seed, on_progress=lambda step: reporter.progress(step, 0))
+    document = {"directory": str(directory.resolve()), **summary.model_dump(mode="json")}
+    next_command = shlex.join(["slipway", "export", "-c", str(directory / "export.yaml")])
+    print_answer(document, f"sample in {directory}; now: {next_command}", as_json=as_json)
