@@ -22,7 +22,7 @@ def open_closed_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             _lead_nowhere(number)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def reader_is_gone(error: SystemExit) -> bool:
