@@ -11,7 +11,6 @@ from slipway.configuration import LoadedConfiguration
 from slipway.extras import require
 from slipway.observability.telemetry import tracing
 from slipway.reasons import REASONS
-from slipway.results.result import ExportResult
 from slipway.settings import Settings
 
 
@@ -39,11 +38,6 @@ def run_export(
         print_json(result.model_dump(mode="json"))
     else:
         show(summary(result))
-    return exit_code(result)
-
-
-def exit_code(result: ExportResult) -> int:
-    """Return 0 for a successful export, otherwise the exit code of its reason."""
     if result.success:
         return 0
     return REASONS[result.reason].category.exit_code if result.reason in REASONS else 1
