@@ -1,4 +1,4 @@
-"""What the tests of several commands begin with."""
+"""Fixtures that tests of several commands share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A base model and a training run with a whole and a half-written checkpoint; small, but files of the real kind."""
+    """Make a base model, and a training run with a complete and a truncated checkpoint; the files are small but real."""
 
     base = tmp_path / "base"
     base.mkdir()

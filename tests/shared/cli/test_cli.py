@@ -37,7 +37,7 @@ def test_help_is_quick_and_names_every_command(home: Path) -> None:
 
 
 def cpu_seconds() -> float:
-    """What all processes have used that this one has started and seen end."""
+    """Return the processor time of this process's ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -266,7 +266,7 @@ def test_the_shell_completes_commands_flags_and_stages(home: Path) -> None:
 
 @pytest.fixture
 def obeying_permissions() -> list[str]:
-    """What runs a command so that it obeys the mode of files, as everybody but root does anyway."""
+    """Return the words that run a command without the privilege of root to read every file."""
     if os.geteuid() != 0:
         return []
     command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]

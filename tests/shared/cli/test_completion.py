@@ -1,4 +1,4 @@
-"""What a shell offers for a word that is begun; bash is asked as a user's terminal asks it."""
+"""Completion of words in a shell: bash is called as a terminal calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ printf '%s\n' "${COMPREPLY[@]}"
 
 
 def offered(home: Path, *words: str) -> list[str]:
-    """What bash offers for the last of its words; it takes an equals sign as a word of its own."""
+    """Return bash's completions of the last word; bash splits words at an equals sign."""
     asked = ["bash", "--norc", "-c", ASK, "bash", "slipway", *words]
     installed = f"{Path(SLIPWAY).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(asked, env=environment(home, PATH=installed), capture_output=True, text=True, check=True)

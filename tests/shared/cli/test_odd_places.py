@@ -1,4 +1,4 @@
-"""Odd surroundings of a command: folders with signs of an address, addresses for folders, terminals and little memory."""
+"""Commands in unusual surroundings: odd names of folders, addresses instead of folders, terminals, little memory."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_stage_prints_and_reads_utf_8_whatever_the_terminal_is(tmp_path: Path)
 
 
 def limited(*words: str | Path, home: Path, mega_bytes: int) -> Done:
-    """The command with so much address space."""
+    """Run the command with limited address space."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (mega_bytes << 20, mega_bytes << 20))

@@ -1,4 +1,4 @@
-"""Progress: what rows say after events, and how it is shown."""
+"""Progress: the state of rows after events, and its display."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slipway_protos.v1 import export_pb2 as pb
 
 
 def state(**tasks: pb.Attempt | int) -> pb.ExportEvent:
-    """An event with tasks in a state, or with an attempt in one."""
+    """Return an event in which each task has a state or an attempt."""
     export = pb.Export(state=pb.EXPORT_STATE_RUNNING)
     for name, given in tasks.items():
         attempts = [given] if isinstance(given, pb.Attempt) else []
@@ -224,7 +224,7 @@ def test_logs_and_progress_have_one_form_as_json() -> None:
 
 
 def whole() -> pb.ExportEvent:
-    """An export of four tasks that wait."""
+    """Return an export with four waiting tasks."""
     export = pb.Export(state=pb.EXPORT_STATE_RUNNING)
     for name, stage in (("merge", "merge"), ("onnx", "onnx_export"), ("int4", "quantize"), ("validate", "validate")):
         export.tasks.add(id=name, stage=stage, format=name, state=pb.TASK_STATE_WAITING)

@@ -110,7 +110,7 @@ def test_one_stage_alone(capfd: pytest.CaptureFixture[str], home: Path, tmp_path
 def test_one_stage_alone_puts_signal_handlers_back(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
-    """The command's own, for SIGTERM while the outputs are moved to their place."""
+    """The command needs its own handlers when SIGTERM arrives while outputs are moved."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "text.txt").write_text("abc")
     words = ("stage", "support.stages.plain:ECHO", "--input", f"in={tmp_path / 'in'}", "--param", "text=hi")

@@ -24,7 +24,7 @@ def test_no_coordinator_is_a_usage_error_and_an_absent_one_is_unavailable(
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """A coordinator with a store, and nobody who works."""
+    """Run a coordinator with a store and without a worker."""
     with Harness(tmp_path_factory.mktemp("coordinator"), with_worker=False) as running:
         yield running
 
@@ -70,7 +70,7 @@ def test_exports_are_submitted_with_a_priority_and_listed_by_a_filter(
 def test_digests_are_looked_up_at_the_coordinator_that_is_named(
     capfd: pytest.CaptureFixture[str], home: Path, harness: Harness, run: Path
 ) -> None:
-    """By who has no store: a plan, the checkpoints of a run, and an artifact's checksums, with damage found."""
+    """Without a store here: a plan, the checkpoints of a run, and the checksums of a damaged artifact."""
 
     def call(*words: str | Path) -> Done:
         return in_process(capfd, *words, "--coordinator", harness.address, "--json", home=home)

@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads any more end quietly, with a documented exit code."""
+"""Commands whose output cannot be read or written end quietly, with a documented exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.commands.cli import SLIPWAY, environment
 
 
 def unread(*words: str, home: Path, closed: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; whoever would read one of its streams is gone already."""
+    """Run a command with one stream whose reader is already gone."""
     reader, writer = os.pipe()
     os.close(reader)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {closed: writer}

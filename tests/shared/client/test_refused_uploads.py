@@ -1,4 +1,4 @@
-"""An upload that a coordinator refuses for a while: the client waits as long as it says, within reason."""
+"""The client repeats an upload that the coordinator refuses for a while, whatever time the coordinator names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway_protos.v1 import artifact_pb2_grpc
 
 
 class Full(artifact_pb2_grpc.ArtifactServiceServicer):
-    """A service that refuses the first upload, and says anything about when to come back."""
+    """A service that refuses the first upload and names any time for the next attempt."""
 
     def __init__(self, retry_after: str) -> None:
         self._retry_after = retry_after

@@ -1,4 +1,4 @@
-"""The exports of this machine, looked at while others start: nobody disturbs anybody."""
+"""Reading the exports of this machine does not disturb exports that start meanwhile."""
 
 from __future__ import annotations
 

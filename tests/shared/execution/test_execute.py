@@ -1,4 +1,4 @@
-"""Every way in which a stage's process can end, with real processes."""
+"""Every end of a stage's process, with real processes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run(stage: str, workdir: Path, *, timeout: float | None = None, **params: ob
 
 
 def descendants() -> set[psutil.Process]:
-    """Processes below this one."""
+    """Return the descendants of this process."""
     return set(psutil.Process().children(recursive=True))
 
 
 @pytest.fixture
 def shared() -> set[psutil.Process]:
-    """Processes that earlier tests started for later ones."""
+    """Return the processes that earlier tests left for later ones."""
     return descendants()
 
 
@@ -181,7 +181,7 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
 
 
 def memory_group(limit_bytes: int) -> Path:
-    """A memory control group with a limit, in whichever version the kernel offers; skips where none can be made."""
+    """Make a limited memory control group of the kernel's version; skip if that is impossible."""
     name = f"slipway-test-{os.getpid()}"
     for parent, file in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

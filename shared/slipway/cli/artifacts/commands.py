@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, examples, flag
 from slipway.cli.output_options import Commands
 from slipway.counts import counted
 
@@ -31,7 +31,7 @@ cache = typer.Typer(
 
 def push(
     ctx: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Folder to store.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to store.")],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -47,8 +47,8 @@ def push(
 
 def pull(
     ctx: typer.Context,
-    digest: Annotated[str, typer.Argument(help="Digest, sha256:…")],
-    folder: Annotated[Path, typer.Argument(help="New folder for its files.")],
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Digest, sha256:…")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for its files.")],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -64,7 +64,10 @@ def pull(
 
 def verify(
     ctx: typer.Context,
-    path: Annotated[str, typer.Argument(help="Folder of an export or of a pulled artifact, or an artifact's digest.")],
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="Folder of an export or of a pulled artifact, or an artifact's digest."),
+    ],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -110,7 +113,7 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
         str | None,
         typer.Option("--max-size", metavar="SIZE", help="Then remove the least recently used, down to this: 50GB."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only say what would be removed.")] = False,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:

@@ -20,6 +20,7 @@ from slipway.cli.options import (
     Progress,
     RequestId,
     examples,
+    flag,
 )
 from slipway.cli.progress.forms import ProgressForm
 
@@ -64,7 +65,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
     assignments: Assignments = None,
     bring_sources: BringSources = False,
     request_id: RequestId = "",
-    plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
+    plan: Annotated[bool, flag("--plan", "Show settings, tasks and preflight; run nothing.")] = False,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary

@@ -66,7 +66,9 @@ def _log_level() -> str:
 
 
 def stage(  # noqa: PLR0917 - typer calls it by name
-    name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Stage, as slipway doctor lists them.", autocompletion=_stages)
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
     inputs: Annotated[
         list[str] | None,
@@ -118,7 +120,9 @@ def stage(  # noqa: PLR0917 - typer calls it by name
 
 
 def sample(
-    directory: Annotated[Path, typer.Argument(help="Folder to put the sample in; made if missing.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Folder to put the sample in; made if missing.")
+    ],
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
