@@ -45,13 +45,17 @@ class Commands(TyperGroup):
         ):  # misspelled or missing; take any command, because all share these options
             command = next(command for command in self.commands.values() if isinstance(command, TyperCommand))
         del words[place : place + 1]
-        given = given_leniently(command, name, words, parent=ctx)
+        given = given_leniently(command, words, parent=ctx)
         options.command = options.command or name
         options.as_json, options.debug = bool(given.get("as_json")), bool(given.get("debug"))
-        options.progress = given.get("progress") or os.environ.get("SLIPWAY_PROGRESS", "").lower()
+        options.progress = (given.get("progress") or os.environ.get("SLIPWAY_PROGRESS", "")).lower()
 
 
-def given_leniently(command: TyperCommand, name: str | None, words: list[str], *, parent: Any) -> dict[str, Any]:
-    """Return a command's parameters, as far as they can be read; a mistake in one does not affect the others."""
-    lenient = {"resilient_parsing": True, "ignore_unknown_options": True}
-    return dict(command.make_context(name, words, parent=parent, **lenient).params)
+def given_leniently(command: TyperCommand, words: list[str], *, parent: Any) -> dict[str, Any]:
+    """Return the given parameters as they are written, as far as they can be read; a mistake in one does not affect the others.
+
+    The values are not converted, because typer imports pydantic for that, which takes longer than the rest of ``--help``.
+    """
+    context = command.context_class(command, parent=parent, resilient_parsing=True, ignore_unknown_options=True)
+    given, _, _ = command.make_parser(context).parse_args(words)
+    return dict(given)

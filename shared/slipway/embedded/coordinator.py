@@ -14,7 +14,6 @@ import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
@@ -87,9 +86,7 @@ class Embedded:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
     def _socket(self, stack: ExitStack) -> Path:

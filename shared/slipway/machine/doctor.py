@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -158,21 +159,15 @@ def _machine(settings: Settings) -> Machine:
         memory_available_bytes=available_memory(limited),
         home=str(settings.home),
         home_free_bytes=shutil.disk_usage(existing).free,
-        home_writable=_writable(existing),
+        home_writable=os.access(existing, os.W_OK | os.X_OK),
         gpu=f"{gpu.name} ({gpu.architecture})" if gpu else "",
         gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
     )
 
 
-def _writable(folder: Path) -> bool:
-    import os
-
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

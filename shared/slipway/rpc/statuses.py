@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import cast
 
 import grpc
@@ -52,7 +53,7 @@ def status_of(failure: Failure) -> status_pb2.Status:
         info.metadata["remedy"] = sendable(failure.remedy)
     status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=sendable(failure.message))
     status.details.add().Pack(info)
-    seconds = _retry_seconds(failure)
+    seconds = retry_seconds(failure)
     if seconds is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(int(1000 * seconds))
@@ -60,7 +61,7 @@ def status_of(failure: Failure) -> status_pb2.Status:
     return status
 
 
-def _retry_seconds(failure: Failure) -> float | None:
+def retry_seconds(failure: Failure) -> float | None:
     """Return the seconds until a retry; None if the failure has none, or an impossible one from a peer."""
     try:
         seconds = float(failure.about[RETRY_AFTER])
@@ -112,14 +113,7 @@ def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
         if len(key) + len(value) <= room:
             about[key] = value
             room -= len(key) + len(value)
-    short = Failure(
-        reason=failure.reason,
-        message=failure.message[:MAX_TEXT],
-        remedy=failure.remedy[:MAX_TEXT],
-        error_type=failure.error_type,
-        about=about,
-        retryable=failure.retryable,
-    )
+    short = replace(failure, message=failure.message[:MAX_TEXT], remedy=failure.remedy[:MAX_TEXT], about=about)
     status = status_of(short)
     code = grpc.StatusCode[code_pb2.Code.Name(status.code)]
     return code, short.message, status.SerializeToString()

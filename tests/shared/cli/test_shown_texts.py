@@ -1,4 +1,4 @@
-"""Other people's names and messages reach no terminal, page or log as something that is obeyed or deceives."""
+"""Hostile names and messages neither control nor deceive a terminal, page or log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SENT = sendable(HOSTILE)
 
 
 def hostile_export(text: str = SENT) -> pb.Export:
-    """An export of a coordinator that checks nothing."""
+    """Return an export of a coordinator that checks nothing."""
     attempt = pb.Attempt(number=1, worker=text, rule=text, note=text, state=pb.TASK_STATE_FAILED)
     attempt.error.CopyFrom(status_of(ServiceError(text, reason="INTERNAL", remedy=text).failure()))
     return pb.Export(

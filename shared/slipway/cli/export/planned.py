@@ -32,9 +32,9 @@ from slipway.sources import SourceFolders
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 
 
-def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool) -> int:
+def show_plan(loaded: LoadedConfiguration, settings: Settings, *, as_json: bool) -> int:
     """Print what an export would do; return the exit code of the first check that makes it impossible, or 0."""
-    sources, checked, tasks = examine(loaded, settings, here=not coordinator)
+    sources, checked, tasks = examine(loaded, settings)
     if as_json:
         print_json(_document(loaded, sources, checked, tasks))
     else:
@@ -44,10 +44,10 @@ def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: s
 
 
 def examine(
-    loaded: LoadedConfiguration, settings: Settings, *, here: bool
+    loaded: LoadedConfiguration, settings: Settings
 ) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
     """Return the sources (None if not usable), the preflight and the tasks of a configuration."""
-    configuration = loaded.configuration
+    configuration, here = loaded.configuration, not settings.coordinator
     adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
     names = {"base", *adapters}
     if configuration.validation.heldout:

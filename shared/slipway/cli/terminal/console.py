@@ -59,6 +59,14 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+def print_answer(document: Any, text: str, *, as_json: bool) -> None:
+    """Print the answer of a command as JSON, or else as a text that is never cut."""
+    if as_json:
+        print_json(document)
+    else:
+        answers.print(text, highlight=False, soft_wrap=True)
+
+
 def duration(seconds: float) -> str:
     """Format seconds for people: ``4.2 s``, ``3:05``, ``2:03:05``, and ``5 d`` above two days."""
     if seconds < 60:
