@@ -20,7 +20,7 @@ from slipway_coordinator.broker.offering import offer_of
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import RuleTable, default_rules
+from slipway_coordinator.model.rules import RuleTable, default_rules
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database

@@ -24,7 +24,8 @@ from slipway.registry import plays
 from slipway.stage import Role
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
+from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
+from slipway_coordinator.model.rules import RuleTable
 from slipway_coordinator.model.states import ExportState
 from slipway_coordinator.storage.inbox import InboxEvent
 
