@@ -20,7 +20,7 @@ from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.collection import collect_bucket, expire_unfinished_uploads
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ServiceError
-from support.servers.s3_server import S3Server
+from support.servers.s3_server import FaultyProxy, S3Server
 from support.servers.stored_files import random_file
 
 
@@ -151,5 +151,7 @@ def test_unfinished_uploads_expire_and_other_rules_stay(s3: S3Server) -> None:
     assert expire_unfinished_uploads(first)
     assert expire_unfinished_uploads(second)
     assert expire_unfinished_uploads(first)
+    with FaultyProxy(s3.endpoint, refuse=1.0, status=501) as proxy:  # an answer without an S3 error in it
+        assert not expire_unfinished_uploads(S3Bucket(s3.options(endpoint=proxy.endpoint), own, prefix="lifecycle/one"))
     rules = s3.client().get_bucket_lifecycle(own).rules
     assert sorted(rule.rule_filter.prefix for rule in rules) == ["lifecycle/one/blobs/", "lifecycle/two/blobs/"]

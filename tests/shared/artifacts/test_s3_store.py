@@ -89,9 +89,12 @@ def test_a_full_disk_is_said(bucket: S3Bucket, small_disk: Path, tmp_path: Path)
         {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000x"},
         {"AWS_ENDPOINT_URL": "http://user:hidden@127.0.0.1"},
         {"AWS_ENDPOINT_URL": "http://127.0.0.1/store"},
+        {"AWS_ENDPOINT_URL": "http://[::1"},
+        {"AWS_ENDPOINT_URL": "http://user:hidden@[x]"},
+        {"AWS_ENDPOINT_URL": "http://two words"},
         {"AWS_REGION": "not a region"},
     ],
-    ids=["port", "port-with-letters", "password", "path", "region"],
+    ids=["port", "port-with-letters", "password", "path", "open-bracket", "no-ipv6", "space", "region"],
 )
 def test_an_endpoint_that_is_none_is_refused(variables: dict[str, str]) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}

@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import random
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from slipway.artifacts.s3.errors import S3_EXCEPTIONS, is_missing, is_passing, s
 from slipway.errors import ArtifactError
 from slipway.observability import metrics
 from slipway.settings.s3 import S3Options
+from slipway.texts import quoted
 
 log = logging.getLogger("slipway.store")
 
@@ -235,9 +237,14 @@ def _batches(names: list[str], size: int) -> Iterator[list[str]]:
 
 
 def _connect(options: S3Options) -> Minio:
-    parts = urlsplit(options.endpoint)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
-        raise _no_address(repr(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()))  # no password
+    shown = quoted(options.endpoint.rpartition("@")[2])  # without a password
+    try:
+        parts = urlsplit(options.endpoint)
+    except ValueError as error:
+        raise _no_address(f"{shown}: {error}") from error
+    odd = parts.path.strip("/") or "@" in parts.netloc or re.search(r"\s", parts.netloc)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
+        raise _no_address(shown)
     ca_file = options.ca_file or certifi.where()
     http = urllib3.PoolManager(
         timeout=urllib3.Timeout(connect=10, read=60),

@@ -82,14 +82,18 @@ def check_agent(url: str) -> None:
     Raises:
         ArtifactError: ``STORE_INVALID``.
     """
-    parts = urlsplit(url)
     try:
-        address = ipaddress.ip_address(parts.hostname or "")
+        parts = urlsplit(url)
+        scheme, host = parts.scheme, parts.hostname or ""
+    except ValueError:  # brackets around something other than an IPv6 address
+        scheme = host = ""
+    try:
+        address = ipaddress.ip_address(host)
     except ValueError:
-        local = parts.hostname == "localhost"
+        local = host == "localhost"
     else:
         local = address.is_loopback or address in _AGENTS
-    if not ((parts.scheme == "https" and parts.hostname) or (parts.scheme == "http" and local)):
+    if not ((scheme == "https" and host) or (scheme == "http" and local)):
         raise ArtifactError(
             f"AWS_CONTAINER_CREDENTIALS_FULL_URI is {url!r}, an address that must not get the token",
             reason="STORE_INVALID",

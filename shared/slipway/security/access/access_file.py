@@ -32,7 +32,7 @@ from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 from slipway.texts import hidden_character
 
-_PROJECT = r"^(\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?)$"
+_PROJECT = re.compile(r"\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 class Entry(BaseModel):
@@ -60,8 +60,10 @@ class Entry(BaseModel):
             raise ValueError(f"{self.name}: a worker works for all projects; leave out projects")
         if self.role != "worker" and not self.projects:
             raise ValueError(f'{self.name}: name its projects, or ["*"]')
+        if self.expires is not None and not self.token_sha256:
+            raise ValueError(f"{self.name}: expires is of a token; a certificate has its own last day")
         for project in sorted(self.projects):
-            if not re.match(_PROJECT, project):
+            if not _PROJECT.fullmatch(project):
                 raise ValueError(f"{self.name}: {project!r} is not the name of a project")
         return self
 
