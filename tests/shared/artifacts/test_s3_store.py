@@ -10,7 +10,8 @@ import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.s3 import transfer
+from slipway.artifacts.names import action_name, manifest_name
+from slipway.artifacts.s3 import client, transfer
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
@@ -68,6 +69,24 @@ def test_connections_notice_that_the_other_side_is_gone(bucket: S3Bucket, s3: S3
     connection = bucket.sdk._http.connection_from_url(s3.endpoint).pool.get(timeout=5)
     assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+
+
+def test_an_object_of_any_size_in_place_of_a_document_is_not_read_into_memory(
+    bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LARGEST_LIST", 1000)
+    store = S3Store(bucket)
+    digest = store.put_files({"weights": random_file(tmp_path / "weights", 10)})
+    assert store.exists(digest)
+    key = "4" * 64
+    for name in (manifest_name(digest), action_name(key)):
+        bucket.put(name, b"x" * 1001)
+    with pytest.raises(ArtifactError, match="more than 1000 bytes") as raised:
+        store.manifest(digest)
+    assert raised.value.reason == "ARTIFACT_INVALID"
+    assert not store.exists(digest)
+    assert store.action(key) is None
+    assert bucket.find(manifest_name(digest)) is not None
 
 
 def test_a_full_disk_is_said(bucket: S3Bucket, small_disk: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from slipway.rpc.serving import stream, unary
 from slipway.rpc.structs import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
-from slipway.texts import quoted
+from slipway_coordinator.api.fields import ID, invalid, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_coordinator.transfers.transfers import Transfers, counting_refusals
@@ -31,9 +31,7 @@ from slipway_protos.v1 import artifact_pb2_grpc
 
 T = TypeVar("T")
 
-_PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
-_PARENT = re.compile(rf"projects/({_PROJECT})")
-_NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
+_NAME = re.compile(rf"projects/({ID})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
@@ -87,10 +85,8 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> pb.ListArtifactsResponse:
         """Return a page of digests."""
-        if request.page_size < 0:
-            raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
-        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
-        project = "-" if request.parent == "projects/-" else _project(request.parent)
+        size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
+        project = "-" if request.parent == "projects/-" else project_of(request.parent)
         query = (request.parent, "artifacts")
         start = page_start(request.page_token, query=query)
         after = "" if start is None else start[1]
@@ -106,7 +102,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> pb.CreateArtifactResponse:
         """Create the artifact, or list the blobs that are missing."""
-        project = _project(request.parent)
+        project = project_of(request.parent)
         manifest = _manifest_of(request)
         digest, blobs, ownership = manifest.digest, await self._blobs(), self._coordinator.database.ownership
         contents = {file.digest: file for file in manifest.files}
@@ -141,7 +137,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             if file is None:
                 raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
-                raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+                raise invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
             outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
             async with (
                 outgoing.turn(_caller(), project=project),
@@ -164,7 +160,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             first = await anext(request, None)
             if first is None:
                 raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
-            project, options = _project(first.parent), self._coordinator.options
+            project, options = project_of(first.parent), self._coordinator.options
             file = _announced(first, most=options.upload_bytes)
             with self.transfers.upload(project, most=options.open_uploads):
                 async with self.transfers.incoming.turn(_caller(), project=project):
@@ -192,7 +188,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         """Return project and digest of an artifact that the caller may read."""
         match = _NAME.fullmatch(name)
         if match is None:
-            raise _invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
+            raise invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
         project, digest = match.groups()
         await require_artifacts(self._coordinator, project, [digest])
         return project, digest
@@ -230,9 +226,9 @@ def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
 def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
     """Return the file that the first message of an upload announces."""
     if not is_digest(first.digest):
-        raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
+        raise invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
-        raise _invalid("size_bytes", first.size_bytes, "is not negative")
+        raise invalid("size_bytes", first.size_bytes, "is not negative")
     if len(first.data) > _FIRST_BYTES:
         raise exceeded(
             f"data of the first message has {len(first.data)} bytes, {_FIRST_BYTES} are allowed", field="data"
@@ -245,16 +241,3 @@ def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
             about={"field": "size_bytes"},
         )
     return ManifestFile("", first.size_bytes, first.digest, "")
-
-
-def _project(parent: str) -> str:
-    match = _PARENT.fullmatch(parent)
-    if match is None:
-        raise _invalid("parent", parent, "is like projects/default")
-    return match[1]
-
-
-def _invalid(field: str, value: object, rule: str) -> ServiceError:
-    return ServiceError(
-        f"{field} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
-    )

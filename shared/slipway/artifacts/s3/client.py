@@ -25,6 +25,7 @@ from minio.deleteobjects import DeleteObject
 from slipway.artifacts.s3.credentials import connections, credentials
 from slipway.artifacts.s3.errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
 from slipway.errors import ArtifactError
+from slipway.files.json_documents import LARGEST_LIST
 from slipway.observability import metrics
 from slipway.settings.s3 import S3Options
 from slipway.texts import quoted
@@ -132,19 +133,27 @@ class S3Bucket:
         """Return the content of a small object.
 
         Raises:
-            ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`call`.
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` for one of more than :data:`LARGEST_LIST` bytes, which is
+                none of the store's; and as :meth:`call`.
         """
-        return self.get_range(name, 0, 0)
+        data = self.get_range(name, 0, 0, most=LARGEST_LIST + 1)
+        if len(data) > LARGEST_LIST:
+            raise ArtifactError(
+                f"{name} in {self.where} has more than {LARGEST_LIST} bytes",
+                reason="ARTIFACT_INVALID",
+                remedy="remove it: Slipway did not write it",
+            )
+        return data
 
-    def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes of an object from ``offset``, fewer at its end; all the rest if ``length`` is 0."""
+    def get_range(self, name: str, offset: int, length: int, *, most: int | None = None) -> bytes:
+        """Return ``length`` bytes of an object from ``offset``, fewer at its end or over ``most``; all the rest if ``length`` is 0."""
 
         def request() -> bytes:
             response = self.sdk.get_object(self.bucket, self.key(name), offset=offset, length=length)
             try:
-                return bytes(response.read())
+                return bytes(response.read(most))
             finally:
-                response.release_conn()
+                response.close() if response.length_remaining else response.release_conn()
 
         data = self.call(f"reading {name}", request)
         metrics.STORE_BYTES.add(len(data), direction="received")
