@@ -34,11 +34,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._stages = [stage for stage in worker.options.stages if stage != IMPORT]
 
     @unary
-    async def Describe(  # noqa: N802 - the RPC's name
-        self,
-        request: stage_pb2.DescribeRequest,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
-    ) -> stage_pb2.DescribeResponse:
+    async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
         """Return what this worker can run."""
         options = self._worker.options
         return stage_pb2.DescribeResponse(
@@ -47,11 +43,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         )
 
     @stream
-    async def Run(  # noqa: N802
-        self,
-        request: stage_pb2.RunRequest,
-        context: Context,  # noqa: ARG002
-    ) -> AsyncIterator[stage_pb2.RunResponse]:
+    async def Run(self, request: stage_pb2.RunRequest, context: Context) -> AsyncIterator[stage_pb2.RunResponse]:
         """Run one task; cancelling the call cancels it."""
         worker = self._worker
         call = self._checked(request)

@@ -20,7 +20,7 @@ from slipway.rpc.serving import listen
 from slipway.rpc.statuses import STATUS_KEY, failure_of_status
 from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
-from slipway.worker.gauges import Gauges
+from slipway.worker.gauges import gauges
 from slipway.worker.machine import Machine, probe
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.room import Room
@@ -226,9 +226,9 @@ def test_a_worker_without_room_says_so_and_asks_again_when_there_is_some(
         running = asyncio.create_task(worker.run())
         try:
             await until([waits])
-            gauges = {metric.name: value for metric, _, value in Gauges(worker)()}
-            assert gauges["slipway_worker_without_room"] == waits
-            assert gauges["slipway_worker_scratch_free_bytes"] < 1 << 20
+            sampled = {metric.name: value for metric, _, value in gauges(worker)}
+            assert sampled["slipway_worker_without_room"] == waits
+            assert sampled["slipway_worker_scratch_free_bytes"] < 1 << 20
             filler.unlink()
             await until([True, False] if waits else [False])
         finally:

@@ -68,7 +68,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         self.transfers = Transfers(coordinator.options.transfers)
 
     @unary
-    async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:  # noqa: N802, ARG002 - the RPC's name
+    async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:
         """List the files of an artifact."""
         project, digest = await self._own(request.name)
         manifest = await self._look(project, (await self._blobs()).manifest, digest)
@@ -79,11 +79,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.Artifact(name=f"projects/{project}/artifacts/{digest}", digest=digest, files=files)
 
     @unary
-    async def ListArtifacts(  # noqa: N802
-        self,
-        request: pb.ListArtifactsRequest,
-        context: Context,  # noqa: ARG002
-    ) -> pb.ListArtifactsResponse:
+    async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         """Return a page of digests."""
         size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
         project = "-" if request.parent == "projects/-" else project_of(request.parent)
@@ -96,11 +92,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.ListArtifactsResponse(digests=found[:size], next_page_token=more)
 
     @unary
-    async def CreateArtifact(  # noqa: N802
-        self,
-        request: pb.CreateArtifactRequest,
-        context: Context,  # noqa: ARG002
-    ) -> pb.CreateArtifactResponse:
+    async def CreateArtifact(self, request: pb.CreateArtifactRequest, context: Context) -> pb.CreateArtifactResponse:
         """Create the artifact, or list the blobs that are missing."""
         project = project_of(request.parent)
         manifest = _manifest_of(request)
@@ -123,11 +115,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
     @stream
-    async def ReadBlob(  # noqa: N802
-        self,
-        request: pb.ReadBlobRequest,
-        context: Context,  # noqa: ARG002
-    ) -> AsyncIterator[pb.ReadBlobResponse]:
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Context) -> AsyncIterator[pb.ReadBlobResponse]:
         """Stream the content of one file."""
         with counting_refusals("sent"):
             project, artifact = await self._own(request.name)
@@ -150,11 +138,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                     metrics.CLIENT_BYTES.add(len(data), direction="sent")
 
     @unary
-    async def WriteBlob(  # noqa: N802
-        self,
-        request: AsyncIterator[pb.WriteBlobRequest],
-        context: Context,  # noqa: ARG002
-    ) -> pb.WriteBlobResponse:
+    async def WriteBlob(self, request: AsyncIterator[pb.WriteBlobRequest], context: Context) -> pb.WriteBlobResponse:
         """Store the content of one file."""
         with counting_refusals("received"):
             first = await anext(request, None)

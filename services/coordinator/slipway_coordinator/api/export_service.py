@@ -57,9 +57,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self._coordinator = coordinator
 
     @unary
-    async def CreateExport(  # noqa: N802 - the RPC's name
-        self, request: export_pb2.CreateExportRequest, context: Context
-    ) -> export_pb2.Export:
+    async def CreateExport(self, request: export_pb2.CreateExportRequest, context: Context) -> export_pb2.Export:
         """Create and start an export, or return the one that the same request made before."""
         record = new_record(
             request,
@@ -110,15 +108,13 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             )
 
     @unary
-    async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+    async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:
         """Return one export."""
         return export_message(await self._existing(request.name))
 
     @unary
-    async def ListExports(  # noqa: N802
-        self,
-        request: export_pb2.ListExportsRequest,
-        context: Context,  # noqa: ARG002
+    async def ListExports(
+        self, request: export_pb2.ListExportsRequest, context: Context
     ) -> export_pb2.ListExportsResponse:
         """Return a page of exports, newest first."""
         size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
@@ -136,7 +132,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_pb2.ListExportsResponse(exports=exports, next_page_token=token)
 
     @unary
-    async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+    async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
         """Cancel an export; return once that took effect, or after a short wait."""
         record = await self._existing(request.name, etag=request.etag)
         if record.state.ended:
@@ -149,7 +145,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_message(record)
 
     @unary
-    async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+    async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:
         """Run an unsuccessful export again."""
         record = await self._existing(request.name, etag=request.etag)
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
@@ -157,10 +153,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_message(await self._coordinator.retry(record))
 
     @unary
-    async def DeleteExport(  # noqa: N802
-        self,
-        request: export_pb2.DeleteExportRequest,
-        context: Context,  # noqa: ARG002
+    async def DeleteExport(
+        self, request: export_pb2.DeleteExportRequest, context: Context
     ) -> export_pb2.DeleteExportResponse:
         """Forget an ended export."""
         record = await self._existing(request.name, etag=request.etag)
@@ -170,10 +164,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_pb2.DeleteExportResponse()
 
     @stream
-    async def WatchExport(  # noqa: N802
-        self,
-        request: export_pb2.WatchExportRequest,
-        context: Context,  # noqa: ARG002
+    async def WatchExport(
+        self, request: export_pb2.WatchExportRequest, context: Context
     ) -> AsyncIterator[export_pb2.ExportEvent]:
         """Stream the export's events until it ends."""
         await self._existing(request.name)

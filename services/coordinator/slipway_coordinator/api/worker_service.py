@@ -30,10 +30,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._coordinator = coordinator
 
     @unary
-    async def Synchronize(  # noqa: N802 - the RPC's name
-        self,
-        request: worker_pb2.SynchronizeRequest,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def Synchronize(
+        self, request: worker_pb2.SynchronizeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.SynchronizeResponse:
         """Take a worker's report; return leases and cancellations."""
         report = worker_report(_worker(request.worker_id), request)
@@ -48,10 +46,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     @unary
-    async def CompleteTask(  # noqa: N802
-        self,
-        request: worker_pb2.CompleteTaskRequest,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def CompleteTask(
+        self, request: worker_pb2.CompleteTaskRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.CompleteTaskResponse:
         """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
