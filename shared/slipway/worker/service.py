@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
@@ -23,6 +23,10 @@ from slipway.worker.pull import Worker
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
 
 Context = grpc.aio.ServicerContext
+
+_MOST_EVENTS = 1000
+"""Events kept for a slow reader of a direct call, who misses the oldest."""
+_LOOK_SECONDS = 0.05
 
 
 class StageService(stage_pb2_grpc.StageServiceServicer):
@@ -47,22 +51,24 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         """Run one task; cancelling the call cancels it."""
         worker = self._worker
         call = self._checked(request)
-        events: asyncio.Queue[stage_pb2.RunResponse] = asyncio.Queue()
+        events: deque[stage_pb2.RunResponse] = deque(maxlen=_MOST_EVENTS)
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
-            events.put_nowait(stage_pb2.RunResponse(progress=progress_message(progress, memory_bytes)))
+            events.append(stage_pb2.RunResponse(progress=progress_message(progress, memory_bytes)))
 
         def on_log(level: str, message: str) -> None:
-            events.put_nowait(stage_pb2.RunResponse(log=log_line(level, message)))
+            events.append(stage_pb2.RunResponse(log=log_line(level, message)))
 
         with worker.slot() as threads, worker.runner.using_store():
             memory_bytes = worker.machine.capabilities(slots=worker.options.slots).memory_bytes
             call = call.filled(max_memory_bytes=memory_bytes, threads=threads)
             running = asyncio.create_task(worker.runner.run(call, on_progress=on_progress, on_log=on_log))
             try:
-                while not running.done() or not events.empty():
-                    with contextlib.suppress(TimeoutError):
-                        yield await asyncio.wait_for(events.get(), 0.1)
+                while not running.done() or events:
+                    if events:
+                        yield events.popleft()
+                    else:
+                        await asyncio.wait({running}, timeout=_LOOK_SECONDS)
                 yield _last(running.result())
             finally:
                 running.cancel()

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
-from slipway.security.access.principals import Principal, Role
+from slipway.security.access.principals import OWNER, Principal, Role
 from slipway.security.access.tokens import is_hash, matching
 from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
@@ -146,12 +146,9 @@ class AccessFile:
 class Everyone:
     """Identifies every caller as the owner, for a server only the owner can reach: a private socket, or loopback on an own machine."""
 
-    def __init__(self, principal: Principal) -> None:
-        self._principal = principal
-
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
         """Return the owner."""
-        return self._principal
+        return OWNER
 
 
 class Nobody:
