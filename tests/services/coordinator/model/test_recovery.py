@@ -322,6 +322,14 @@ def test_a_stage_of_another_distribution_brings_its_rules(stage_with_rules: Path
         assert (found and found.rule) == leads_to
 
 
+def test_a_stage_whose_module_is_broken_does_not_keep_a_coordinator_from_starting(stage_with_rules: Path) -> None:
+    stage_with_rules.with_name("bringing.py").write_text("this is no Python")
+    assert load_rules() == default_rules()
+    with pytest.raises(ConfigurationError, match="there is no stage 'bringing': ") as caught:
+        load_stage("bringing")
+    assert caught.value.reason == "STAGE_UNKNOWN"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
