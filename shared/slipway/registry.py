@@ -33,7 +33,7 @@ def load_stage(reference: str) -> Stage[Any]:
             stage = getattr(import_module(module), attribute)
         else:
             stage = entry_points(group=GROUP)[reference].load()
-    except (KeyError, ImportError, AttributeError) as error:
+    except Exception as error:  # a stage's module is its author's code
         why = "" if isinstance(error, KeyError) else f": {error}"
         raise ConfigurationError(
             f"there is no stage {reference!r}{why}",

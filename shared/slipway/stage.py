@@ -200,6 +200,8 @@ class Stage(Generic[P]):
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
         model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
+        recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
+            (docs/adding-a-stage.md); None if only the rules for all stages apply.
     """
 
     name: str
@@ -222,6 +224,7 @@ class Stage(Generic[P]):
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False
+    recovery: Path | None = None
 
     @property
     def main_output(self) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.faults import ABSENT, disk_full
 from slipway.artifacts.files import in_threads, regular_files
@@ -38,6 +37,15 @@ class CachedStore:
 
     def __init__(self, remote: S3Store, local: LocalStore, *, max_bytes: int | None = None) -> None:
         self.remote, self.local = remote, local
+        # Other nodes cannot use this node's cache, so only the remote store says what exists.
+        self.where, self.exists, self.digests, self.last_used = (
+            remote.where,
+            remote.exists,
+            remote.digests,
+            remote.last_used,
+        )
+        self.action, self.record_action, self.results = remote.action, remote.record_action, remote.results
+        self.size_bytes = remote.size_bytes
         self._max_bytes = max_bytes
         self._arriving = local.root / "arriving"
         self._arriving.mkdir(exist_ok=True)
@@ -92,39 +100,6 @@ class CachedStore:
             if error.reason not in ABSENT:
                 raise
             return self.remote.manifest(digest)
-
-    def exists(self, digest: str) -> bool:
-        """Return whether the remote store has all of an artifact; other nodes cannot use this node's cache."""
-        return self.remote.exists(digest)
-
-    def action(self, key: str) -> ActionResult | None:
-        """Return the result recorded under an action key."""
-        return self.remote.action(key)
-
-    def record_action(self, key: str, result: ActionResult) -> None:
-        """Record a result under its action key."""
-        self.remote.record_action(key, result)
-
-    @property
-    def where(self) -> str:
-        """Address of the remote store."""
-        return self.remote.where
-
-    def digests(self) -> list[str]:
-        """Return the digests of all artifacts of the remote store, sorted."""
-        return self.remote.digests()
-
-    def last_used(self, digest: str) -> float:
-        """Return when an artifact was last made, fetched or reused on any node."""
-        return self.remote.last_used(digest)
-
-    def size_bytes(self) -> int:
-        """Return the bytes of all blobs of the remote store."""
-        return self.remote.size_bytes()
-
-    def results(self) -> Iterator[ActionResult]:
-        """Return all results recorded in the remote store."""
-        return self.remote.results()
 
     def using(self) -> contextlib.AbstractContextManager[None]:
         """Mark nothing: the remote store keeps whatever was used during its grace period."""

@@ -19,7 +19,7 @@ from slipway.configuration import parse
 from slipway.errors import ModelExportError
 from slipway.observability.telemetry import new_trace, span, tracing
 from slipway.settings import Settings
-from slipway_coordinator.model.recovery import load_rules
+from slipway_coordinator.model.rules import load_rules
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import Harness, process, state, tiny_export, tiny_task, wait_for

@@ -73,7 +73,8 @@ def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
     """As attempts fail that no engine can make, the recovery table ends at what the plan said."""
     from slipway.errors import Failure
     from slipway_coordinator.model.records import AttemptRecord
-    from slipway_coordinator.model.recovery import Profile, recover
+    from slipway_coordinator.model.recovery import recover
+    from slipway_coordinator.model.rules import Profile
     from slipway_coordinator.model.states import TaskState
 
     params: dict[str, Any] = {"engine": "mobius", "opset": opset}

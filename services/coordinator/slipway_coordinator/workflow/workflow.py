@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from dbos import DBOS
@@ -24,7 +23,8 @@ from slipway.registry import plays
 from slipway.stage import Role
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
+from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
+from slipway_coordinator.model.rules import RuleTable
 from slipway_coordinator.model.states import ExportState
 from slipway_coordinator.storage.inbox import InboxEvent
 
@@ -63,13 +63,8 @@ class Surroundings(Protocol):
         """End an export that a fault in the coordinator itself keeps from continuing."""
 
 
-@dataclass
-class _Current:
-    surroundings: Surroundings | None = None
-
-
 # DBOS is one per process and calls workflows by name after a restart, so they find their process through this global.
-_current = _Current()
+_current: list[Surroundings] = []
 
 
 def install_surroundings(surroundings: Surroundings | None) -> None:
@@ -78,19 +73,19 @@ def install_surroundings(surroundings: Surroundings | None) -> None:
     Raises:
         ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
     """
-    if surroundings is not None and _current.surroundings is not None:
+    if surroundings is not None and _current:
         raise ServiceError(
             "this process runs a coordinator already",
             reason="COORDINATOR_LOCKED",
             remedy="end it first, or start another process",
         )
-    _current.surroundings = surroundings
+    _current[:] = [] if surroundings is None else [surroundings]
 
 
 def _surroundings() -> Surroundings:
-    if _current.surroundings is None:
+    if not _current:
         raise ServiceError("the coordinator is not running", reason="COORDINATOR_UNAVAILABLE")
-    return _current.surroundings
+    return _current[0]
 
 
 @DBOS.workflow(name="slipway.export", max_recovery_attempts=None)

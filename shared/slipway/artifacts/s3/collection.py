@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from minio.commonconfig import ENABLED, Filter
-from minio.error import S3Error
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
 
 from slipway.artifacts.collection import Collected, blobs_named, shrink
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
 from slipway.artifacts.s3.client import S3Bucket, StoredObject
+from slipway.artifacts.s3.errors import S3_EXCEPTIONS
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
 
@@ -85,7 +85,7 @@ def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
             )
         )
         bucket.sdk.set_bucket_lifecycle(bucket.bucket, LifecycleConfig(rules))
-    except S3Error:  # MinIO has no such rule (it drops them by itself), or the credentials lack the right
+    except S3_EXCEPTIONS:  # MinIO has no such rule (it drops them by itself), or the credentials lack the right
         return False
     return True
 

@@ -202,7 +202,7 @@ class S3Store:
         try:
             return ActionResult.from_bytes(self.bucket.get(action_name(key)))
         except ArtifactError as error:
-            if error.reason == "ARTIFACT_NOT_FOUND":
+            if error.reason in ABSENT:
                 return None
             raise
 
