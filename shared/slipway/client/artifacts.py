@@ -286,7 +286,7 @@ class _Requests:
 
 def _passes(failure: Failure) -> bool:
     # A server that stops cancels its streams; other clients of the project may use all its uploads for a while.
-    if failure.reason in {"CANCELLED", "CALL_TIMEOUT", "UPLOADS_FULL"}:
+    if failure.reason in {"CANCELLED", "CALL_TIMEOUT", "REQUESTS_FULL", "UPLOADS_FULL"}:
         return True
     return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
 

@@ -17,7 +17,7 @@ from slipway.observability import metrics
 from slipway.rpc.statuses import STATUS_KEY, call_status
 from slipway.security.access.audit import AUDITED, Attempt, audited
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
-from slipway.security.access.principals import OWNER, Principal
+from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
 from slipway.security.incoming import Incoming, Room, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
@@ -82,17 +82,18 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with self._audited(details, handler, context) as attempt:
                 try:
                     rule, principal = self._identify(details, context)
-                    room = self._room(principal, context)
+                    room = self._room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
                         requests = self._requests(rule, principal, stream, room, handler.request_deserializer)
                         async with self._counted(principal, context):
                             return await behaviour(requests, context)
-                    attempt.data = await _only_message(stream, room, rule)
-                    _authorize(rule, principal, details)
-                    attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
-                    async with _in_time(f"{details.method} took longer", rule.seconds):
-                        attempt.response = await behaviour(attempt.request, context)
+                    async with contextlib.AsyncExitStack() as place:
+                        attempt.data = await _only_message(stream, room, rule, keeping=place)
+                        _authorize(rule, principal, details)
+                        attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
+                        async with _in_time(f"{details.method} took longer", rule.seconds):
+                            attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
                     await _abort(context, error)
                 return attempt.response
@@ -106,7 +107,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with self._audited(details, handler, context) as attempt:
                 try:
                     rule, principal = self._identify(details, context)
-                    room = self._room(principal, context)
+                    room = self._room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
                         attempt.request = self._requests(rule, principal, stream, room, handler.request_deserializer)
@@ -142,7 +143,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
-            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come.
+            ServiceError: As :meth:`_read` and :func:`next_message`.
         """
         about = rule.resource
         while (data := await next_message(stream, room, seconds=rule.seconds)) is not None:
@@ -187,11 +188,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         current_principal.set(principal)
         return rule, principal
 
-    def _room(self, principal: Principal, context: Context) -> Room:
+    def _room(self, rule: Rule, principal: Principal, context: Context) -> Room:
         """Where a message of a caller has to have room."""
         if principal is ANONYMOUS:
             return lambda: self._incoming.unnamed(host_of(context))
-        return lambda: self._incoming.of_principal(principal.name)
+        if rule.roles == WORKERS and principal.roles & WORKERS:
+            return lambda: self._incoming.of_worker(principal.name)
+        return lambda: self._incoming.of_client(principal.name)
 
     @contextlib.asynccontextmanager
     async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
@@ -244,13 +247,15 @@ def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetail
         raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
 
 
-async def _only_message(stream: AsyncIterator[bytes], room: Room, rule: Rule) -> bytes:
+async def _only_message(
+    stream: AsyncIterator[bytes], room: Room, rule: Rule, *, keeping: contextlib.AsyncExitStack | None = None
+) -> bytes:
     """Read the request of a call that has one.
 
     Raises:
-        ServiceError: reason ``CALL_TIMEOUT``, or ``REQUEST_INVALID`` without one.
+        ServiceError: As :func:`next_message`, or ``REQUEST_INVALID`` without one.
     """
-    data = await next_message(stream, room, seconds=rule.seconds)
+    data = await next_message(stream, room, seconds=rule.seconds, keeping=keeping)
     if data is None:
         raise ServiceError("the call has no request", reason="REQUEST_INVALID")
     return data
