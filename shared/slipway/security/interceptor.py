@@ -21,6 +21,7 @@ from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
 from slipway.security.incoming import Incoming, Room, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
+from slipway.security.wire import check_fields
 
 log = logging.getLogger("slipway.security")
 
@@ -28,7 +29,7 @@ current_principal: ContextVar[Principal] = ContextVar("slipway_principal", defau
 """The caller of the call being served."""
 
 Context = grpc.aio.ServicerContext
-Parse = Callable[[bytes], Any] | None
+Parse = Callable[[bytes], Any]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -85,13 +86,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     room = self._room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
-                        requests = self._requests(rule, principal, stream, room, handler.request_deserializer)
+                        requests = self._requests(rule, principal, stream, room, _parser(details, handler))
                         async with self._counted(principal, context):
                             return await behaviour(requests, context)
                     async with contextlib.AsyncExitStack() as place:
                         attempt.data = await _only_message(stream, room, rule, keeping=place)
                         _authorize(rule, principal, details)
-                        attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
+                        attempt.request = self._read(rule, principal, attempt.data, _parser(details, handler))
                         async with _in_time(f"{details.method} took longer", rule.seconds):
                             attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
@@ -110,11 +111,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     room = self._room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
-                        attempt.request = self._requests(rule, principal, stream, room, handler.request_deserializer)
+                        attempt.request = self._requests(rule, principal, stream, room, _parser(details, handler))
                     else:
                         attempt.data = await _only_message(stream, room, rule)
                         _authorize(rule, principal, details)
-                        attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
+                        attempt.request = self._read(rule, principal, attempt.data, _parser(details, handler))
                     async with self._counted(principal, context):
                         await self._stream(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
@@ -129,7 +130,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         def read(data: bytes) -> Any:
             check_size(data, self._rules[method].max_bytes)
-            return handler.request_deserializer(data)
+            return _parser(details, handler)(data)
 
         is_written = self._audits and method in AUDITED
         with audited(
@@ -219,7 +220,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """
         check_size(data, rule.max_bytes)
         try:
-            request = parse(data) if parse is not None else data
+            request = parse(data)
         except DecodeError as error:
             raise ServiceError(
                 f"the request is not a message of this call: {error}", reason="REQUEST_INVALID"
@@ -230,6 +231,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if about:
             check_project(principal, about, str(getattr(request, about)))
         return request
+
+
+def _parser(details: grpc.HandlerCallDetails, handler: Any) -> Parse:
+    """Return the function that parses a request of a method, unless it has too many fields."""
+
+    def parse(data: bytes) -> Any:
+        check_fields(data, str(details.method))
+        return data if handler.request_deserializer is None else handler.request_deserializer(data)
+
+    return parse
 
 
 def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetails) -> None:
