@@ -25,6 +25,8 @@ _NOT_UNDERSTOOD = (ValueError, TypeError, LookupError, ArithmeticError, Attribut
 _TRIES = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _TIMEOUT_SECONDS = 30.0
+_LEAST_RATE, _LEAST_ANSWER = 1 << 10, 32 << 10
+"""Bytes a second of an answer after its first half minute, and bytes of one that breaks off, below which there is no progress."""
 
 
 class HubOrigin:
@@ -109,7 +111,8 @@ class HubOrigin:
         position, fruitless = span.start, 0
         while position < span.stop:
             self._on_wait()
-            begin, fault = position, _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
+            begin, began = position, time.monotonic()
+            fault = _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
             try:
                 with _translated(self.url), closing(self._answer(file, range(position, span.stop))) as answer:
                     for data in answer:
@@ -117,13 +120,15 @@ class HubOrigin:
                         taken = data[: span.stop - position]
                         position += len(taken)
                         yield taken
+                        if (time.monotonic() - began - _TIMEOUT_SECONDS) * _LEAST_RATE > position - begin:
+                            raise _away(self.url, f"{file.key} comes more slowly than {_LEAST_RATE} bytes a second")
                         if position == span.stop:
                             break
             except ArtifactError as error:
                 if error.reason != "STORE_UNAVAILABLE":
                     raise
                 fault = error
-            fruitless = fruitless + 1 if position == begin else 0
+            fruitless = fruitless + 1 if position - begin < _LEAST_ANSWER else 0
             if fruitless == _TRIES:
                 raise fault
             if position < span.stop:

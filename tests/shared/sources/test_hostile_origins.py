@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipway.errors import ModelExportError
+from slipway.sources import hub_origin
 from slipway.sources.hub_origin import HubOrigin
 from slipway.sources.mirror import Mirror
 from support.servers import hub_server
@@ -106,3 +110,41 @@ def test_names_that_are_no_files_are_refused_before_anything_is_written(
         make()
     assert caught.value.reason == "ARTIFACT_INVALID"
     assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("content", [b"x" * 10, b""], ids=["ten-bytes", "nothing"])
+def test_a_hub_that_sends_a_few_bytes_at_a_time_is_given_up(
+    hub: LyingHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
+) -> None:
+    def little(handler: Any, _name: str, _commit: str, _path: str, span: str) -> None:
+        handler.send(206 if span else 200, content)
+
+    monkeypatch.setattr(hub_server._Handler, "content", little)  # as above
+    monkeypatch.setattr(hub_origin, "_FIRST_PAUSE", 0.01)
+    hub.answer = told(file("model.safetensors", 10_000_000))
+    origin = HubOrigin("hf://org/tiny", endpoint=hub.endpoint)
+    with pytest.raises(ModelExportError) as caught, ThreadPoolExecutor(1) as pool:
+        origin.download(origin.listing(most=10)[0], tmp_path / "x", pool=pool, on_bytes=lambda _: None)
+    assert caught.value.reason == "STORE_UNAVAILABLE"
+    assert len(hub.seen) < 20
+
+
+def test_a_hub_that_drips_is_given_up(hub: LyingHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def drip(handler: Any, _name: str, _commit: str, _path: str, span: str) -> None:
+        handler.send_response(206 if span else 200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                handler.wfile.write(b"x")
+                time.sleep(0.05)
+        handler.close_connection = True
+
+    monkeypatch.setattr(hub_server._Handler, "content", drip)  # as above
+    monkeypatch.setattr(hub_origin, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(hub_origin, "_TIMEOUT_SECONDS", 0.2)
+    hub.answer = told(file("model.safetensors", 10_000_000))
+    origin, began = HubOrigin("hf://org/tiny", endpoint=hub.endpoint), time.monotonic()
+    with pytest.raises(ModelExportError, match="more slowly") as caught, ThreadPoolExecutor(1) as pool:
+        origin.download(origin.listing(most=10)[0], tmp_path / "x", pool=pool, on_bytes=lambda _: None)
+    assert caught.value.reason == "STORE_UNAVAILABLE"
+    assert time.monotonic() - began < 10
