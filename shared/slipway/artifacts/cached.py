@@ -102,11 +102,11 @@ class CachedStore:
             return self.remote.manifest(digest)
 
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Mark nothing: the remote store keeps whatever was used during its grace period."""
-        return contextlib.nullcontext()
+        """Mark that work is running; see :mod:`slipway.artifacts.s3.uses`."""
+        return self.remote.using()
 
     def under_way(self) -> frozenset[str]:
-        """None, for the same reason."""
+        """None: a collection of the bucket reads the marks itself."""
         return frozenset()
 
     def _send(

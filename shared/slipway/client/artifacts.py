@@ -35,7 +35,7 @@ _ROUNDS = 3
 _LONGEST_PAUSE_SECONDS = 5.0
 
 # A server that stops cancels its streams; other clients of the project may use all its uploads for a while.
-_TEMPORARY = ("CANCELLED", "CALL_TIMEOUT", "UPLOADS_FULL")
+_TEMPORARY = ("CANCELLED", "CALL_TIMEOUT", "REQUESTS_FULL", "UPLOADS_FULL")
 
 
 class ProjectArtifacts:

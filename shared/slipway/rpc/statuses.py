@@ -40,6 +40,7 @@ MAX_METADATA = 4000
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _MOST_ABOUT = 64
 """Most entries of a received failure's ``about``."""
+_MOST_DETAILS = 64
 
 
 def status_of(failure: Failure) -> status_pb2.Status:
@@ -75,7 +76,7 @@ def failure_of_status(status: status_pb2.Status) -> Failure:
 
     A status from another program, or one with unreadable details, becomes ``INTERNAL``.
     """
-    for detail in status.details:
+    for detail in status.details[:_MOST_DETAILS]:
         info = error_details_pb2.ErrorInfo()
         if _unpack(detail, info) and info.domain == DOMAIN:
             about = [(key, value) for key, value in sorted(info.metadata.items()) if key not in _PARTS]

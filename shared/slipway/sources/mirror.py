@@ -10,7 +10,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from slipway.artifacts import ActionResult, Artifacts
 from slipway.artifacts.blobs import Blobs
@@ -63,8 +63,16 @@ class Mirror:
         self._files = {file.key: file for file in listed}
         for key in self._files:
             check_path(key)
-        for key in self._files:
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        folders = {parent.as_posix() for key in self._files for parent in PurePosixPath(key).parents}
+        if both := sorted(folders & self._files.keys()):
+            raise ArtifactError(
+                f"{both[0]!r} below {origin.url} is a file and a folder",
+                reason="ARTIFACT_INVALID",
+                remedy="remove one of them, or name the folder of one training run or model",
+                about={"source": origin.url},
+            )
+        for name in sorted(folders):
+            (folder / name).mkdir(parents=True, exist_ok=True)
         in_threads(self._look, self._files.values(), lambda _: on_wait())
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, scratch: Path, on_bytes: OnBytes) -> str:

@@ -43,6 +43,17 @@ SECRET = {
     "MYSQL_PWD": "canary-pwd",
     "ANYTHING": "canary-else",
     "PYTHONSTARTUP": "canary.py",
+    "NVIDIA_NGC_KEY": "canary-registry",
+    "TRITON_URL": "https://me:canary-triton@inference",
+    "TRITON_REMOTE_CACHE_BACKEND": "canary-cache",
+    "TORCHINDUCTOR_REDIS_URL": "redis://:canary-redis@cache",
+    "TORCH_NCCL_STORE": "canary-torch",
+    "LC_SECRET": "canary-locale",
+    "OMP_LICENSE": "canary-omp",
+    "CUDA_VISIBLE_DEVICES_KEY": "canary-cuda",
+    "MKL_": "canary-mkl",
+    "ORT_ENDPOINT": "canary-ort",
+    "PYTORCH_DSN": "canary-pytorch",
 }
 
 

@@ -3,7 +3,7 @@
 Everything that happens to an export (a lease, a result, a cancellation) is an event in its inbox. The workflow holds the export
 as a record, applies pure functions to it, and publishes every new record. The inbox is durable and gives a replayed workflow the
 same events in the same order, so reading it is not a step. Decisions that could differ after a restart (they use the recovery
-table or the clock) are steps, whose results are stored. Every event makes one revision, however many events are read at once. A
+table, the installed formats or the clock) are steps, whose results are stored. Every event makes one revision, however many events are read at once. A
 stage's failure is a value in an event, never an exception.
 """
 
@@ -119,13 +119,32 @@ async def _carry_out(record: ExportRecord, now: float) -> str:
         changes = []
         for message in await _surroundings().events(record, after=record.events_read):
             before = record
-            record = transitions.apply(record, message.event)
+            record = await _apply(record, message.event)
             for task in transitions.undecided(record):
                 record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
             record = record.with_(revision=before.revision + 1, events_read=message.number)
             changes.append(Transition(before, record, message.event.time))
             if record.state.ended:
                 break
+
+
+async def _apply(record: ExportRecord, event: transitions.Event) -> ExportRecord:
+    if not transitions.completes_plan(record, event):
+        return transitions.apply(record, event)
+    found = await _plan(record.to_json(), event.model_dump(mode="json"))
+    if "failure" in found:
+        raise Failure.from_json(found["failure"]).error()
+    return ExportRecord.from_json(found["record"])
+
+
+@DBOS.step(name="slipway.plan")
+async def _plan(record_json: dict[str, Any], event_json: dict[str, Any]) -> dict[str, Any]:
+    """Apply an event that adds the tasks after an import: the formats that plan them may be others after a restart."""
+    event = transitions.Event.model_validate(event_json)
+    try:
+        return {"record": transitions.apply(ExportRecord.from_json(record_json), event).to_json()}
+    except ModelExportError as error:
+        return {"failure": error.failure().to_json()}
 
 
 @DBOS.step(name="slipway.decide")
