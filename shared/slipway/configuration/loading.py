@@ -14,7 +14,7 @@ from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
 from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.schema import default, is_table, keys, sections
+from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
 from slipway.configuration.yaml_file import read_yaml
 from slipway.files.local_folders import is_address
@@ -141,7 +141,7 @@ def _flatten(
                 Problem(key, f"{quoted(value)} is not a section", f"it holds {', '.join(sections()[key])}", source)
             )
         else:
-            problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
+            problems.append(unknown_setting(key, did_you_mean(str(name), sections()[path]), source))
 
 
 def _make_paths_absolute(layer: Layer, folder: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from slipway.configuration.model import ExportConfiguration
-from slipway.formats.registry import formats, levels
-from slipway.settings.sections import Level, Listed
+from slipway.formats.registry import formats, levels, refused_format
+from slipway.settings.problems import Problem
+from slipway.settings.sections import Level, Listed, is_section, plain_type
 from slipway.sizes import parse_size
 from slipway.texts import MalformedText, quoted, shortened
 
@@ -33,6 +33,16 @@ def sections() -> Mapping[str, tuple[str, ...]]:
     return found
 
 
+def unknown_setting(key: str, remedy: str, source: str) -> Problem:
+    """Return the problem of a key that is no setting; if it belongs to a format that cannot be used, say why instead."""
+    section, _, rest = key.partition(".")
+    refused = refused_format(rest.partition(".")[0]) if section == "formats" else None
+    if refused is None:
+        return Problem(key, "is not a setting", remedy, source)
+    error = refused.error()
+    return Problem(key, error.message, error.remedy, source)
+
+
 def default(key: str) -> Any:
     """Return a setting's default."""
     value: Any = ExportConfiguration()
@@ -46,7 +56,7 @@ def values(key: str) -> tuple[str, ...]:
 
     ``none`` as a level means that only the unquantized format is delivered.
     """
-    kind = _plain(keys()[key])
+    kind = plain_type(keys()[key])
     if get_origin(kind) is tuple and get_args(kind)[0] is Level:
         of_format = formats().get(key.removeprefix("formats.").partition(".")[0])
         return ("none", *(of_format.levels if of_format else levels()))
@@ -62,7 +72,7 @@ def usual_values(key: str) -> tuple[str, ...]:
 
 def is_table(key: str) -> bool:
     """Return whether a key is a setting that holds values by name, or rows of named values."""
-    return key in keys() and get_origin(_plain(keys()[key])) is Mapping
+    return key in keys() and get_origin(plain_type(keys()[key])) is Mapping
 
 
 def parse_text(key: str, text: str) -> Any:
@@ -71,17 +81,17 @@ def parse_text(key: str, text: str) -> Any:
     Raises:
         MalformedText: The text does not fit the setting's type.
     """
-    kind = _plain(keys()[key])
+    kind = plain_type(keys()[key])
     if kind is int and key.endswith("_bytes"):
         return parse_size(text)
     if get_origin(kind) is Mapping:
         return _table(get_args(kind)[1], _list(text))
     if isinstance(kind, type) and issubclass(kind, Listed):
-        elements = [_plain(field.annotation) for field in kind.model_fields.values()]
+        elements = [plain_type(field.annotation) for field in kind.model_fields.values()]
         parts = _list(text)
         return [_scalar(element, part) for element, part in zip(elements, parts, strict=False)] + parts[len(elements) :]
     if get_origin(kind) is tuple:
-        return [_scalar(_plain(get_args(kind)[0]), part) for part in _list(text)]
+        return [_scalar(plain_type(get_args(kind)[0]), part) for part in _list(text)]
     return _scalar(kind, text)
 
 
@@ -94,15 +104,15 @@ def _field(key: str) -> FieldInfo:
     *path, name = key.split(".")
     model: type[BaseModel] = ExportConfiguration
     for part in path:
-        model = _plain(model.model_fields[part].annotation)
+        model = plain_type(model.model_fields[part].annotation)
     return model.model_fields[name]
 
 
 def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, info in model.model_fields.items():
-        kind = _plain(info.annotation)
-        if _is_section(kind):
+        kind = plain_type(info.annotation)
+        if is_section(kind):
             found += _walk(kind, f"{prefix}{name}.")
         else:
             found.append((f"{prefix}{name}", info.annotation))
@@ -112,22 +122,9 @@ def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:
 def _walk_sections(model: type[BaseModel], path: str, found: dict[str, tuple[str, ...]]) -> None:
     found[path] = tuple(model.model_fields)
     for name, info in model.model_fields.items():
-        kind = _plain(info.annotation)
-        if _is_section(kind):
+        kind = plain_type(info.annotation)
+        if is_section(kind):
             _walk_sections(kind, f"{path}.{name}" if path else name, found)
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Listed)
-
-
-def _plain(annotation: Any) -> Any:
-    """Return a type without ``None`` and annotations."""
-    if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType}:
-        return _plain(next(kind for kind in get_args(annotation) if kind is not type(None)))
-    return annotation
 
 
 def _list(text: str) -> list[str]:
@@ -144,14 +141,14 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
             example = "name=60,other=90" if columns is None else "row.name=0.1,row.other=0.2"
             raise MalformedText(f"{quoted(entry)} has no value", remedy=f"write it like {example}")
         if columns is None:
-            found[name] = _scalar(_plain(kind), value)
+            found[name] = _scalar(plain_type(kind), value)
             continue
         row, point, column = name.partition(".")
         if not point:
             example = f"{shortened(name)}.{next(iter(columns))}=0.1"
             raise MalformedText(f"{quoted(name)} is a row, not a value", remedy=f"write it like {example}")
         # The check of the whole setting refuses unknown names.
-        known = _plain(columns[column].annotation) if column in columns else str
+        known = plain_type(columns[column].annotation) if column in columns else str
         found.setdefault(row, {})[column] = _scalar(known, value)
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from slipway.configuration.layers import Layer, Setting
-from slipway.configuration.schema import keys, sections
+from slipway.configuration.schema import keys, sections, unknown_setting
 from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.sizes import parse_size
@@ -110,7 +110,7 @@ class _Reader:
         elif key in sections():
             self.section(value_node, key)
         else:
-            self._problem(key, "is not a setting", self._remedy(name, path), key_node)
+            self.layer.problems.append(unknown_setting(key, self._remedy(name, path), self.at(key_node)))
 
     def _remedy(self, name: str, path: str) -> str:
         elsewhere = sorted(key for key in keys() if key.rpartition(".")[2] == name)

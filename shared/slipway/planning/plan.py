@@ -165,7 +165,11 @@ def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
-    return any(each.needs_tokenizer(section) for each, section in configuration.formats.enabled())
+    needed = []
+    for each, section in configuration.formats.enabled():
+        with translate_format_errors(each):
+            needed.append(bool(each.needs_tokenizer(section)))
+    return any(needed)
 
 
 def _delivered(configuration: ExportConfiguration) -> str:
@@ -219,21 +223,21 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
     )
-    with translate_format_errors(each):
-        tasks = each.plan(request)
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model}, set(taken)
-    for task in tasks:
-        fault = _fault(task, known, ids, wanted)
-        if fault:
-            raise ConfigurationError(
-                f"the format {each.name} plans a task {task.id!r} that {fault}",
-                reason="FORMAT_INVALID",
-                remedy="install a version of the format that fits this version of slipway",
-                about={"format": each.name, "task": task.id},
-            )
-        known.add(task.reference)
-        ids.add(task.id)
+    with translate_format_errors(each):
+        tasks = tuple(each.plan(request))
+        for task in tasks:
+            fault = _fault(task, known, ids, wanted)
+            if fault:
+                raise ConfigurationError(
+                    f"the format {each.name} plans a task {task.id!r} that {fault}",
+                    reason="FORMAT_INVALID",
+                    remedy="install a version of the format that fits this version of slipway",
+                    about={"format": each.name, "task": task.id},
+                )
+            known.add(task.reference)
+            ids.add(task.id)
     if _unquantized(section):
         return tasks
     return [replace(task, format="") if task.format == each.name else task for task in tasks]

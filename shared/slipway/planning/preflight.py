@@ -131,7 +131,7 @@ def task_bytes(task: PlannedTask, size: ModelSize) -> int:
     delivered = format_of_output(task.format)
     if delivered is not None and delivered.output_bytes is not None:
         with translate_format_errors(delivered):
-            return delivered.output_bytes(split_output(task.format)[1], size)
+            return int(delivered.output_bytes(split_output(task.format)[1], size))
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
 

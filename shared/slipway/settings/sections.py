@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NewType
+from types import UnionType
+from typing import Annotated, Any, ClassVar, NewType, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -47,6 +48,20 @@ class Listed(Section):
 
     def __str__(self) -> str:
         return f"[{', '.join(str(value) for _, value in self)}]"
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return a type without ``None`` and annotations."""
+    if get_origin(annotation) is Annotated:
+        return plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return plain_type(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    return annotation
+
+
+def is_section(kind: Any) -> bool:
+    """Return whether a type is a section of settings instead of a single setting."""
+    return isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Listed)
 
 
 def as_tuple(value: Any) -> Any:
