@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,17 +20,21 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @cache
-def keys() -> Mapping[str, Any]:
-    """Return the type of every setting by its dotted path; sections are not settings."""
-    return dict(_walk(ExportConfiguration, ""))
+def keys() -> Mapping[str, FieldInfo]:
+    """Return the field of every setting by its dotted path; sections are not settings."""
+    return dict(_walk(ExportConfiguration))
 
 
 @cache
 def sections() -> Mapping[str, tuple[str, ...]]:
     """Return the names in each section by the section's dotted path; the whole configuration is ``""``."""
-    found: dict[str, tuple[str, ...]] = {}
-    _walk_sections(ExportConfiguration, "", found)
-    return found
+    found: dict[str, dict[str, None]] = {}
+    for key in keys():
+        path = ""
+        for name in key.split("."):
+            found.setdefault(path, {})[name] = None
+            path = f"{path}.{name}" if path else name
+    return {path: tuple(names) for path, names in found.items()}
 
 
 def unknown_setting(key: str, remedy: str, source: str) -> Problem:
@@ -56,7 +60,7 @@ def values(key: str) -> tuple[str, ...]:
 
     ``none`` as a level means that only the unquantized format is delivered.
     """
-    kind = plain_type(keys()[key])
+    kind = _type_of(key)
     if get_origin(kind) is tuple and get_args(kind)[0] is Level:
         of_format = formats().get(key.removeprefix("formats.").partition(".")[0])
         return ("none", *(of_format.levels if of_format else levels()))
@@ -67,12 +71,12 @@ def values(key: str) -> tuple[str, ...]:
 
 def usual_values(key: str) -> tuple[str, ...]:
     """Return the values of a setting with a fixed set of them; for any other setting, examples."""
-    return values(key) or tuple(map(str, _field(key).examples or ()))
+    return values(key) or tuple(map(str, keys()[key].examples or ()))
 
 
 def is_table(key: str) -> bool:
     """Return whether a key is a setting that holds values by name, or rows of named values."""
-    return key in keys() and get_origin(plain_type(keys()[key])) is Mapping
+    return key in keys() and get_origin(_type_of(key)) is Mapping
 
 
 def parse_text(key: str, text: str) -> Any:
@@ -81,7 +85,7 @@ def parse_text(key: str, text: str) -> Any:
     Raises:
         MalformedText: The text does not fit the setting's type.
     """
-    kind = plain_type(keys()[key])
+    kind = _type_of(key)
     if kind is int and key.endswith("_bytes"):
         return parse_size(text)
     if get_origin(kind) is Mapping:
@@ -100,31 +104,17 @@ def _scalar(kind: Any, text: str) -> Any:
     return parsers.get(kind, str)(text)
 
 
-def _field(key: str) -> FieldInfo:
-    *path, name = key.split(".")
-    model: type[BaseModel] = ExportConfiguration
-    for part in path:
-        model = plain_type(model.model_fields[part].annotation)
-    return model.model_fields[name]
-
-
-def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, info in model.model_fields.items():
         kind = plain_type(info.annotation)
         if is_section(kind):
-            found += _walk(kind, f"{prefix}{name}.")
+            yield from _walk(kind, f"{prefix}{name}.")
         else:
-            found.append((f"{prefix}{name}", info.annotation))
-    return found
+            yield f"{prefix}{name}", info
 
 
-def _walk_sections(model: type[BaseModel], path: str, found: dict[str, tuple[str, ...]]) -> None:
-    found[path] = tuple(model.model_fields)
-    for name, info in model.model_fields.items():
-        kind = plain_type(info.annotation)
-        if is_section(kind):
-            _walk_sections(kind, f"{path}.{name}" if path else name, found)
+def _type_of(key: str) -> Any:
+    return plain_type(keys()[key].annotation)
 
 
 def _list(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -52,7 +52,7 @@ class RefusedFormat:
 
 
 @cache
-def _installed() -> tuple[Mapping[str, Format[Any]], tuple[RefusedFormat, ...]]:
+def _installed() -> tuple[dict[str, Format[Any]], tuple[RefusedFormat, ...]]:
     """Load all installed formats; return the usable ones by name, and the others."""
     loaded, refused = list[_Found](), list[RefusedFormat]()
     for entry in entry_points(group=GROUP):
@@ -68,7 +68,7 @@ def _installed() -> tuple[Mapping[str, Format[Any]], tuple[RefusedFormat, ...]]:
     return dict(sorted(usable.items(), key=lambda item: (item[1].rank, item[0]))), tuple(refused)
 
 
-def formats() -> Mapping[str, Format[Any]]:
+def formats() -> dict[str, Format[Any]]:
     """Return all usable formats by name, in the order of their rank.
 
     Raises:

@@ -11,7 +11,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
-from slipway.planning.references import producers
+from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.rpc.statuses import failure_of_status
@@ -20,10 +20,6 @@ from slipway.stage import Role
 from slipway.validation.findings import OutputValidation, ValidationReport
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
-
-VALIDATION = "validation"
-"""Name of the validation artifact among an export's outputs; it is rendered into the report, not delivered."""
-
 
 _NOT_MADE = {
     pb.TASK_STATE_FAILED: "failed",
@@ -120,10 +116,14 @@ def recorded_failure(export: pb.Export) -> Failure | None:
     facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
     failed: dict[str, tuple[str, str]] = {}
     for recorded in facts:
-        outputs = recorded.get("outputs", {})
-        for name in recorded.get("failed_outputs", []):
-            output = outputs.get(name, {})
-            failed[name] = (output.get("explanation") or "it differs from the reference", output.get("remedy", ""))
+        outputs, names = recorded.get("outputs"), recorded.get("failed_outputs")
+        for name in map(str, names if isinstance(names, list) else ()):
+            output = outputs.get(name) if isinstance(outputs, dict) else None
+            said = output if isinstance(output, dict) else {}
+            failed[name] = (
+                str(said.get("explanation") or "it differs from the reference"),
+                str(said.get("remedy", "")),
+            )
     return _deciding(export, _failed_outputs(failed))
 
 

@@ -42,7 +42,7 @@ def hub_folder(url: str) -> Path:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
     """
-    name, _, revision = url.removeprefix(SCHEME).partition("@")
+    name, revision = parse_hub_url(url)
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

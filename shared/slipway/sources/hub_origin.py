@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -155,8 +156,6 @@ class HubOrigin:
 
 
 def _is_wanted(name: str) -> bool:
-    from fnmatch import fnmatchcase
-
     return any(fnmatchcase(name, pattern) for pattern in WANTED)
 
 

@@ -10,7 +10,7 @@ from slipway.artifacts import Artifacts
 from slipway.configuration import ExportConfiguration
 from slipway.embedded.identity import export_identity
 from slipway.export_sources.brought import find_brought
-from slipway.export_sources.found import Sources, store_files, store_sources
+from slipway.export_sources.found import Sources, store_files
 from slipway.export_sources.titles import title
 from slipway.sources import SourceFolders
 
@@ -45,7 +45,7 @@ def store_found(
     configuration: ExportConfiguration, sources: Sources, store: Artifacts, *, request_id: str, on_bytes: OnBytes
 ) -> Prepared:
     """Put all sources into the store."""
-    digests = store_sources(sources, store, on_bytes=on_bytes)
+    digests = store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
     identity = export_identity(configuration, digests, base_match=sources.base_match)
     return Prepared(identity, request_id, digests, sources.labels(), sources.formats, sources.title, sources.warnings)
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import TemplateError
 
 from slipway.errors import CheckpointValidationError
 from slipway.formats.contract import Usage
-from slipway.formats.registry import formats, split_output, translate_format_errors
+from slipway.formats.registry import formats, split_output
 from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
-from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
-from slipway.results.report.page import NOT_MADE, VERDICTS
+from slipway.results.report.page import common
+from slipway.texts import one_line
 
+_LOG = logging.getLogger(__name__)
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
 
 
@@ -51,12 +54,7 @@ def model_card(report: Report, folder: Path) -> str:
     template = markdown_environment().get_template("card.md.j2")
     return template.render(
         front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
-        report=report,
-        result=report.result,
-        validation=report.validation,
-        compared=compared(report.validation),
-        verdicts=VERDICTS,
-        not_made=NOT_MADE,
+        **common(report),
         examples=_examples(report, folder),
     )
 
@@ -95,8 +93,10 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
         mine = [name for name in folders if split_output(name)[0] == kind]
         if mine and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
-            with translate_format_errors(each):
+            try:
                 found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
+            except (TemplateError, TypeError, ValueError) as error:
+                _LOG.warning("the format %s has no usage example in the card: %s", kind, one_line(str(error)))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
