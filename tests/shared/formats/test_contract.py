@@ -109,6 +109,13 @@ def test_whatever_a_formats_functions_raise_is_an_error_with_its_name() -> None:
     assert caught.value.reason == "FORMAT_INVALID"
 
 
+def test_a_question_that_a_format_fails_to_answer_is_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = replace(load_format("onnx"), needs_tokenizer=lambda settings: settings.nonesuch)
+    monkeypatch.setitem(formats(), "onnx", each)  # stands in for a distribution with this fault
+    with pytest.raises(ConfigurationError, match="the format onnx fails: AttributeError"):
+        plan(parse({}), ["base", "adapter"])
+
+
 def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_need() -> None:
     data = {"formats": {name: {"unquantized": False, "quantization": "int8"} for name in ("pytorch", "onnx")}}
     tasks = {task.id: task for task in plan(parse(data), ["base", "adapter"])}
