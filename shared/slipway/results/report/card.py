@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import TemplateError
 
-from slipway.errors import CheckpointValidationError
+from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Usage
-from slipway.formats.registry import formats, split_output
+from slipway.formats.registry import formats, split_output, translate_format_errors
 from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
@@ -94,9 +93,10 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
         if mine and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
             try:
-                found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
-            except (TemplateError, TypeError, ValueError) as error:
-                _LOG.warning("the format %s has no usage example in the card: %s", kind, one_line(str(error)))
+                with translate_format_errors(each):
+                    found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
+            except ModelExportError as error:  # the models are worth more than the example
+                _LOG.warning("the model card has no usage example: %s", one_line(str(error)))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
