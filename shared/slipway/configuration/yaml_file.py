@@ -40,16 +40,12 @@ def read_yaml(path: Path) -> Layer:
 
 def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
     layer, name = reader.layer, reader.file
-    if not isinstance(root, yaml.MappingNode):
+    entries = root.value if isinstance(root, yaml.MappingNode) else ()
+    if not any(key.value == TOP for key, _ in entries):
         layer.problems.append(
             Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
         )
-        return
-    if not any(key.value == TOP for key, _ in root.value):
-        layer.problems.append(
-            Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
-        )
-    for key, value in root.value:
+    for key, value in entries:
         if layer.is_full:
             return
         if key.value == TOP:

@@ -10,9 +10,10 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import (
     base_label,
+    checkpoint_labels,
     chosen_checkpoint,
+    clean_labels,
     files_by_name,
-    model_name,
     name_of_base,
     plain_name,
 )
@@ -52,9 +53,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     files = {name: files_by_name(each.path, travelling_files(each.path)) for name, each in checkpoints.items()}
     labels: dict[str, str] = {}
     if "adapter" in checkpoints:
-        found = checkpoints["adapter"]
-        step = "" if found.step is None else str(found.step)
-        labels |= {"checkpoint": found.path.name, "checkpoint_step": step, "model_name": model_name(found.path)}
+        labels |= checkpoint_labels(checkpoints["adapter"])
     if "base" not in imports:
         named = name_of_base(configuration, checkpoints.get("adapter"), here=True)
         base = resolve_base_model(str(folders.find(named)))
@@ -66,4 +65,4 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         folder = folders.find(settings["heldout"])
         files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
     warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
-    return Brought(files, labels, warnings)
+    return Brought(files, clean_labels(labels), warnings)

@@ -98,12 +98,10 @@ class Sources:
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
         }
         if self.checkpoint is not None:
-            step = "" if self.checkpoint.step is None else str(self.checkpoint.step)
-            found |= {"checkpoint": self.checkpoint.path.name, "checkpoint_step": step}
+            found |= checkpoint_labels(self.checkpoint)
         if self.base_match is not None:
             found |= self.base_match.labels()
-        # Names of folders and files may have any character; labels must not.
-        return {name: one_line(value) for name, value in found.items()}
+        return clean_labels(found)
 
 
 def find_sources(
@@ -296,6 +294,17 @@ def model_name(checkpoint: Path) -> str:
     path = checkpoint.resolve()
     run = path.parent if path.name.startswith("checkpoint-") else path
     return repository_of(run).rpartition("/")[2] or run.name
+
+
+def checkpoint_labels(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the labels that a checkpoint gives to its export."""
+    step = "" if checkpoint.step is None else str(checkpoint.step)
+    return {"checkpoint": checkpoint.path.name, "checkpoint_step": step, "model_name": model_name(checkpoint.path)}
+
+
+def clean_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels without characters that a coordinator refuses; names of folders and files may have any."""
+    return {name: one_line(value) for name, value in labels.items()}
 
 
 def plain_name(base: Path, label: str) -> str:

@@ -70,11 +70,7 @@ def run(inputs: Mapping[str, Path], params: ImportParams, ctx: Context) -> dict[
 
 def import_sources(params: ImportParams, settings: Settings, store: ArtifactStore, ctx: Context) -> None:
     """Find the sources, check them together, store those to be imported, and record their digests and names."""
-    allowed = Allowed.parse(settings.import_from)
-
-    def permit(source: str) -> None:
-        allowed.check(source, project=params.project)
-
+    permit = partial(Allowed.parse(settings.import_from).check, project=params.project)
     configuration = _configuration(params)
     ctx.progress("looking at sources", done=0)
     with ImportFolders(

@@ -16,7 +16,7 @@ from typing import Any, Self
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
 from slipway.folders.disk_full import is_disk_full
-from slipway.sources.hub import SCHEME, WANTED, parse_hub_url
+from slipway.sources.hub import SCHEME, WANTED, not_found, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -197,12 +197,8 @@ def _is_connection_error(error: Exception) -> bool:
 
 
 def _not_found(url: str, what: str) -> CheckpointValidationError:
-    return CheckpointValidationError(
-        f"{url}: {what}",
-        reason="BASE_MODEL_NOT_FOUND",
-        remedy="check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN",
-        about={"source": url},
-    )
+    remedy = "check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN"
+    return not_found(url, what, remedy)
 
 
 def _away(url: str, what: str) -> ArtifactError:

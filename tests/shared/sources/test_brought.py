@@ -33,8 +33,25 @@ def test_an_adapter_that_names_no_base_does_not_make_one_of_the_current_folder(
     assert "--base-model" in caught.value.remedy
 
 
+def test_labels_have_no_characters_that_a_coordinator_refuses(tmp_path: Path) -> None:
+    tiny_models.make_base(tmp_path / "base")
+    tiny_models.make_checkpoint(tmp_path / "base", tmp_path / "run\n\u202e7")
+    configuration = parse(
+        {
+            "checkpoint": {"path": str(tmp_path / "plain")},
+            "base_model": {"name": str(tmp_path / "base")},
+            "validation": {"heldout": "s3://texts/a"},
+        }
+    )
+    # Paths in settings have no such characters, but the folder behind a link may have them.
+    (tmp_path / "plain").symlink_to(tmp_path / "run\n\u202e7")
+    with SourceFolders(Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})) as folders:
+        found = find_brought(configuration, folders, {"heldout": "s3://texts/a"})
+    assert found.labels["model_name"] == "run \ufffd7"
+
+
 @pytest.mark.parametrize("url", ["hf://owner/name@../x", "hf://owner/name@", "hf://../name", "hf://"])
 def test_what_is_no_repository_is_not_looked_for(url: str) -> None:
-    with pytest.raises(CheckpointValidationError, match="is not a repository name") as caught:
+    with pytest.raises(CheckpointValidationError, match="this is not a repository name") as caught:
         hub_folder(url)
     assert caught.value.reason == "BASE_MODEL_NOT_FOUND"
