@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +185,11 @@ def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportCon
             wrong: set[str] = set()
             for details in error.errors(include_url=False)[:MOST_PROBLEMS]:
                 if details["type"] == "conflict":
-                    found = details["ctx"]["problems"]
-                    problems += [
-                        _with_source(problem, settings) for problem in found if not _depends(problem.key, broken)
-                    ]
+                    for problem in details["ctx"]["problems"]:
+                        # A conflict about a value that was set aside may be gone once that is repaired.
+                        if not any(f"{key}.".startswith(f"{problem.key}.") for key in broken):
+                            setting = settings.get(problem.key)
+                            problems.append(replace(problem, source=setting.source if setting else ""))
                     return None, problems
                 key = _key(details["loc"])
                 if key not in wrong or is_table(key):  # for a list, the first problem is enough
@@ -216,16 +217,6 @@ def _key(location: tuple[int | str, ...]) -> str:
         if key in keys():
             return key
     return ".".join(str(part) for part in location)
-
-
-def _depends(key: str, broken: set[str]) -> bool:
-    """Return whether a conflict about a key may come from a value that was set aside."""
-    return any(other == key or other.startswith(f"{key}.") for other in broken)
-
-
-def _with_source(problem: Problem, settings: Mapping[str, Setting]) -> Problem:
-    setting = settings.get(problem.key)
-    return Problem(problem.key, problem.message, problem.remedy, setting.source if setting else "")
 
 
 _NO_TABLE = {"dict_type", "model_type", "model_attributes_type"}

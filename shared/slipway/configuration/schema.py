@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
@@ -99,9 +99,19 @@ def parse_text(key: str, text: str) -> Any:
     return _scalar(kind, text)
 
 
+_NUMBERS = {int: ("is not a whole number", "use digits only"), float: ("is not a number", "use digits and a point")}
+
+
 def _scalar(kind: Any, text: str) -> Any:
-    parsers: dict[Any, Callable[[str], Any]] = {bool: _boolean, int: _integer, float: _number}
-    return parsers.get(kind, str)(text)
+    if kind is bool:
+        return _boolean(text)
+    if kind not in _NUMBERS:
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        fault, remedy = _NUMBERS[kind]
+        raise MalformedText(f"{quoted(text)} {fault}", remedy=remedy) from None
 
 
 def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -150,17 +160,3 @@ def _boolean(text: str) -> bool:
     if lowered in FALSE:
         return False
     raise MalformedText(f"{quoted(text)} is neither true nor false", remedy="use true or false")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise MalformedText(f"{quoted(text)} is not a number", remedy="use digits and a point") from None
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text.strip().replace("_", ""))
-    except ValueError:
-        raise MalformedText(f"{quoted(text)} is not a whole number", remedy="use digits only") from None

@@ -71,9 +71,10 @@ def export_result(
     """
     failure = export_failure(export, validation)
     original = original_bytes(export, store)
+    validated = {output.name: output for output in validation.outputs} if validation else {}
     formats = {
         name: format_result(
-            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=_validated(validation, name)
+            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=validated.get(name)
         )
         for name, digest in delivered_formats(export).items()
     }
@@ -141,8 +142,11 @@ def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
 def _validation_failure(validation: ValidationReport | None) -> Failure | None:
     if validation is None:
         return None
-    failed = [validation.output(name) for name in validation.failed_outputs]
-    return _failed_outputs({output.name: (_first_sentence(output), output.remedy) for output in failed})
+    failed = {}
+    for output in map(validation.output, validation.failed_outputs):
+        checks = "; ".join(str(check) for check in output.failed_checks[:3])
+        failed[output.name] = (output.explanation or checks or output.status_reason, output.remedy)
+    return _failed_outputs(failed)
 
 
 def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
@@ -203,15 +207,7 @@ def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
 
 
-def _first_sentence(output: OutputValidation) -> str:
-    return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
-
-
 _FIGURES = ("mean_kl", "top1_agreement", "relative_error", "cosine_distance")
-
-
-def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
-    return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
 
 def format_result(

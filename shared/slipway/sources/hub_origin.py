@@ -54,7 +54,11 @@ class HubOrigin:
         self.pinned = f"{SCHEME}{self.repository}@{self.commit}"
         self.service = endpoint or SCHEME
         self.where = self.pinned if self._endpoint is None else f"{self.pinned} at {self._endpoint}"
-        self._files = [_file(entry) for entry in found.siblings or () if _is_wanted(entry.rfilename)]
+        self._files = [
+            _file(entry)
+            for entry in found.siblings or ()
+            if any(fnmatchcase(entry.rfilename, pattern) for pattern in WANTED)
+        ]
 
     def during(self, on_wait: OnWait) -> Self:
         """As :meth:`~slipway.sources.origins.Origin.during`."""
@@ -153,10 +157,6 @@ class HubOrigin:
             if not whole and found.status_code != 206:
                 raise _away(self.url, "the hub does not send parts of files")
             yield from found.iter_raw()
-
-
-def _is_wanted(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in WANTED)
 
 
 def _file(entry: Any) -> OriginFile:

@@ -60,14 +60,14 @@ def model_card(report: Report, folder: Path) -> str:
 
 def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
     pipeline = next((_family(folder / name) for name in report.result.formats), DECODER).task
-    kinds = [split_output(name)[0] for name in report.result.formats]
+    kinds, levels = zip(*map(split_output, report.result.formats), strict=True) if report.result.formats else ((), ())
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
         "slipway",
         *(() if report.result.plain else ("lora",)),
         pipeline,
         *sorted(set(kinds)),
-        *_levels(report),
+        *sorted(filter(None, set(levels))),
     ]
     base = report.label("base_model")
     proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
@@ -78,10 +78,6 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
         "pipeline_tag": pipeline,
         "tags": list(dict.fromkeys(tags)),
     }
-
-
-def _levels(report: Report) -> list[str]:
-    return sorted({level for _, level in map(split_output, report.result.formats) if level})
 
 
 def _examples(report: Report, directory: Path) -> list[_Example]:
