@@ -265,7 +265,7 @@ def test_names_of_output_directories() -> None:
 
 
 def _fields(model: type, message: Any, path: str = "") -> list[str]:
-    """Differences between a model's fields and a message's, by path."""
+    """Return the differences between the fields of a model and of a message, by path."""
     names = {field.name for field in message.fields}
     own = set(model.model_fields)
     found = [f"{path}{name}" for name in sorted(names ^ own)]

@@ -38,7 +38,7 @@ def put(store: LocalStore, tmp_path: Path, name: str, *, size: int = 3 << 20) ->
 
 @pytest.fixture
 def export(store: LocalStore, tmp_path: Path) -> pb.Export:
-    """A finished export of two formats, its second quantized at the second attempt."""
+    """Return a finished export of two formats; the second was quantized at the second attempt."""
     merged, small = put(store, tmp_path, "pytorch"), put(store, tmp_path, "pytorch-int4", size=1 << 20)
     export = pb.Export(
         name="projects/default/exports/e-1",
@@ -325,7 +325,7 @@ def fill(path: Path) -> None:
 
 
 def test_a_warning_is_given_once_with_all_its_tasks(export: pb.Export, store: LocalStore) -> None:
-    """The coordinator has a stage's warnings too, and several stages may warn of the same."""
+    """The coordinator also has the warnings of stages, and several stages may give the same warning."""
     lost = "the change of 1 module is lost in rounding"
     export.warnings.extend([lost, "skipped one"])
     export.tasks[1].facts.update({"warnings": [lost]})

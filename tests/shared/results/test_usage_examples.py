@@ -1,4 +1,4 @@
-"""The model card's usage examples: which prompt they give to a model, and how one ends that cannot run here."""
+"""The usage examples of the model card: the prompt they use, and the message of one that cannot run here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PARTS = ("from transformers", "from tokenizers", "folder =", "tokenizer =", "mes
 
 
 def written(directory: Path, *, template: str | None) -> dict[str, str]:
-    """The examples of a card over folders with a tokenizer each."""
+    """Return the examples of a card for folders with a tokenizer each."""
     for name in FOLDERS:
         save_tokenizer(directory / name)
         if template is not None:
@@ -49,7 +49,7 @@ def written(directory: Path, *, template: str | None) -> dict[str, str]:
 
 
 def prompt_of(code: str) -> list[int]:
-    """Token ids that an example, run in the current folder, gives to the model."""
+    """Return the token ids that an example, run in the current folder, gives to the model."""
     values: dict[str, Any] = {}
     exec("\n".join(line for line in code.splitlines() if line.startswith(PARTS)), values)
     found = values["prompt"]

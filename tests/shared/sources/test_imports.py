@@ -1,4 +1,4 @@
-"""Sources that a worker imports by itself: allowed addresses only, pinned, read once, whole or not at all."""
+"""A worker imports sources only from allowed addresses, pinned, once, and completely or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture
 def repository(hub: HubServer, tmp_path: Path) -> str:
-    """A repository with large and small files, and some that nobody wants; its commit."""
+    """Make a repository with large and small files, and some that are not imported; return its commit."""
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -125,7 +125,7 @@ def test_what_the_hub_does_not_have_is_said(hub: HubServer, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``base`` and ``run/checkpoint-10`` for it, which says that it was trained on ``org/tiny``."""
+    """Make ``base`` and ``run/checkpoint-10``, which says that it was trained on ``org/tiny``."""
     folder = tmp_path_factory.mktemp("models")
     tiny_models.make_base(folder / "base")
     checkpoint = tiny_models.make_checkpoint(folder / "base", folder / "run")
@@ -155,7 +155,7 @@ class Place:
     def bring(
         self, given: dict[str, str] | None = None, *, params: dict[str, Any] | None = None, **configuration: Any
     ) -> dict[str, Any]:
-        """Import what a configuration names and was not given; the facts."""
+        """Import the sources that a configuration names and that were not uploaded; return the facts."""
         configured = parse({"checkpoint": {"path": self.bucket.url}, **configuration})
         brought = given or {}
         task = import_task(configured, brought, sources_to_import(configured, brought))
@@ -241,7 +241,7 @@ def test_what_is_there_is_not_read_again(
 def test_a_digest_that_a_repository_tells_opens_nothing(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its large file is that of somebody else, of which it knows no more than the digest."""
+    """The repository claims the digest of another project's large file without having the file."""
     monkeypatch.setattr(mirror, "_REMEMBERED_BYTES", 1000)
     secret = tmp_path / "secret"
     secret.write_bytes((place.models / "base" / "model.safetensors").read_bytes())
@@ -253,7 +253,7 @@ def test_a_digest_that_a_repository_tells_opens_nothing(
 
 
 def test_an_interrupted_import_goes_on_after_the_files_it_has(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a bucket, which tells no digests: what a large file became is remembered by itself."""
+    """A bucket names no digests, so the digest of each large file is remembered."""
     monkeypatch.setattr(mirror, "_REMEMBERED_BYTES", 10_000)
     monkeypatch.setattr(files, "WORKERS", 1)  # in the order of their names
     sizes = {}
@@ -307,7 +307,7 @@ def test_a_wrong_base_is_refused_before_its_weights_are_read(place: Place, tmp_p
 def test_a_worker_reads_what_its_own_list_has_and_nothing_else(
     s3: S3Server, hub: HubServer, models: Path, tmp_path: Path, configuration: dict[str, Any], reason: str
 ) -> None:
-    """Whatever the coordinator let through."""
+    """The worker checks its own list, even if the coordinator allowed the address."""
     with pytest.raises(ModelExportError) as raised:
         Place(s3, hub, models, tmp_path / "home").bring(**configuration)
     assert raised.value.reason == reason
