@@ -15,8 +15,8 @@ import pytest
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from support.commands.cli import SLIPWAY, Done, slipway
+from support.commands.distributions import install_format
 from support.coordinators.harness import process, wait_for
-from support.distributions import install_format
 from support.models import tiny_models
 from support.servers.free_ports import free_port
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.configurations import CANONICAL
+from support.commands.configurations import CANONICAL
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from slipway.configuration.schema import keys, sections
 from slipway.errors import ConfigurationError
 from slipway.planning.plan import plan
 from slipway_protos.v1 import configuration_pb2
-from support.configurations import CANONICAL, loaded, problems, write
+from support.commands.configurations import CANONICAL, loaded, problems, write
 
 
 def test_the_documented_file_loads_as_it_stands(canonical: Path) -> None:

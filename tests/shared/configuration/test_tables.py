@@ -13,7 +13,7 @@ from slipway.configuration import (
 from slipway.configuration.sections import CombinationConfiguration
 from slipway.planning.plan import plan
 from slipway.registry import stage_names
-from support.configurations import CANONICAL, loaded, problems, write
+from support.commands.configurations import CANONICAL, loaded, problems, write
 
 
 def test_timeouts_of_stages_are_joined_row_by_row(canonical: Path) -> None:

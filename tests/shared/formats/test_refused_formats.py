@@ -12,7 +12,7 @@ from slipway.errors import ConfigurationError
 from slipway.formats import registry
 from slipway.formats.registry import formats, load_format, refused_formats
 from slipway.machine import doctor
-from support.distributions import install_format
+from support.commands.distributions import install_format
 
 OWN = ["pytorch", "onnx", "tensorrt"]
 FORMAT = """
