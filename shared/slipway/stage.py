@@ -159,21 +159,6 @@ class Effort:
     phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def _no_bytes(_params: Mapping[str, Any], _size: ModelSize) -> int:
-    """Estimate no bytes."""
-    return 0
-
-
-def _no_advice(_params: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Give no advice."""
-    return None
-
-
-def _nothing_refused(_config: Mapping[str, Any]) -> str:
-    """Refuse no model."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Stage(Generic[P]):
     """One kind of work: names, versions, and the function that does it.
@@ -218,9 +203,9 @@ class Stage(Generic[P]):
     alternatives: bool = False
     role: Role | None = None
     effort: Effort = Effort()
-    output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = _no_bytes
-    advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = _no_advice
-    refuses: Callable[[Mapping[str, Any]], str] = _nothing_refused
+    output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
+    advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
+    refuses: Callable[[Mapping[str, Any]], str] = lambda _config: ""
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False

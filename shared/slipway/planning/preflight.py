@@ -103,8 +103,7 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     size = model_size(base)
     made = {task.id: task_bytes(task, size) for task in tasks}
     memory = memory_bytes(tasks, size)
-    findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
-    findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
+    findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
     findings += [*_advice(tasks), *_refusals(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
@@ -131,7 +130,7 @@ def task_bytes(task: PlannedTask, size: ModelSize) -> int:
     delivered = format_of_output(task.format)
     if delivered is not None and delivered.output_bytes is not None:
         with translate_format_errors(delivered):
-            return delivered.output_bytes(split_output(task.format)[1], size)
+            return int(delivered.output_bytes(split_output(task.format)[1], size))
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
 
@@ -178,17 +177,17 @@ def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, hom
     return findings
 
 
-def _writable(name: str, folder: Path) -> Finding:
-    """Check that a folder can be created and written, now and not after hours of work."""
+def _unwritable(name: str, folder: Path) -> list[Finding]:
+    """Find a folder that cannot be created or written, now and not after hours of work."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         message = f"{folder} cannot be a folder: {existing} is a file"
     elif not os.access(existing, os.W_OK | os.X_OK):
         message = f"{existing} is not writable"
     else:
-        return Finding(f"write: {name}", Verdict.OK, f"{existing} is writable")
+        return []
     remedy = f"make it writable, or choose another {'output.directory' if name == 'output' else name}"
-    return Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")
+    return [Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")]
 
 
 def _space(check: str, needed: int, folder: Path) -> Finding:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
 from slipway.folders.disk_full import is_disk_full
-from slipway.sources.hub import SCHEME, WANTED, parse_hub_url
+from slipway.sources.hub import SCHEME, WANTED, not_found, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -52,7 +53,11 @@ class HubOrigin:
             found = HfApi(endpoint=self._endpoint).model_info(
                 self.repository, revision=self.revision or None, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
-            self._files = [_file(entry) for entry in found.siblings or () if _is_wanted(entry.rfilename)]
+            self._files = [
+                _file(entry)
+                for entry in found.siblings or ()
+                if any(fnmatchcase(entry.rfilename, pattern) for pattern in WANTED)
+            ]
         self.commit = str(found.sha or "")
         if not _COMMIT.fullmatch(self.commit):
             raise _not_found(url, "the hub names no commit of it")
@@ -162,12 +167,6 @@ class HubOrigin:
             yield from found.iter_raw()
 
 
-def _is_wanted(name: str) -> bool:
-    from fnmatch import fnmatchcase
-
-    return any(fnmatchcase(name, pattern) for pattern in WANTED)
-
-
 def _file(entry: Any) -> OriginFile:
     """Return a file that the hub lists.
 
@@ -215,12 +214,8 @@ def _is_connection_error(error: Exception) -> bool:
 
 
 def _not_found(url: str, what: str) -> CheckpointValidationError:
-    return CheckpointValidationError(
-        f"{url}: {what}",
-        reason="BASE_MODEL_NOT_FOUND",
-        remedy="check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN",
-        about={"source": url},
-    )
+    remedy = "check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN"
+    return not_found(url, what, remedy)
 
 
 def _away(url: str, what: str) -> ArtifactError:

@@ -84,9 +84,8 @@ class Mirror:
             ArtifactError: ``FILE_ERROR`` if a file was replaced since it was listed; errors of the origin and the store's ``put``.
         """
         chosen = self._chosen(files)
-        known = store.action(self._key(chosen))
-        if known is not None and "source" in known.outputs:
-            return known.outputs["source"]
+        if known := self._known(chosen, store):
+            return known
         with workers() as pool:
 
             def fetch(item: tuple[str, OriginFile], count: OnBytes) -> None:
@@ -118,10 +117,9 @@ class Mirror:
             on_bytes: Gets the bytes that are done, read or not.
         """
         chosen = self._chosen(files)
-        known = store.action(self._key(chosen))
-        if known is not None and "source" in known.outputs:
+        if known := self._known(chosen, store):
             on_bytes(sum(file.size_bytes for file in chosen.values()))
-            return known.outputs["source"]
+            return known
         with workers() as pool:
 
             def bring(item: tuple[str, OriginFile], count: OnBytes) -> ManifestFile:
@@ -151,6 +149,11 @@ class Mirror:
 
     def _chosen(self, files: Mapping[str, Path]) -> dict[str, OriginFile]:
         return {name: self._files[path.relative_to(self.folder).as_posix()] for name, path in sorted(files.items())}
+
+    def _known(self, chosen: Mapping[str, OriginFile], store: Artifacts) -> str:
+        """Return the digest of the artifact made of these files before; empty if there is none."""
+        known = store.action(self._key(chosen))
+        return known.outputs.get("source", "") if known is not None else ""
 
     def _key(self, chosen: Mapping[str, OriginFile]) -> str:
         described = [[name, file.key, file.version, file.size_bytes] for name, file in sorted(chosen.items())]

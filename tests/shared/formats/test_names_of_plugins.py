@@ -28,7 +28,7 @@ ALLOWED = {
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Texts of a module without its docstrings."""
+    """Yield the texts of a module, except its docstrings, with their lines."""
     bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
     lines = [line for body in bodies for line in body if isinstance(line, ast.Expr)]
     said = {id(line.value) for line in lines if isinstance(line.value, ast.Constant)}
@@ -38,7 +38,7 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Names of attributes, variables and arguments."""
+    """Yield the names of attributes, variables and arguments, with their lines."""
     for node in ast.walk(tree):
         for attribute in ("attr", "id", "arg", "name"):
             value = getattr(node, attribute, None)
@@ -47,7 +47,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def named(path: Path) -> Iterator[tuple[int, str]]:
-    """Where a file names a format or a stage: line and name."""
+    """Yield each mention of a format or a stage in a file: line and name."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         for number, line in enumerate(text.splitlines(), 1):
@@ -80,7 +80,7 @@ def test_what_is_allowed_is_there() -> None:
 
 
 def test_names_are_found_where_they_stand(tmp_path: Path) -> None:
-    """The search finds what it is for; a docstring may name what it likes."""
+    """The search finds names in code and templates, but not in docstrings."""
     file = tmp_path / "module.py"
     file.write_text(
         '"""Of onnx."""\nif formats.onnx.enabled or task.stage == "merge":\n    say(f"set formats.pytorch: {x}")\n'

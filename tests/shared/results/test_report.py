@@ -27,7 +27,7 @@ VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Checks nesting as it reads; collects tags, attributes and text."""
+    """Check nesting while reading; collect tags, attributes and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -160,12 +160,12 @@ def test_figures_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
 
 
 def kinds(tokens: list[Token]) -> set[str]:
-    """Kinds of everything in a parsed Markdown text, inside of lines too."""
+    """Return the kinds of all tokens in a parsed Markdown text, also inside lines."""
     return {token.type for token in tokens} | {one.type for token in tokens for one in token.children or ()}
 
 
 def shown(tokens: list[Token]) -> str:
-    """What a reader sees of a parsed Markdown text, a line per paragraph or cell."""
+    """Return the visible text of parsed Markdown, one line per paragraph or cell."""
     lines = (token.children for token in tokens if token.children is not None)
     return "\n".join("".join(one.content for one in line) for line in lines)
 

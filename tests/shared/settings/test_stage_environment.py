@@ -1,4 +1,4 @@
-"""What a stage's process gets of the environment around it: what it needs, and no secret under whatever name."""
+"""A stage's process gets only the variables that it needs, and no secret under any name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SECRET = {
 
 
 def given_to_a_stage(workdir: Path) -> dict[str, str]:
-    """The environment of a real stage's process."""
+    """Return the environment of a real stage's process."""
     workdir.mkdir()
     outcome = asyncio.run(execute(Execution(StageCall("support.stages.plain:ENVIRONMENT", {}, {}), workdir)))
     found: dict[str, str] = json.loads((outcome.outputs["out"] / "environment.json").read_text())

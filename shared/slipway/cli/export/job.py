@@ -25,8 +25,9 @@ from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import span
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
+from slipway.planning.references import VALIDATION
 from slipway.results.delivery import check_target, deliver, lineage
-from slipway.results.outcome import VALIDATION, delivered_formats, export_id, export_result
+from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
 from slipway.rpc.state_names import ENDED

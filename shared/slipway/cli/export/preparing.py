@@ -12,7 +12,7 @@ from slipway.cli.progress.display import Display
 from slipway.configuration import LoadedConfiguration
 from slipway.embedded.identity import export_identity
 from slipway.export_sources.brought import find_brought
-from slipway.export_sources.found import Sources, find_sources, reading, store_files, store_sources
+from slipway.export_sources.found import Sources, find_sources, reading, store_files
 from slipway.export_sources.titles import title
 from slipway.sources import SourceFolders
 
@@ -81,6 +81,6 @@ def prepare_sources(
     sources = find_sources(configuration, folders, origins=loaded.origins)
     warnings = (*sources.warnings, *check(sources))
     announce(sources.title, warnings)
-    digests = store_sources(sources, store, on_bytes=on_bytes)
+    digests = store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
     identity = export_identity(configuration, digests, base_match=sources.base_match)
     return Prepared(identity, request_id, digests, sources.labels(), sources.formats, warnings)
