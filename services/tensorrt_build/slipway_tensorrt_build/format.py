@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
@@ -23,6 +22,7 @@ from slipway.formats import (
 )
 from slipway.settings.sections import LARGEST, Listed
 from slipway.texts import quoted
+from slipway_tensorrt_build.params import TARGET
 
 
 class DimensionRange(Listed):
@@ -69,7 +69,7 @@ class TensorRTConfiguration(FormatSettings):
     @classmethod
     def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            if not re.fullmatch(r"sm[0-9]{2,3}", target):
+            if not TARGET.fullmatch(target):
                 raise PydanticCustomError(
                     "target",
                     "{found} is not a GPU architecture",

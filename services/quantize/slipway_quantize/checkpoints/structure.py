@@ -26,7 +26,7 @@ from slipway.models.families import (
     described,
     model_family,
 )
-from slipway_quantize.checkpoints.checkpoint import TensorInfo
+from slipway.models.safetensors_file import TensorInfo
 
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 """Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
@@ -73,9 +73,9 @@ def model_config(folder: Path) -> Any:
     read_config(folder)  # transformers would read it without a limit
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the model's own code may raise anything
         raise QuantizationError(
-            f"config.json does not describe a model that transformers knows ({str(error).splitlines()[0]})",
+            f"config.json does not describe a model that transformers knows ({_first_line(error)})",
             reason="BASE_MODEL_INVALID",
             remedy="give a folder written by save_pretrained",
             about={"file": "config.json"},
@@ -100,7 +100,7 @@ def require_family(folder: Path) -> Family:
     return family
 
 
-def meta_model(config: Any, family: Family) -> Any:
+def _meta_model(config: Any, family: Family) -> Any:
     """Build the model of ``config`` without storage: names, types and shapes only.
 
     Raises:
@@ -109,14 +109,17 @@ def meta_model(config: Any, family: Family) -> Any:
     try:
         with torch.device("meta"):
             return auto_model(family).from_config(config, trust_remote_code=False)
-    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+    except Exception as error:  # as above
         raise QuantizationError(
-            f"transformers cannot build the {family.name} of model type {config.model_type!r} "
-            f"({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
+            f"transformers cannot build the {family.name} of model type {config.model_type!r} ({_first_line(error)})",
             reason="BASE_MODEL_INVALID",
             remedy="give a folder written by save_pretrained; level fp16 or bf16 does not need to build the model",
             about={"model_type": config.model_type},
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
@@ -125,7 +128,7 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if transformers rearranges the checkpoint's weights when it loads them.
     """
-    model = meta_model(config, family)
+    model = _meta_model(config, family)
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     _require_same_names(config, model, tensors, ties)
     linear, kept = [], []
