@@ -288,7 +288,7 @@ def _role(name: str) -> tuple[str, str]:
 
 def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> WholeTensor:
     found = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
-    untrained = (slot["original_module"],) if "original_module" in slot else ()
+    untrained: tuple[TensorInfo, ...] = (slot["original_module"],) if "original_module" in slot else ()
     if not found:
         raise _broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
     module = f".{name.rpartition('.')[0]}."
