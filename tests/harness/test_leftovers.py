@@ -1,4 +1,4 @@
-"""What a test leaves in its process fails it by name; what it takes back, or a wider fixture holds open, does not."""
+"""A test fails by name for what it leaves in its process, but not for what it takes back or a wider fixture holds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEAKS = {
     "process [0-9]+: sleep 2": "subprocess.run(['setsid', '--fork', 'sleep', '2'])",
     "process [0-9]+: it has ended, but nobody waited": "KEPT.append(subprocess.Popen(['true']))",
 }
-"""What is left, as the failure names it, and a test that leaves it."""
+"""A test that leaves something behind, by the name in its failure."""
 
 BEGINNING = """
 import contextvars, locale, logging, os, resource, signal, subprocess, sys, threading, time

@@ -1,4 +1,4 @@
-"""Which builder is taken on which machine, and what is said where none can run."""
+"""Each machine gets the right builder, or a message that says what is missing."""
 
 from __future__ import annotations
 

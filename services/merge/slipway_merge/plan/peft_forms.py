@@ -162,7 +162,7 @@ class PeftForms:
 
     @cached_property
     def shares_state(self) -> bool:
-        """Whether the modules can only be built together."""
+        """Whether the modules must be built together."""
         first = next(iter(self.layers))
         if PEFT_TYPE_TO_TUNER_MAPPING[self.config.peft_type].uses_shared_state:
             return True

@@ -182,7 +182,7 @@ def _norm(values: torch.Tensor) -> float:
 
 
 def _by_tokens(model: Any) -> Family | None:
-    """How a model of no known family is run, if it takes tokens: the two that are compared are of the same class, so any way will do."""
+    """Return a family to run an unknown model as, if it takes tokens: both compared models have one class, so either will do."""
     if model.main_input_name != "input_ids":
         return None
     try:

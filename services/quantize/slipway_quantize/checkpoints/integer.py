@@ -32,7 +32,7 @@ _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is written for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself."""
+    """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself."""
 
     linear: dict[str, list[LinearWeight]]
     dense: frozenset[str]
