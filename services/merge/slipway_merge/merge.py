@@ -104,10 +104,9 @@ def memory_limit(wanted: int | None, *, allowed: int) -> int:
 def _main_dtype(layout: Layout) -> str:
     """Return the floating-point type with the most bytes."""
     sizes: dict[str, int] = {}
-    for shard in layout.shards:
-        for tensor in shard.tensors:
-            if tensor.dtype in FLOATS:
-                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    for tensor in layout.tensors():
+        if tensor.dtype in FLOATS:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     if not sizes:
         raise ModelMergeError(
             "the base model has no floating-point weights",
@@ -155,7 +154,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
     """
     facts = facts_for(output, why="whether the changed weights fit the model")
     resized = plan.vocab_size is not None
-    for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
+    for tensor in layout.tensors():
         expected = facts.shapes.get(modelled(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(

@@ -155,19 +155,13 @@ def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) ->
 
 
 def _is_for_peft(raw: Mapping[str, Any]) -> bool:
-    """Return whether peft must merge this adapter: it is not LoRA, or a LoRA option makes it more than a product.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an initialisation that cannot be repeated.
-    """
+    """Return whether peft must merge this adapter: it is not LoRA, or a LoRA option makes it more than a product."""
     if raw.get("peft_type") != "LORA":
         return True
     init = raw.get("init_lora_weights", True)
     known = init.lower() if isinstance(init, str) else init  # peft takes "OLoRA" and "MiCA" too
     repeated = known in REPEATED_INITS
-    if not repeated and not any(
-        known is plain or (isinstance(plain, str) and known == plain) for plain in _PLAIN_INITS
-    ):
+    if not repeated and not (isinstance(known, bool | str | None) and known in _PLAIN_INITS):
         raise unsupported(
             "init_lora_weights",
             init,

@@ -116,11 +116,7 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
 
 
 def _saved_along(parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
-    """Return the base weights that peft saves beside pairs (of a targeted embedding), which must be equal in all adapters.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if they differ.
-    """
+    """Return the base weights that peft saves beside pairs (of a targeted embedding), which must be equal in all adapters."""
     tensors: dict[str, torch.Tensor] = {}
     owners: dict[str, str] = {}
     for part in parts:
@@ -148,11 +144,7 @@ def _check_bases(parts: Sequence[_Part], ctx: Context) -> None:
 
 
 def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> None:
-    """Check that all adapters of a module have the same weight shape and, if factors are mixed, the same rank.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
-    """
+    """Check that all adapters of a module have the same weight shape and, if factors are mixed, the same rank."""
     (first, pair), *others = found
     for part, other in others:
         same = other.embedding == pair.embedding and other.a.shape[1:] == pair.a.shape[1:]

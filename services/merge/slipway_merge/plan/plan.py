@@ -178,11 +178,7 @@ class Planner:
     # Changes
 
     def _check_once(self) -> None:
-        """Check that no base tensor is replaced by two adapter tensors (their names can differ by a prefix).
-
-        Raises:
-            ModelMergeError: ``ADAPTER_TENSOR_UNUSED``.
-        """
+        """Check that no base tensor is replaced by two adapter tensors (their names can differ by a prefix)."""
         taken: dict[str, WholeTensor] = {}
         for whole in self.adapter.whole.values():
             first = taken.setdefault(self.naming.output(whole.name), whole)
@@ -195,11 +191,7 @@ class Planner:
                 )
 
     def _changes(self) -> dict[str, Alteration]:
-        """Return the adapter's changes of weights it does not replace, by output name; refuse two changes of one weight.
-
-        Raises:
-            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
-        """
+        """Return the adapter's changes of weights it does not replace, by output name; refuse two changes of one weight."""
         found: list[tuple[str, Alteration]] = []
         for pair in self.adapter.pairs.values():
             name = self._weight(pair)

@@ -101,11 +101,7 @@ def require_family(folder: Path) -> Family:
 
 
 def _meta_model(config: Any, family: Family) -> Any:
-    """Build the model of ``config`` without storage: names, types and shapes only.
-
-    Raises:
-        QuantizationError: ``BASE_MODEL_INVALID`` if transformers cannot build it.
-    """
+    """Build the model of ``config`` without storage: names, types and shapes only."""
     try:
         with torch.device("meta"):
             return auto_model(family).from_config(config, trust_remote_code=False)
@@ -144,12 +140,12 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
         else:
             linear.append(LinearWeight(module=module, source=source))
     dtype = getattr(config, "dtype", None)
+    in_float32 = {*(model._keep_in_fp32_modules or ())}
+    mixed = any(in_float32 & {*weight.module.split(".")} for weight in linear)
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
-        unpacked=transposed
-        or family.comparison is Comparison.TEACHER_FORCED
-        or any(_in_float32(model, weight.module) for weight in linear),
+        unpacked=transposed or mixed or family.comparison is Comparison.TEACHER_FORCED,
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
 
@@ -163,10 +159,6 @@ def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed:
     if family in _WITH_HEADS and not module.startswith(f"{model.base_model_prefix}."):
         return True
     return tied and (family is not DECODER or transposed)
-
-
-def _in_float32(model: Any, module: str) -> bool:
-    return any(part in module.split(".") for part in model._keep_in_fp32_modules or ())
 
 
 def _require_same_names(config: Any, model: Any, tensors: dict[str, TensorInfo], ties: dict[str, str]) -> None:
