@@ -15,9 +15,10 @@ from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.models.dtypes import FLOATS
-from slipway.models.model_files import ADAPTER_PREFIX, ADAPTER_WEIGHTS, CONFIG, has_safetensors
+from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.models.safetensors_file import TensorInfo, read_safetensors, read_weights
 
+_PREFIX = "base_model.model."
 _LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 _WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weight")
@@ -45,9 +46,9 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     for name, tensor in adapter.items():
         factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)
         parts = factor or whole
-        if parts is None or not name.startswith(ADAPTER_PREFIX) or len(tensor.shape) != 2:
+        if parts is None or not name.startswith(_PREFIX) or len(tensor.shape) != 2:
             continue
-        module = parts["module"].removeprefix(ADAPTER_PREFIX)
+        module = parts["module"].removeprefix(_PREFIX)
         bare = module.partition(".")[2]  # the base may have been saved without its head
         weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
         if weight is None:
