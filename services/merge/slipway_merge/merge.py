@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
@@ -16,7 +18,6 @@ from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.adapter.heads import check_head
 from slipway_merge.params import MergeParams
-from slipway_merge.plan.budget import memory_limit
 from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
@@ -47,13 +48,16 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     adapter = read_adapter(adapter_folder)
     check_head(config, adapter.config.raw)
 
-    @cache
-    def facts() -> ModelFacts:
-        """Ask the model's code; this imports torch and transformers, which most merges do not need."""
-        return facts_for(base, why="which weights are tied or stored transposed")
+    known: list[ModelFacts] = []
+
+    def facts(why: str) -> ModelFacts:
+        """Ask the model's code, once; this imports torch and transformers, which most merges do not need."""
+        if not known:
+            known.append(facts_for(base, why=why))
+        return known[0]
 
     with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
-        planner = Planner(weights, config, adapter, lambda _: facts(), reader)
+        planner = Planner(weights, config, adapter, facts, reader)
         plan = planner.plan()
         replaced = _replaces_values(plan, planner, reader)
         if not replaced:
@@ -70,9 +74,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         if plan.vocab_size is not None or plan.untied:
             _check_against_model(output, layout, plan, planner.naming.modelled)
         if plan.layers:
-            check_deeper(
-                facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers
-            )
+            deeper = facts_for(output, why="whether the repeated layers fit the model").model
+            check_deeper(deeper, plan.values, plan.layers)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
@@ -93,13 +96,17 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     ctx.record(small_files=files, verified=verified, shards_resumed=writer.resumed)
 
 
+def memory_limit(wanted: int | None, *, allowed: int) -> int:
+    """Return the working memory in bytes: the requested amount or a quarter of the free memory, at most the task's limit."""
+    return min(wanted if wanted is not None else psutil.virtual_memory().available // 4, allowed)
+
+
 def _main_dtype(layout: Layout) -> str:
     """Return the floating-point type with the most bytes."""
     sizes: dict[str, int] = {}
-    for shard in layout.shards:
-        for tensor in shard.tensors:
-            if tensor.dtype in FLOATS:
-                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    for tensor in layout.tensors():
+        if tensor.dtype in FLOATS:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     if not sizes:
         raise ModelMergeError(
             "the base model has no floating-point weights",
@@ -125,10 +132,14 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
     computed = any(value.computed is not None for value in plan.values.values())
     if computed or not all(is_zero(update, reader) for update in updates):
         return
+    found = []
+    if updates:
+        found.append(f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros)")
+    if plan.replaced:
+        found.append(f"the weights that it replaces ({len(plan.replaced)}) have the base's values")
     first = f", first {updates[0].module!r}" if updates else ""
     raise ModelMergeError(
-        f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros){first}: "
-        "it was never trained, or its weights were not gathered when it was saved",
+        f"{' and '.join(found)}{first}: it was never trained, or its weights were not gathered when it was saved",
         reason="ADAPTER_NO_EFFECT",
         remedy="use a later checkpoint",
         about={"module": updates[0].module if updates else ""},
@@ -142,14 +153,17 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
     """
     facts = facts_for(output, why="whether the changed weights fit the model")
-    for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
+    resized = plan.vocab_size is not None
+    for tensor in layout.tensors():
         expected = facts.shapes.get(modelled(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(
-                f"after the vocabulary was resized, {tensor.name!r} should be {expected} but is "
-                f"{tensor.shape}: the adapter does not have all resized weights",
+                f"by the merged model's config.json {tensor.name!r} should be {expected} but is {tensor.shape}"
+                + (": the adapter does not have all weights of the resized vocabulary" if resized else ""),
                 reason="ADAPTER_BASE_MISMATCH",
-                remedy="save the adapter again with save_embedding_layers=True",
+                remedy="save the adapter again with save_embedding_layers=True"
+                if resized
+                else "use a base model whose config.json belongs to its weights",
                 about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
             )
     written = {modelled(name): value for name, value in plan.values.items()}

@@ -15,11 +15,10 @@ from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
 from slipway.models.base_format import read_config
 from slipway.models.families import auto_model, described, model_family
-from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.model_facts import check_loadable
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
-from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 
@@ -61,12 +60,6 @@ def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], A
     ctx.record(check="passed")
 
 
-def _tokens(target: Path) -> Any:
-    config = read_json(target / "config.json")
-    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or _TOKENS
-    return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
-
-
 def run_checkpoint(target: Path) -> Any:
     """Run a transformers folder on random inputs of its family; return its outputs.
 
@@ -86,45 +79,43 @@ def run_checkpoint(target: Path) -> Any:
             )
             # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
             loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
-            if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
-                raise _load_error("transformers", f"weights do not fit the model: {lost}")
-            return compared_outputs(model, family, sample_inputs(model, family)).numpy()
-    except (
-        CannotBuildError,
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        IndexError,
-    ) as error:
+            lost = {kind: sorted(map(str, names)) for kind, names in loading.items() if names}
+            outputs = None if lost else compared_outputs(model, family, sample_inputs(model, family)).numpy()
+    except Exception as error:  # the model's own code may raise anything
         raise _load_error("transformers", str(error)) from error
+    if lost:
+        raise _load_error("transformers", f"weights do not fit the model: {lost}")
+    return outputs
 
 
 def run_graph(target: Path, ctx: Context) -> Any:
-    """Run an ONNX graph; return its logits."""
+    """Run an ONNX decoder on a short prompt; return its logits.
+
+    Raises:
+        NotRunnableError: It is not a decoder with the usual inputs and outputs.
+        QuantizationError: ``QUANTIZATION_FAILED``.
+    """
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
     failures = (
-        states.Fail,
-        states.InvalidArgument,
-        states.InvalidGraph,
-        states.NotImplemented,
-        states.RuntimeException,
+        *(states.Fail, states.InvalidArgument, states.InvalidGraph, states.InvalidProtobuf),
+        *(states.NoSuchFile, states.NotImplemented, states.RuntimeException),
     )
     try:
         session = ort.InferenceSession(
             target / GRAPH_FILE, session_options(ctx.threads), providers=["CPUExecutionProvider"]
         )
-        return session.run(["logits"], _prompt_inputs(session, _tokens(target)))[0].astype(np.float32)
+        if "logits" not in [output.name for output in session.get_outputs()]:
+            raise NotRunnableError("the graph has no output 'logits'")
+        return session.run(["logits"], _prompt_inputs(session))[0].astype(np.float32)
     except failures as error:
         raise _load_error("ONNX Runtime", str(error)) from error
 
 
-def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
-    """Return the graph's inputs for a prompt with an empty cache. tokens: (1, sequence)."""
+def _prompt_inputs(session: Any) -> dict[str, Any]:
+    """Return a decoder's inputs for a prompt with an empty cache."""
+    tokens = np.arange(_TOKENS, dtype=np.int64)[None]  # (1, tokens); every vocabulary has these
     known = {
         "input_ids": tokens,
         "attention_mask": np.ones_like(tokens),
@@ -134,9 +125,13 @@ def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
     for wanted in session.get_inputs():
         if wanted.name in known:
             feeds[wanted.name] = known[wanted.name]
-        else:  # past_key_values.N.key|value: (batch, heads, past, head width)
-            dtype = np.float16 if wanted.type == "tensor(float16)" else np.float32
-            feeds[wanted.name] = np.zeros((1, wanted.shape[1], 0, wanted.shape[3]), dtype)
+            continue
+        shape = wanted.shape  # past_key_values.N.key|value: (batch, heads, past, head width)
+        past = wanted.name.startswith("past_key_values.") and len(shape) == 4
+        if not past or not all(isinstance(size, int) for size in (shape[1], shape[3])):
+            raise NotRunnableError(f"what its input {wanted.name!r} {shape} takes is not known")
+        dtype = np.float16 if wanted.type == "tensor(float16)" else np.float32
+        feeds[wanted.name] = np.zeros((1, shape[1], 0, shape[3]), dtype)
     return feeds
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
@@ -22,6 +21,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.settings.sections import LARGEST, Listed
+from slipway_tensorrt_build.params import TARGET
 
 
 class DimensionRange(Listed):
@@ -62,7 +62,7 @@ class TensorRTConfiguration(FormatSettings):
     @classmethod
     def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            if not re.fullmatch(r"sm[0-9]{2,3}", target):
+            if not TARGET.fullmatch(target):
                 raise wrong_value(target, "is not a GPU architecture", "write it like sm89")
         return tuple(dict.fromkeys(value))
 

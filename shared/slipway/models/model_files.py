@@ -48,6 +48,8 @@ CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
+#: Beginning of the names of an adapter's tensors.
+ADAPTER_PREFIX = "base_model.model."
 MODEL_WEIGHTS = "model.safetensors"
 MODEL_INDEX = f"model{INDEX_SUFFIX}"
 MODEL_PICKLE = "pytorch_model.bin"

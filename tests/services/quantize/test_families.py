@@ -21,7 +21,7 @@ BY_HEART = ("gpt2", "marian", "t5", "whisper", "roberta-classes")
 
 
 def given(kind: str, folder: Path) -> torch.Tensor:
-    """What plain transformers computes of a folder, in float32."""
+    """Return what plain transformers computes with a folder, in float32."""
     model, loading = type(CASES[kind].model()).from_pretrained(folder, output_loading_info=True)
     assert not any(loading.values()), loading
     half = model.dtype in (torch.float16, torch.bfloat16)

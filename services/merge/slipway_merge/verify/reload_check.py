@@ -26,7 +26,7 @@ from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
 from slipway.models.model_facts import check_loadable
-from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors, read_weights
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
@@ -160,10 +160,11 @@ def _compare(
 def _load_tied_factors_separately(config: Any, adapter: Path) -> None:
     """Let tied layers load the factors saved for each; in float32, peft would load one layer's factors for all."""
     tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
-    modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in tensors if ".lora_" in key}
     if getattr(config, "ensure_weight_tying", False) and any(".lora_embedding_" in key for key in tensors):
         config.ensure_weight_tying = False
-        config.target_modules = modules
+        config.target_modules = {
+            key.removeprefix(ADAPTER_PREFIX).partition(".lora_")[0] for key in tensors if ".lora_" in key
+        }
 
 
 def _model_class(folder: Path) -> Any:
@@ -181,7 +182,7 @@ def _norm(values: torch.Tensor) -> float:
 
 
 def _by_tokens(model: Any) -> Family | None:
-    """How a model of no known family is run, if it takes tokens: the two that are compared are of the same class, so any way will do."""
+    """Return a family to run an unknown model as, if it takes tokens: both compared models have one class, so either will do."""
     if model.main_input_name != "input_ids":
         return None
     try:

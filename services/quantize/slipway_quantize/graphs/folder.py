@@ -167,7 +167,12 @@ def _check_external(folder: Path, tensor: ir.ExternalTensor) -> None:
         raise _invalid(f"tensor {tensor.name!r} is outside the folder, in {location}", tensor=tensor.name)
     if not path.is_file():
         raise _invalid(f"the data file {location} is missing", file=location)
-    needed = (tensor.offset or 0) + tensor.nbytes
+    try:
+        needed = (tensor.offset or 0) + tensor.nbytes
+    except TypeError as error:  # texts, for example
+        raise _invalid(f"tensor {tensor.name!r} has the type {tensor.dtype}", tensor=tensor.name) from error
+    if any(size < 0 for size in tensor.shape.numpy()):
+        raise _invalid(f"tensor {tensor.name!r} has the impossible shape {tensor.shape}", tensor=tensor.name)
     size = path.stat().st_size
     if needed > size:
         raise _invalid(
