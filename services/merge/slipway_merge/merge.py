@@ -12,9 +12,10 @@ from slipway.folders.disk_full import disk_full_is_typed
 from slipway.models.dtypes import FLOATS
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
-from slipway_merge.adapter.heads import check_head
+from slipway_merge.adapter.heads import Headed, with_head
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.budget import memory_limit
 from slipway_merge.plan.layout import Layout, plan_layout
@@ -45,17 +46,21 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     config = read_config(base)
     weights = read_weights(base)
     adapter = read_adapter(adapter_folder)
-    check_head(config, adapter.config.raw)
+    trained = trained_model(base, adapter_folder)
+    if trained is not None:
+        config = dict(trained.config)
+        _warn_of_labels(trained, ctx)
 
     @cache
     def facts() -> ModelFacts:
         """Ask the model's code; this imports torch and transformers, which most merges do not need."""
-        return facts_for(base, why="which weights are tied or stored transposed")
+        return facts_for(config if trained else base, why="which weights are tied or stored transposed")
 
+    headed = with_head(weights, adapter, trained, facts()) if trained else Headed(weights)
     with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
-        planner = Planner(weights, config, adapter, lambda _: facts(), reader)
+        planner = Planner(headed.tensors, config, adapter, lambda _: facts(), reader)
         plan = planner.plan()
-        replaced = _replaces_values(plan, planner, reader)
+        replaced = bool(headed.new) or _replaces_values(plan, planner, reader)
         if not replaced:
             _check_not_zero(plan, reader)
         dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
@@ -78,19 +83,36 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
         written = writer.write(layout)
         tell = partial(ctx.progress, "verify", unit="tensors")
-        verified = spot_check(output, layout, reader, on_tensor=lambda done, total: tell(done=done, total=total))
+        verified = spot_check(
+            output,
+            layout,
+            reader,
+            replaced=plan.replaced,
+            on_tensor=lambda done, total: tell(done=done, total=total),
+        )
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
         from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
 
         stored = dtype or _STORED_NAMES[written_dtype]
         rounded = None if written.converted else {change.module for change in written.changes}
         names = planner.names_in_peft
-        verified |= reload_check(output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, ctx=ctx)
+        verified |= reload_check(output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx)
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
     ctx.record(small_files=files, verified=verified, shards_resumed=writer.resumed)
+    if trained is not None:
+        ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
+
+
+def _warn_of_labels(trained: TrainedModel, ctx: Context) -> None:
+    if not trained.named:
+        last = trained.labels - 1
+        ctx.warn(
+            f"the checkpoint does not name the {trained.labels} labels of its {trained.name}, so they are LABEL_0 to LABEL_{last}: "
+            "put the config.json of the trained model, with its id2label, beside adapter_config.json"
+        )
 
 
 def _main_dtype(layout: Layout) -> str:
