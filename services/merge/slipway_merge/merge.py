@@ -96,7 +96,9 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         stored = dtype or _STORED_NAMES[written_dtype]
         rounded = None if written.converted else {change.module for change in written.changes}
         names = planner.names_in_peft
-        verified |= reload_check(output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx)
+        verified |= reload_check(
+            output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx
+        )
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
@@ -111,7 +113,7 @@ def _warn_of_labels(trained: TrainedModel, ctx: Context) -> None:
         last = trained.labels - 1
         ctx.warn(
             f"the checkpoint does not name the {trained.labels} labels of its {trained.name}, so they are LABEL_0 to LABEL_{last}: "
-            "put the config.json of the trained model, with its id2label, beside adapter_config.json"
+            "put the config.json of the trained model, with its id2label and problem_type, beside adapter_config.json"
         )
 
 

@@ -211,7 +211,7 @@ def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         return None
-    found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)  # noqa: SLF001 - it has no other access
+    found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
     first = found[0] if isinstance(found, tuple | list) else found
     return first.__name__ if first is not None else None
 

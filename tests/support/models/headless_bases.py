@@ -22,7 +22,15 @@ _DISTIL = {
     "vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 80,
     "pad_token_id": 1, "initializer_range": 0.2,
 }  # fmt: skip
-_T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 1}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 1,
+}
 CLASSES, TOKENS, ANSWERS = (
     f"AutoModelFor{name}" for name in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 )
@@ -77,7 +85,7 @@ HEADLESS: dict[str, HeadlessCase] = {
     "qwen3-all-linear": HeadlessCase(_qwen3(tied=True), CLASSES, ("all-linear",), padding=1),
     "qwen3-embeddings": HeadlessCase(_qwen3(tied=True), CLASSES, ("q_proj", "embed_tokens"), padding=1),
     "qwen3-tokens": HeadlessCase(_qwen3(tied=True), TOKENS, _ALL, padding=1, labels=5),
-    "qwen3-answers": HeadlessCase(_qwen3(tied=True), ANSWERS, _ALL, padding=1, labels=2),
+    "qwen3-answers": HeadlessCase(_qwen3(tied=True, model="Qwen3Model"), ANSWERS, _ALL, padding=1, labels=2),
     "qwen3-dora": HeadlessCase(_qwen3(tied=True), CLASSES, _ALL, padding=1, more={"use_dora": True}),
     "qwen3-moe": HeadlessCase(
         lambda: tf.Qwen3MoeForCausalLM(
@@ -115,7 +123,9 @@ HEADLESS: dict[str, HeadlessCase] = {
 }  # fmt: skip
 
 
-def make_headless(kind: str, root: Path, *, dtype: torch.dtype = torch.float32, named: bool = False) -> tuple[Path, Path]:
+def make_headless(
+    kind: str, root: Path, *, dtype: torch.dtype = torch.float32, named: bool = False
+) -> tuple[Path, Path]:
     """Save a base without a head, and an adapter trained on it with one; return their folders."""
     case = HEADLESS[kind]
     base, adapter = root / "base", root / "adapter"

@@ -52,11 +52,22 @@ def with_head(base: Mapping[str, TensorInfo], adapter: Adapter, trained: Trained
     found = places(facts.model, base)
     fitting = {name: place for name, place in found.items() if _fits(base[name], place, saved, facts, trained)}
     tensors = {place.name: replace(base[name], name=place.name) for name, place in fitting.items()}
-    given = {place.parameter for place in fitting.values()}
-    new = {name: info for name, info in saved.items() if name in facts.shapes and not _given(name, given, facts)}
-    for name in sorted(facts.shapes):
-        if not _given(name, given | new.keys(), facts) and not _is_optional(name, facts):
-            raise missing_head(name, name=trained.name, base=trained.base)
+    stored = {facts.tied.get(place.parameter, place.parameter) for place in fitting.values()}  # of tied ones, the first
+    new = {
+        name: info for name, info in saved.items() if name in facts.shapes and facts.tied.get(name, name) not in stored
+    }
+    given = stored | {facts.tied.get(name, name) for name in new}
+    missing = [
+        name
+        for name in sorted(facts.shapes)
+        if facts.tied.get(name, name) not in given and not _is_optional(name, facts)
+    ]
+    if missing:
+        raise (
+            _no_body(trained, missing[0])
+            if not stored
+            else missing_head(missing[0], name=trained.name, base=trained.base)
+        )
     tensors |= {name: replace(info, name=name, shape=facts.shapes[name]) for name, info in sorted(new.items())}
     return Headed(tensors, frozenset(new), tuple(sorted(base.keys() - fitting.keys())))
 
@@ -79,10 +90,16 @@ def _fits(
     )
 
 
-def _given(name: str, given: set[str], facts: ModelFacts) -> bool:
-    """Return whether a parameter, or one that shares its storage, is among the given ones."""
-    source = facts.tied.get(name, name)
-    return any(facts.tied.get(other, other) == source for other in given) if name not in given else True
+def _no_body(trained: TrainedModel, name: str) -> ModelMergeError:
+    """Return the refusal of a base whose weights transformers ignores, because the class has its body under another name."""
+    return ModelMergeError(
+        f"transformers takes no weight of the base, a {trained.base}, into a {trained.name}, whose names begin as {name!r}: the "
+        "training began with random weights, which no file has",
+        reason="ADAPTER_BASE_MISMATCH",
+        remedy="save the base without its head once (transformers.AutoModel.from_pretrained(BASE).save_pretrained(FOLDER)), and "
+        "train on that folder",
+        about={"tensor": name, "class": trained.name},
+    )
 
 
 def _is_optional(name: str, facts: ModelFacts) -> bool:

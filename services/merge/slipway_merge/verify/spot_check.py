@@ -129,7 +129,9 @@ def _check_replaced(tensor: OutputTensor, info: TensorInfo, reader: TensorReader
     found = _rows(written, info, first, count)
     share = share_of_rounding(found, _rows(reader, tensor.value.source, first, count), tensor.dtype)
     if not share <= 1.0:
-        raise _differs(tensor.name, f"its values are not those that the adapter brings ({share:.1f} times the rounding)")
+        raise _differs(
+            tensor.name, f"its values are not those that the adapter brings ({share:.1f} times the rounding)"
+        )
 
 
 def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:

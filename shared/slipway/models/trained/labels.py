@@ -48,8 +48,8 @@ def _names(config: Mapping[str, Any], count: int) -> list[str] | None:
     names = config.get("id2label")
     if not isinstance(names, dict) or len(names) != count:
         return None
-    found = [names.get(str(number)) for number in range(count)]
-    return found if all(isinstance(name, str) for name in found) and len(set(found)) == count else None  # type: ignore[arg-type,return-value]
+    found = [name for number in range(count) if isinstance(name := names.get(str(number)), str)]
+    return found if len(set(found)) == count else None
 
 
 def _padding(beside: Mapping[str, Any], config: Mapping[str, Any], *, base: Path, adapter: Path) -> int | None:

@@ -17,7 +17,7 @@ from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.config_limits import MOST_PARTS
-from slipway.models.families import QUESTION_ANSWERING, TRAINED_FAMILIES, Family, class_name, described, family_of
+from slipway.models.families import TRAINED_FAMILIES, Family, class_name, described, family_of
 from slipway.models.model_facts import CannotBuildError, model_facts_of
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.safetensors_file import TensorInfo, read_safetensors
