@@ -49,7 +49,7 @@ def test_a_classifier_is_exported_and_passes(tmp_path: Path, kind: str, trained:
     assert done.code == 0, done.err
     assert list(done.json["formats"]) == OUTPUTS
     assert done.json["validation_passed"] is True
-    for folder in done.json["formats"].values():
+    for folder in done.json["paths"].values():
         config = json.loads((Path(folder) / "config.json").read_text())
         assert config["architectures"] == [trained]
         if trained != "BertForQuestionAnswering":

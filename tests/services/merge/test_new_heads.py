@@ -87,6 +87,16 @@ def test_a_class_without_a_language_head_drops_it_and_says_so(tmp_path):
     assert ctx.facts["head"] == ["classifier.bias", "classifier.weight"]
 
 
+def test_a_base_whose_configuration_names_no_class_is_taken_as_its_type(tmp_path):
+    base, adapter = make_headless("deberta", tmp_path)
+    config = json.loads((base / "config.json").read_text())
+    del config["architectures"]
+    (base / "config.json").write_text(json.dumps(config))
+    output, ctx = merged(base, adapter, tmp_path, verify="full")
+    assert json.loads((output / "config.json").read_text())["architectures"] == ["DebertaV2ForSequenceClassification"]
+    assert "logits_difference" in ctx.facts["verified"]
+
+
 def test_labels_are_those_beside_the_adapter(tmp_path):
     base, adapter = make_headless("llama", tmp_path, named=True)
     config = json.loads((adapter / "config.json").read_text()) | {"problem_type": "multi_label_classification"}

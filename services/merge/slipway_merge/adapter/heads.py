@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from slipway.errors import ModelMergeError
+from slipway.models.families import FEATURE_EXTRACTION
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.trained.trained_model import TrainedModel, missing_head
@@ -96,8 +97,8 @@ def _no_body(trained: TrainedModel, name: str) -> ModelMergeError:
         f"transformers takes no weight of the base, a {trained.base}, into a {trained.name}, whose names begin as {name!r}: the "
         "training began with random weights, which no file has",
         reason="ADAPTER_BASE_MISMATCH",
-        remedy="save the base without its head once (transformers.AutoModel.from_pretrained(BASE).save_pretrained(FOLDER)), and "
-        "train on that folder",
+        remedy=f"save the base without its head once (transformers.{FEATURE_EXTRACTION.auto_class}.from_pretrained(BASE)"
+        ".save_pretrained(FOLDER)), and train on that folder",
         about={"tensor": name, "class": trained.name},
     )
 

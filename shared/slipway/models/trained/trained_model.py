@@ -1,7 +1,7 @@
 """Tell which class an adapter was trained on, where the base is stored without the head that the training added.
 
-``AutoModelForSequenceClassification.from_pretrained("Qwen3-0.6B", num_labels=3)`` adds a new head to a causal model, and peft saves
-that head with the adapter. The base's folder stays as it is, so the class follows from the adapter's ``task_type`` and the base's
+A causal model that is loaded as a sequence classifier gets a new head, and peft saves that head with the adapter. The base's folder
+stays as it is, so the class follows from the adapter's ``task_type`` and the base's
 ``model_type``, and the number of labels from the saved head's shape.
 """
 
