@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.base_match import BaseMatch, BaseMatchStatus
+from slipway.base_match.checkpoint import misfit
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.configuration import ExportConfiguration
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.export_sources.found import find_sources
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
+from support.models.headless_bases import make_headless
 
 VOCABULARY, HIDDEN, WIDE, LAYERS = 40, 16, 24, 3
 CONFIG = {
@@ -501,3 +503,10 @@ def test_a_large_model_is_sampled_and_not_read(tmp_path: Path) -> None:
             file.truncate(8 + len(text) + (16 << 32))
     adapter = make_adapter(tmp_path / "run" / "checkpoint-1", layers=0)
     assert judge(tmp_path / "used", adapter).status is BaseMatchStatus.CONFIRMED
+
+
+def test_a_head_for_other_labels_contradicts_only_a_base_of_the_same_task(tmp_path: Path) -> None:
+    base, adapter = make_headless("bert-other-labels", tmp_path)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert misfit(adapter, config, base) == ""
+    assert "classifier" in misfit(adapter, config | {"task_type": "TOKEN_CLS"}, base)
