@@ -14,9 +14,10 @@ from slipway.folders.disk_full import disk_full_is_typed
 from slipway.models.dtypes import FLOATS
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
-from slipway_merge.adapter.heads import check_head
+from slipway_merge.adapter.heads import Headed, with_head
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
@@ -46,54 +47,97 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     config = read_config(base)
     weights = read_weights(base)
     adapter = read_adapter(adapter_folder)
-    check_head(config, adapter.config.raw)
+    trained = trained_model(base, adapter_folder)
+    if trained is not None:
+        config = dict(trained.config)
+        _warn_of_labels(trained, ctx)
 
-    known: list[ModelFacts] = []
-
-    def facts(why: str) -> ModelFacts:
-        """Ask the model's code, once; this imports torch and transformers, which most merges do not need."""
-        if not known:
-            known.append(facts_for(base, why=why))
-        return known[0]
-
+    facts = _Facts(config if trained else base)
+    headed = with_head(weights, adapter, trained, facts("which weights its head has")) if trained else Headed(weights)
     with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
-        planner = Planner(weights, config, adapter, facts, reader)
+        planner = Planner(headed.tensors, config, adapter, facts, reader)
         plan = planner.plan()
-        replaced = _replaces_values(plan, planner, reader)
+        replaced = bool(headed.new) or _replaces_values(plan, planner, reader)
         if not replaced:
             _check_not_zero(plan, reader)
         dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
         layout = plan_layout(plan.values, dtype=dtype, max_shard_bytes=params.max_shard_bytes)
         output.mkdir()
         written_dtype = DTYPE_NAMES[dtype or _main_dtype(layout)]
-        new_config = merged_config(config, dtype=written_dtype, untied=plan.untied, vocab_size=plan.vocab_size)
-        if plan.layers:
-            new_config = deeper_config(new_config, plan.layers)
-        write_config(output, new_config)
+        new_config = _write_config(output, config, plan, dtype=written_dtype)
         files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
-        if plan.vocab_size is not None or plan.untied:
-            _check_against_model(output, layout, plan, planner.naming.modelled)
-        if plan.layers:
-            deeper = facts_for(output, why="whether the repeated layers fit the model").model
-            check_deeper(deeper, plan.values, plan.layers)
+        _check_fits(output, layout, plan, planner.naming.modelled)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
         written = writer.write(layout)
         tell = partial(ctx.progress, "verify", unit="tensors")
-        verified = spot_check(output, layout, reader, on_tensor=lambda done, total: tell(done=done, total=total))
+        verified = spot_check(
+            output,
+            layout,
+            reader,
+            replaced=plan.replaced,
+            on_tensor=lambda done, total: tell(done=done, total=total),
+        )
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
         from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
 
         stored = dtype or _STORED_NAMES[written_dtype]
         rounded = None if written.converted else {change.module for change in written.changes}
         names = planner.names_in_peft
-        verified |= reload_check(output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, ctx=ctx)
+        verified |= reload_check(
+            output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx
+        )
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
     ctx.record(small_files=files, verified=verified, shards_resumed=writer.resumed)
+    if trained is not None:
+        ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
+
+
+class _Facts:
+    """Ask the model's code, once and only if it is needed: this imports torch and transformers.
+
+    Args:
+        of: Folder or configuration of the model.
+    """
+
+    def __init__(self, of: Path | dict[str, Any]) -> None:
+        self._of = of
+        self._known: ModelFacts | None = None
+
+    def __call__(self, why: str) -> ModelFacts:
+        if self._known is None:
+            self._known = facts_for(self._of, why=why)
+        return self._known
+
+
+def _write_config(output: Path, config: dict[str, Any], plan: MergePlan, *, dtype: str) -> dict[str, Any]:
+    """Write the merged model's ``config.json`` and return it."""
+    merged = merged_config(config, dtype=dtype, untied=plan.untied, vocab_size=plan.vocab_size)
+    if plan.layers:
+        merged = deeper_config(merged, plan.layers)
+    write_config(output, merged)
+    return merged
+
+
+def _check_fits(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:
+    """Check against the model's code what the plan changed of its shape."""
+    if plan.vocab_size is not None or plan.untied:
+        _check_against_model(output, layout, plan, modelled)
+    if plan.layers:
+        check_deeper(facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers)
+
+
+def _warn_of_labels(trained: TrainedModel, ctx: Context) -> None:
+    if not trained.named:
+        last = trained.labels - 1
+        ctx.warn(
+            f"the checkpoint does not name the {trained.labels} labels of its {trained.name}, so they are LABEL_0 to LABEL_{last}: "
+            "put the config.json of the trained model, with its id2label and problem_type, beside adapter_config.json"
+        )
 
 
 def memory_limit(wanted: int | None, *, allowed: int) -> int:

@@ -136,6 +136,11 @@ def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple
             remedy="set merge_onto to original, or use the 16-bit version of the base model",
             quant_method=made.method,
         )
+    if not base.config.get("architectures"):
+        raise unsupported(
+            "names no class in its config.json (architectures), and which layers load_in_4bit quantizes depends on it",
+            remedy="set merge_onto to original, or name the class there",
+        )
     names, transposed = base.structure.nf4, base.structure.transposed
     changed = tuple(
         _nf4(recipe, transposed=base.structure.own_name(recipe.name) in transposed)

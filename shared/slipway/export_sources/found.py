@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from slipway.files.links import real_file
 from slipway.models.base_format import base_format
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.planning.references import by_source_name
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
@@ -41,6 +43,7 @@ class Sources:
         heldout: Folder of held-out text, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
         formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
+        trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
         warnings: Warnings from the search.
         folders: Knows which of them are in a bucket, and their names.
     """
@@ -52,6 +55,7 @@ class Sources:
     heldout: Path | None
     base_match: BaseMatch | None
     formats: Mapping[str, str]
+    trained: TrainedModel | None
     warnings: tuple[str, ...]
     folders: SourceFolders
 
@@ -174,6 +178,7 @@ def _find(
         heldout=heldout if configuration.validation.enabled else None,
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
+        trained=_trained(base, checkpoint) if checkpoint and not more else None,
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
         folders=folders,
     )
@@ -200,6 +205,12 @@ def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | No
         remedy="set base_model.name, EXPORT_BASE_MODEL or --base-model",
         about={"key": "base_model.name"},
     )
+
+
+def _trained(base: Path, checkpoint: Checkpoint) -> TrainedModel | None:
+    """Return the class that the adapter was trained on, if it is not the base's; without transformers the merge finds out."""
+    known = all(find_spec(library) is not None for library in ("torch", "transformers"))
+    return trained_model(base, checkpoint.path) if known else None
 
 
 def _setting(key: str, origins: Mapping[str, str]) -> str:

@@ -50,6 +50,11 @@ class Family:
     task: str
     generates: bool = False
 
+    @property
+    def counts_labels(self) -> bool:
+        """Whether the size of its results is a number of labels."""
+        return self.comparison is Comparison.CLASSES
+
 
 _TEXT = ("input_ids", "attention_mask")
 _DECODED = ("decoder_input_ids",)
@@ -116,6 +121,13 @@ FAMILIES: tuple[Family, ...] = (
     MASKED_LANGUAGE_MODEL,
     FEATURE_EXTRACTION,
 )
+
+TRAINED_FAMILIES = {
+    "SEQ_CLS": SEQUENCE_CLASSIFIER,
+    "TOKEN_CLS": TOKEN_CLASSIFIER,
+    "QUESTION_ANS": QUESTION_ANSWERING,
+}
+"""Families whose head a training adds to a base without one, by peft's ``task_type``."""
 
 _ENDINGS = (
     (re.compile(r"(ForCausalLM|(?<!With)LMHeadModel|ModelWithLMHead)$"), DECODER),
@@ -190,6 +202,21 @@ def auto_model(family: Family) -> Any:
     import transformers
 
     return getattr(transformers, family.auto_class)
+
+
+def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
+    """Return the class that transformers' auto class of a family takes for models of this type; None if it has none.
+
+    Imports transformers.
+    """
+    import transformers
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        return None
+    found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
+    first = found[0] if isinstance(found, tuple | list) else found
+    return first.__name__ if first is not None else None
 
 
 def takes_more_than_text(config: Mapping[str, Any]) -> bool:

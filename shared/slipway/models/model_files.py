@@ -92,8 +92,11 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def travelling_files(folder: Path) -> list[Path]:
-    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings."""
-    own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
+    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings.
+
+    A ``config.json`` beside them names the labels of a head that was trained.
+    """
+    own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, GENERATION_CONFIG)
     return sorted([*files_in(folder, own), *tokenizer_files(folder)])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -90,12 +90,21 @@ class Preflight:
         return asdict(self)
 
 
-def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: Path, here: bool = True) -> Preflight:
+def preflight(
+    tasks: Sequence[PlannedTask],
+    *,
+    base: Path,
+    config: Mapping[str, Any] | None = None,
+    home: Path,
+    output: Path,
+    here: bool = True,
+) -> Preflight:
     """Check a plan against this machine.
 
     Args:
         tasks: The plan.
         base: Folder of the base model.
+        config: Configuration of the merged model, if it is of another class than the base.
         home: Folder of the store.
         output: Folder in which the output directory is made.
         here: Whether stages run on this machine; otherwise only the disk is checked.
@@ -104,7 +113,11 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     made = {task.id: task_bytes(task, size) for task in tasks}
     memory = memory_bytes(tasks, size)
     findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
-    findings += [*_advice(tasks), *_refusals(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
+    findings += [
+        *_advice(tasks),
+        *_refusals(tasks, base, config),
+        *_disk(tasks, made, base=base, home=home, output=output),
+    ]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -152,9 +165,10 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
     ]
 
 
-def _refusals(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
+def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
     """Return a warning for each stage that does not support this family of models and will not run."""
-    config = read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
+    if config is None:
+        config = read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
     found = []
     for name in sorted({task.stage for task in tasks} if config else ()):
         stage = known_stage(name)

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.base_match import BaseMatchStatus
+from slipway.base_match.checkpoint import misfit
 from slipway.errors import CheckpointValidationError
+from support.models.headless_bases import make_headless
 from support.models.matched_models import (
     CONFIG,
     HIDDEN,
@@ -293,3 +295,10 @@ def test_a_large_model_is_sampled_and_not_read(tmp_path: Path) -> None:
             file.truncate(8 + len(text) + (16 << 32))
     adapter = make_adapter(tmp_path / "run" / "checkpoint-1", layers=0)
     assert judge(tmp_path / "used", adapter).status is BaseMatchStatus.CONFIRMED
+
+
+def test_a_head_for_other_labels_contradicts_only_a_base_of_the_same_task(tmp_path: Path) -> None:
+    base, adapter = make_headless("bert-other-labels", tmp_path)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert misfit(adapter, config, base) == ""
+    assert "classifier" in misfit(adapter, config | {"task_type": "TOKEN_CLS"}, base)

@@ -60,9 +60,14 @@ def examine(
             sources = find_sources(configuration, folders, origins=loaded.origins)
             tasks = plan(configuration, names, source_formats=sources.formats)
             checked = preflight(
-                tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
+                tasks,
+                base=sources.base,
+                config=sources.trained.config if sources.trained else None,
+                home=settings.home,
+                output=Path(configuration.output.directory),
+                here=here,
             )
-            checked = replace(checked, findings=(*_base(sources, configuration), *checked.findings))
+            checked = replace(checked, findings=(*_base(sources, configuration), *_trained(sources), *checked.findings))
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
         return None, Preflight((finding,)), tasks
@@ -85,6 +90,11 @@ def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]
     return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
 
 
+def _trained(sources: Sources) -> list[Finding]:
+    """Return the finding about the merged model's class, if it is not that of the base."""
+    return [Finding("model class", Verdict.OK, str(sources.trained))] if sources.trained else []
+
+
 def _document(
     loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
 ) -> dict[str, Any]:
@@ -100,6 +110,9 @@ def _document(
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
         },
         "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
+        "trained_as": {"class": sources.trained.name, "labels": sources.trained.labels}
+        if sources and sources.trained
+        else None,
         "tasks": [asdict(task) for task in tasks],
         "preflight": checked.to_json(),
     }
