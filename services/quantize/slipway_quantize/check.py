@@ -19,11 +19,14 @@ from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
+from slipway.texts import quoted
 from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
+_MOST_SIZE = 1 << 24
+"""Far more than any model has tokens, heads or values of a head."""
 _PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
 
 
@@ -63,8 +66,9 @@ def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], A
 
 def _tokens(target: Path) -> Any:
     config = read_json(target / "config.json")
-    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or _TOKENS
-    return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    sizes = [size for part in parts if isinstance(size := part.get("vocab_size"), int) and 0 < size <= _MOST_SIZE]
+    return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % (sizes or [_TOKENS])[0]  # (1, tokens)
 
 
 def run_checkpoint(target: Path) -> Any:
@@ -124,7 +128,11 @@ def run_graph(target: Path, ctx: Context) -> Any:
 
 
 def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
-    """Return the graph's inputs for a prompt with an empty cache. tokens: (1, sequence)."""
+    """Return the graph's inputs for a prompt with an empty cache. tokens: (1, sequence).
+
+    Raises:
+        NotRunnableError: The graph has an input of another kind.
+    """
     known = {
         "input_ids": tokens,
         "attention_mask": np.ones_like(tokens),
@@ -135,9 +143,17 @@ def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
         if wanted.name in known:
             feeds[wanted.name] = known[wanted.name]
         else:  # past_key_values.N.key|value: (batch, heads, past, head width)
+            if len(wanted.shape) != 4 or not all(_is_size(wanted.shape[axis]) for axis in (1, 3)):
+                raise NotRunnableError(
+                    f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown"
+                )
             dtype = np.float16 if wanted.type == "tensor(float16)" else np.float32
             feeds[wanted.name] = np.zeros((1, wanted.shape[1], 0, wanted.shape[3]), dtype)
     return feeds
+
+
+def _is_size(length: object) -> bool:
+    return isinstance(length, int) and 0 < length <= _MOST_SIZE
 
 
 def _load_error(loader: str, problem: str) -> QuantizationError:
