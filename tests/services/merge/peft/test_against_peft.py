@@ -326,7 +326,7 @@ def test_names_that_no_module_has_take_no_time(tmp_path):
     many = [f"m{number}" for number in range(50_000)]
     case = adalora(tmp_path, target_modules=[*many, "q_proj"], exclude_modules=many)
     began = time.process_time()
-    out, _ = case.merge(verify="none")
+    out, _ = case.merge(verify="spot")
     assert time.process_time() - began < 10
     assert (logits(load(out)) - logits(load(case.base))).abs().max() > 1e-3
 
