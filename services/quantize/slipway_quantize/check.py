@@ -19,10 +19,13 @@ from slipway.models.model_facts import check_loadable
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
+from slipway.texts import quoted
 from slipway_quantize.graphs.folder import GRAPH_FILE
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
+_MOST_SIZE = 1 << 24
+"""Far more than any model has tokens, heads or values of a head."""
 _PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
 
 
@@ -114,7 +117,11 @@ def run_graph(target: Path, ctx: Context) -> Any:
 
 
 def _prompt_inputs(session: Any) -> dict[str, Any]:
-    """Return a decoder's inputs for a prompt with an empty cache."""
+    """Return a decoder's inputs for a prompt with an empty cache.
+
+    Raises:
+        NotRunnableError: The graph has an input of another kind.
+    """
     tokens = np.arange(_TOKENS, dtype=np.int64)[None]  # (1, tokens); every vocabulary has these
     known = {
         "input_ids": tokens,
@@ -128,11 +135,15 @@ def _prompt_inputs(session: Any) -> dict[str, Any]:
             continue
         shape = wanted.shape  # past_key_values.N.key|value: (batch, heads, past, head width)
         past = wanted.name.startswith("past_key_values.") and len(shape) == 4
-        if not past or not all(isinstance(size, int) for size in (shape[1], shape[3])):
-            raise NotRunnableError(f"what its input {wanted.name!r} {shape} takes is not known")
+        if not past or not all(_is_size(size) for size in (shape[1], shape[3])):
+            raise NotRunnableError(f"the graph's input {quoted(wanted.name)} of shape {quoted(shape)} is unknown")
         dtype = np.float16 if wanted.type == "tensor(float16)" else np.float32
         feeds[wanted.name] = np.zeros((1, shape[1], 0, shape[3]), dtype)
     return feeds
+
+
+def _is_size(length: object) -> bool:
+    return isinstance(length, int) and 0 < length <= _MOST_SIZE
 
 
 def _load_error(loader: str, problem: str) -> QuantizationError:

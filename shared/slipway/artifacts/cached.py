@@ -19,6 +19,7 @@ from slipway.artifacts.s3.transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.files.links import open_real, open_unlinked
+from slipway.files.regular_file import open_lock
 from slipway.folders.folder_locks import is_at
 from slipway.observability import metrics
 
@@ -168,7 +169,7 @@ class CachedStore:
         part = self._arriving / f"{digest.removeprefix('sha256:')}.part"
         path = part.with_suffix(".lock")
         while True:
-            with path.open("ab") as lock:
+            with open_lock(path) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not is_at(lock.fileno(), path):  # the former holder removed the lock file
                     continue
@@ -181,7 +182,7 @@ class CachedStore:
     def _remove_abandoned(self) -> None:
         """Remove incoming files left by killed processes; files being written are locked."""
         for path in sorted({path.with_suffix(".lock") for path in self._arriving.iterdir()}):
-            with contextlib.suppress(OSError), path.open("ab") as lock:
+            with contextlib.suppress(OSError), open_lock(path) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_at(lock.fileno(), path):
                     path.with_suffix(".part").unlink(missing_ok=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from slipway.errors import MOST_TEXT
+from slipway.redaction import redact
+from slipway.texts import printable, shortened
 
 
 @dataclass
@@ -26,8 +32,30 @@ class OutputOptions:
     debug: bool = False
 
 
+@contextlib.contextmanager
+def _clean_messages() -> Iterator[None]:
+    """Clean the messages of misuse, which quote the command line: typer prints them as they are."""
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "message", None)
+        if hasattr(error, "format_message") and isinstance(message, str):  # click's; typer includes its own click
+            error.message = shortened(printable(redact(message)), MOST_TEXT)  # type: ignore[attr-defined]
+        raise
+
+
 class Commands(TyperGroup):
     """A group of commands that records the options for the boundary before it parses a command strictly."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the command line up to the command."""
+        with _clean_messages():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the rest of the command line, and run the command."""
+        with _clean_messages():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Record the options for the boundary, then parse the command line."""

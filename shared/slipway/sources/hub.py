@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
+from slipway.models.model_files import check_cached_reference
 
 SCHEME = "hf://"
 _NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
@@ -43,6 +44,7 @@ def hub_folder(url: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise not_found(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
+    check_cached_reference(name, revision or None)
     try:
         return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except HFValidationError as error:

@@ -394,3 +394,25 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(OSError, match="larger"):
         answer(lambda: read_json(tmp_path / "x"), megabytes=1)
+
+
+@pytest.mark.parametrize(
+    "kind", ["pipe", "device", "socket", "/etc", "../../../etc", "..", "a\0b", "x" * 10_000, "\udcff"]
+)
+def test_a_reference_of_the_hubs_cache_names_a_snapshot_or_nothing(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    reference = tmp_path / "models--o--n" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    if kind in {"pipe", "device", "socket"}:
+        monkeypatch.chdir(reference.parent)  # the path of a socket is limited
+        with special(Path("main"), kind):
+            pass
+    else:
+        reference.write_bytes(kind.encode("utf-8", "surrogateescape"))
+    found = answer(lambda: resolve_base_model("o/n"))
+    assert isinstance(found, CheckpointValidationError)
+    assert (found.reason, "names no snapshot" in found.message) == ("BASE_MODEL_INVALID", True)

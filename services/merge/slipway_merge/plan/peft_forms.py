@@ -17,6 +17,7 @@ import torch
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
 from slipway.counts import counted
+from slipway.errors import ModelMergeError
 from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import TensorInfo
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Largest difference between the outputs of a merged and an unmerged layer in float32 that rounding explains.
 _TOLERANCE = 1e-3
+_LARGE_RANK = 4096
+"""Up to this rank, the factors of one layer take little memory."""
 
 
 class PeftForms:
@@ -59,7 +62,8 @@ class PeftForms:
         only: Iterable[str] | None = None,
     ) -> None:
         self.raw = raw
-        self.config = peft_config(raw)
+        _check_rank(raw, tensors)
+        self.config = peft_config(_without_unknown_names(raw, model))
         self.form = "dora" if raw.get("use_dora") else str(raw["peft_type"]).lower()
         self.tensors = tensors
         check_patterns(raw, names_in(model))
@@ -218,6 +222,46 @@ class PeftForms:
 
 def _zeros(_: str, parameter: torch.Tensor) -> torch.Tensor:
     return torch.zeros(parameter.shape, dtype=torch.float32)
+
+
+def _without_unknown_names(raw: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Drop listed names that no module of the model has: peft compares each name with every other one.
+
+    If no target is left, the first stays, so that peft refuses the list.
+    """
+    known = {
+        ".".join(parts[start:])
+        for name, _ in model.named_modules()
+        for parts in (name.split("."),)
+        for start in range(len(parts))
+    }
+    kept = dict(raw)
+    for key in ("target_modules", "exclude_modules", "feedforward_modules"):
+        if isinstance(raw.get(key), list):
+            kept[key] = [name for name in raw[key] if not isinstance(name, str) or name in known]
+    if isinstance(raw.get("target_modules"), list):
+        kept["target_modules"] = kept["target_modules"] or raw["target_modules"][:1]
+    return kept
+
+
+def _check_rank(raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    """Refuse a large rank that no tensor of the adapter has, before factors of it are built.
+
+    LoKr writes any large rank for "no factors"; AdaLoRA's tensors are smaller than its first rank, which its lists of ranks show.
+    """
+    rank = max((raw[key] for key in ("r", "init_r") if isinstance(raw.get(key), int)), default=0)
+    if rank <= _LARGE_RANK or raw.get("peft_type") == "LOKR":
+        return
+    pattern = raw.get("rank_pattern")
+    ranks = pattern.values() if isinstance(pattern, dict) else ()
+    sizes = [size for info in tensors.values() for size in info.shape]
+    if rank > max([*sizes, *(len(kept) for kept in ranks if isinstance(kept, list))], default=0):
+        raise ModelMergeError(
+            f"adapter_config.json has rank {rank}, but no tensor of the adapter is that large",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="use the adapter_config.json that was saved with these weights",
+            about={"key": "r"},
+        )
 
 
 def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
